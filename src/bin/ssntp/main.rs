@@ -1,0 +1,3 @@
+//! The `ssntp` program.
+
+fn main() {}

@@ -1,0 +1,17 @@
+//! Simple and Secure Node Transfer Protocol: framed control-plane messaging
+//! over mutual TLS, with roles proved by certificates, synchronous and
+//! without an async runtime.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+#[cfg(feature = "opflex")]
+pub mod opflex;
+pub mod payload;
+pub mod pki;
+mod role;
+mod ssntp;
+pub mod transport;
+
+pub use role::{ParseRoleError, Role};
+pub use ssntp::proto;

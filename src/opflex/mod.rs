@@ -1,0 +1,1 @@
+//! The OpFlex control protocol.

@@ -1,0 +1,1 @@
+//! Certificates: roles as extended key usages, issuing, inspecting, files.

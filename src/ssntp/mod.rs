@@ -1,0 +1,3 @@
+//! SSNTP itself: the protocol core, the server and the client.
+
+pub mod proto;

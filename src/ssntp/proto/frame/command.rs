@@ -1,0 +1,35 @@
+//! COMMAND frames (protocol.md, "COMMAND (type 0x0)").
+
+super::operand::operand! {
+    /// The operand of a COMMAND frame. Unknown values survive.
+    Command of COMMAND {
+        /// First frame of a client; never sent once the session stands.
+        0x0 CONNECT = "CONNECT";
+        /// Start a workload.
+        0x1 START = "START";
+        /// Shut an instance down.
+        0x2 STOP = "STOP";
+        /// Periodic statistics of a node and its instances.
+        0x3 STATS = "STATS";
+        /// Empty a node of its instances.
+        0x4 EVACUATE = "EVACUATE";
+        /// Remove a stopped instance for good.
+        0x5 DELETE = "DELETE";
+        /// Start a stopped persistent instance again.
+        0x6 RESTART = "RESTART";
+        /// Give a public IP address to an instance.
+        0x7 ASSIGN_PUBLIC_IP = "AssignPublicIP";
+        /// Take a public IP address back from an instance.
+        0x8 RELEASE_PUBLIC_IP = "ReleasePublicIP";
+        /// The whole cluster configuration.
+        0x9 CONFIGURE = "CONFIGURE";
+        /// Attach a volume to an instance.
+        0xa ATTACH_VOLUME = "AttachVolume";
+        /// Detach a volume from an instance.
+        0xb DETACH_VOLUME = "DetachVolume";
+        /// Take an evacuated node back into service.
+        0xc RESTORE = "Restore";
+        /// Tell a concentrator of its peers.
+        0xd REFRESH_CNCI = "RefreshCNCI";
+    }
+}

@@ -1,0 +1,27 @@
+//! EVENT frames (protocol.md, "EVENT (0x3)").
+
+super::operand::operand! {
+    /// The operand of an EVENT frame. Unknown values survive.
+    Event of EVENT {
+        /// A node runs the first workload of a tenant.
+        0x0 TENANT_ADDED = "TenantAdded";
+        /// A node runs no workload of a tenant any more.
+        0x1 TENANT_REMOVED = "TenantRemoved";
+        /// An instance was deleted.
+        0x2 INSTANCE_DELETED = "InstanceDeleted";
+        /// A concentrator instance runs.
+        0x3 CONCENTRATOR_INSTANCE_ADDED = "ConcentratorInstanceAdded";
+        /// An instance has its public IP address.
+        0x4 PUBLIC_IP_ASSIGNED = "PublicIPAssigned";
+        /// Traces of frames.
+        0x5 TRACE_REPORT = "TraceReport";
+        /// A node connected.
+        0x6 NODE_CONNECTED = "NodeConnected";
+        /// A node disconnected.
+        0x7 NODE_DISCONNECTED = "NodeDisconnected";
+        /// An instance lost its public IP address.
+        0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned";
+        /// An instance stopped.
+        0x9 INSTANCE_STOPPED = "InstanceStopped";
+    }
+}

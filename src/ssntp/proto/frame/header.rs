@@ -1,0 +1,247 @@
+//! The 8-byte header and what its type and operand bytes mean
+//! (protocol.md, "Header").
+
+use std::fmt;
+use std::str::FromStr;
+
+use byteorder::{BigEndian, ByteOrder};
+
+use super::{Command, ErrorCode, Event, Status};
+
+/// Length of a header in bytes.
+pub const HEADER_LEN: usize = 8;
+/// The major version this crate speaks.
+pub const MAJOR: u8 = 0;
+/// The minor version this crate writes; any is accepted.
+pub const MINOR: u8 = 1;
+/// The bit of the major byte that announces a trace block.
+pub const TRACE_FLAG: u8 = 0x80;
+
+/// The type byte of a header. Unknown values survive and print as hex.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrameType(pub u8);
+
+impl FrameType {
+    /// Asks the receiver to do something.
+    pub const COMMAND: Self = Self(0x0);
+    /// Tells the state of a node.
+    pub const STATUS: Self = Self(0x1);
+    /// Tells that something happened.
+    pub const EVENT: Self = Self(0x3);
+    /// Tells that something failed.
+    pub const ERROR: Self = Self(0x4);
+
+    /// The four types, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::COMMAND, Self::STATUS, Self::EVENT, Self::ERROR];
+
+    /// The upper-case name, where the type has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::COMMAND => Some("COMMAND"),
+            Self::STATUS => Some("STATUS"),
+            Self::EVENT => Some("EVENT"),
+            Self::ERROR => Some("ERROR"),
+            _ => None,
+        }
+    }
+
+    /// Whether the protocol defines the type.
+    pub const fn is_known(self) -> bool {
+        self.name().is_some()
+    }
+}
+
+impl fmt::Display for FrameType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{:#04x}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for FrameType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl FromStr for FrameType {
+    type Err = ParseKindError;
+
+    /// Reads one of the four names in any case.
+    fn from_str(text: &str) -> Result<Self, ParseKindError> {
+        Self::ALL
+            .into_iter()
+            .find(|t| t.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
+            .ok_or_else(|| {
+                ParseKindError(format!(
+                    "{text:?} is not a frame type (COMMAND, STATUS, EVENT, ERROR)"
+                ))
+            })
+    }
+}
+
+/// What a frame is: its type and its operand together.
+///
+/// This is the key of routing rules, role filters and payload schemas.
+///
+/// ```
+/// use ssntp::proto::{Command, FrameKind, FrameType};
+///
+/// let kind = FrameKind::from(Command::STATS);
+/// assert_eq!(kind.frame_type, FrameType::COMMAND);
+/// assert_eq!(kind.to_string(), "STATS");
+/// assert_eq!("stats".parse(), Ok(kind));
+/// assert_eq!(FrameKind::new(FrameType::COMMAND, 0x77).to_string(), "COMMAND/0x77");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrameKind {
+    /// The type byte.
+    pub frame_type: FrameType,
+    /// The operand byte, whose meaning depends on the type.
+    pub operand: u8,
+}
+
+impl FrameKind {
+    /// A kind from its two numbers.
+    pub const fn new(frame_type: FrameType, operand: u8) -> Self {
+        Self { frame_type, operand }
+    }
+
+    /// The operand's name, where type and operand are defined.
+    pub const fn name(self) -> Option<&'static str> {
+        match self.frame_type {
+            FrameType::COMMAND => Command(self.operand).name(),
+            FrameType::STATUS => Status(self.operand).name(),
+            FrameType::EVENT => Event(self.operand).name(),
+            FrameType::ERROR => ErrorCode(self.operand).name(),
+            _ => None,
+        }
+    }
+
+    /// Whether the protocol defines the type and this operand of it.
+    pub const fn is_known(self) -> bool {
+        self.name().is_some()
+    }
+
+    /// Whether this is CONNECT or CONNECTED, which belong to the handshake
+    /// alone and hold the role where others hold their length.
+    pub const fn is_handshake(self) -> bool {
+        matches!(
+            (self.frame_type, self.operand),
+            (FrameType::COMMAND | FrameType::STATUS, 0)
+        )
+    }
+
+    /// Every kind the protocol defines, by type, then operand.
+    pub fn all() -> impl Iterator<Item = FrameKind> {
+        FrameType::ALL.into_iter().flat_map(|t| {
+            (0..=u8::MAX)
+                .map(move |operand| FrameKind::new(t, operand))
+                .filter(|kind| kind.is_known())
+        })
+    }
+}
+
+impl fmt::Display for FrameKind {
+    /// The operand's name; `TYPE/0xNN` where it has none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}/{:#04x}", self.frame_type, self.operand),
+        }
+    }
+}
+
+impl fmt::Debug for FrameKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl FromStr for FrameKind {
+    type Err = ParseKindError;
+
+    /// Reads an operand's name in any case: they are unique over all types.
+    fn from_str(text: &str) -> Result<Self, ParseKindError> {
+        Self::all()
+            .find(|kind| kind.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
+            .ok_or_else(|| ParseKindError(format!("{text:?} is not an operand of SSNTP")))
+    }
+}
+
+/// A text that names no frame type or operand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseKindError(pub(super) String);
+
+impl fmt::Display for ParseKindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParseKindError {}
+
+/// The eight bytes every frame begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Major version with the trace flag in bit 7.
+    pub major: u8,
+    /// Minor version.
+    pub minor: u8,
+    /// Type and operand.
+    pub kind: FrameKind,
+    /// Payload length in bytes, or the role mask in CONNECT and CONNECTED.
+    pub word: u32,
+}
+
+impl Header {
+    /// A header of this crate's version without trace block.
+    pub const fn new(kind: FrameKind, word: u32) -> Self {
+        Self {
+            major: MAJOR,
+            minor: MINOR,
+            kind,
+            word,
+        }
+    }
+
+    /// Reads a header; `None` when there are fewer than eight bytes.
+    /// Nothing is judged here: every eight bytes are some header.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..HEADER_LEN)?;
+        Some(Self {
+            major: bytes[0],
+            minor: bytes[1],
+            kind: FrameKind::new(FrameType(bytes[2]), bytes[3]),
+            word: BigEndian::read_u32(&bytes[4..]),
+        })
+    }
+
+    /// The eight bytes.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut bytes = [
+            self.major,
+            self.minor,
+            self.kind.frame_type.0,
+            self.kind.operand,
+            0,
+            0,
+            0,
+            0,
+        ];
+        BigEndian::write_u32(&mut bytes[4..], self.word);
+        bytes
+    }
+
+    /// The major version without the trace flag.
+    pub const fn version(&self) -> u8 {
+        self.major & !TRACE_FLAG
+    }
+
+    /// Whether the trace flag is set.
+    pub const fn traced(&self) -> bool {
+        self.major & TRACE_FLAG != 0
+    }
+}

@@ -1,0 +1,146 @@
+//! What is on the wire: the header, the operands of the four frame types,
+//! the two frames of the handshake, and the trace block.
+//!
+//! ```text
+//!  0       1       2      3         4          8
+//!  +-------+-------+------+---------+----------+ - - - - - - - - +---------+
+//!  | major | minor | type | operand |  length  | trace (if flag) | payload |
+//!  +-------+-------+------+---------+----------+ - - - - - - - - +---------+
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `header` | [`Header`], [`FrameType`], [`FrameKind`] |
+//! | `command`, `status`, `event`, `error` | the operands of each type |
+//! | `connect` | [`Connect`], [`Connected`] |
+//! | `trace` | [`Trace`] and its hops |
+//!
+//! All integers are big-endian; a UUID is its 16 raw bytes.
+
+mod command;
+mod connect;
+mod error;
+mod event;
+mod header;
+mod operand;
+mod status;
+mod trace;
+
+use bytes::Bytes;
+
+pub use self::command::Command;
+pub use self::connect::{CONNECT_LEN, CONNECTED_LEN, Connect, Connected};
+pub use self::error::ErrorCode;
+pub use self::event::Event;
+pub use self::header::{FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MINOR, ParseKindError, TRACE_FLAG};
+pub use self::status::Status;
+pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, MAX_TRACE_NODES, Trace, TraceNode};
+
+/// A frame of an established session: what it is, its payload, and its trace
+/// where it has one.
+///
+/// A clone shares the payload's bytes.
+///
+/// ```
+/// use ssntp::proto::{Frame, Status};
+///
+/// let frame = Frame::new(Status::FULL);
+/// assert_eq!(frame.encode()[..], [0, 1, 1, 2, 0, 0, 0, 0]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    kind: FrameKind,
+    payload: Bytes,
+    // Boxed: nearly every frame has none, and frames wait in queues.
+    trace: Option<Box<Trace>>,
+}
+
+impl Frame {
+    /// A frame without payload.
+    pub fn new(kind: impl Into<FrameKind>) -> Self {
+        Self {
+            kind: kind.into(),
+            payload: Bytes::new(),
+            trace: None,
+        }
+    }
+
+    /// A frame with a payload.
+    pub fn with_payload(kind: impl Into<FrameKind>, payload: impl Into<Bytes>) -> Self {
+        Self {
+            kind: kind.into(),
+            payload: payload.into(),
+            trace: None,
+        }
+    }
+
+    /// The same frame, traced.
+    #[must_use]
+    pub fn traced(mut self, trace: Trace) -> Self {
+        self.trace = Some(Box::new(trace));
+        self
+    }
+
+    /// Type and operand.
+    pub fn kind(&self) -> FrameKind {
+        self.kind
+    }
+
+    /// The payload's bytes, empty where there is none.
+    pub fn payload_bytes(&self) -> &Bytes {
+        &self.payload
+    }
+
+    /// The trace, where the frame carries one.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_deref()
+    }
+
+    /// The trace, to stamp it.
+    pub fn trace_mut(&mut self) -> Option<&mut Trace> {
+        self.trace.as_deref_mut()
+    }
+
+    /// Takes the trace off.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.trace.take().map(|trace| *trace)
+    }
+
+    /// The length on the wire in bytes.
+    pub fn encoded_len(&self) -> usize {
+        HEADER_LEN + self.trace.as_ref().map_or(0, |t| 4 + t.encoded_len()) + self.payload.len()
+    }
+
+    /// Everything that stands before the payload: the header, and the trace
+    /// block where there is one.
+    pub(crate) fn encode_head(&self, out: &mut Vec<u8>) {
+        out.extend(self.header().encode());
+        if let Some(trace) = &self.trace {
+            // A label of 255 bytes and 32 hops stay far below 4096.
+            out.extend(
+                u32::try_from(trace.encoded_len())
+                    .unwrap_or(u32::MAX)
+                    .to_be_bytes(),
+            );
+            trace.encode(out);
+        }
+    }
+
+    /// The header, with the trace flag where there is a trace. A payload of
+    /// 4 GiB or more has no header; the senders refuse it long before.
+    pub fn header(&self) -> Header {
+        let mut header = Header::new(self.kind, u32::try_from(self.payload.len()).unwrap_or(u32::MAX));
+        if self.trace.is_some() {
+            header.major |= TRACE_FLAG;
+        }
+        header
+    }
+
+    /// The frame's bytes in one piece.
+    pub fn encode(&self) -> Bytes {
+        let mut bytes = Vec::with_capacity(self.encoded_len());
+        self.encode_head(&mut bytes);
+        bytes.extend(&self.payload);
+        bytes.into()
+    }
+}

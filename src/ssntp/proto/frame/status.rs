@@ -1,0 +1,17 @@
+//! STATUS frames (protocol.md, "STATUS (0x1)").
+
+super::operand::operand! {
+    /// The operand of a STATUS frame. Unknown values survive.
+    Status of STATUS {
+        /// The server's answer to CONNECT; never sent afterwards.
+        0x0 CONNECTED = "CONNECTED";
+        /// The node takes commands; carries its capacity.
+        0x1 READY = "READY";
+        /// The node has no capacity left.
+        0x2 FULL = "FULL";
+        /// The node is connected and takes no command.
+        0x3 OFFLINE = "OFFLINE";
+        /// The node is in maintenance.
+        0x4 MAINTENANCE = "MAINTENANCE";
+    }
+}

@@ -1,0 +1,1 @@
+//! Byte streams and the two threads that serve one.
