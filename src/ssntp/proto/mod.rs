@@ -1,5 +1,61 @@
-//! The protocol without I/O: frames, codec, handshake, session rules.
+//! The protocol without I/O, threads or clocks: frames, codec, handshake.
+//!
+//! ```text
+//!            CONNECT / CONNECTED            frames, either way
+//!  ┌───────────┐   ┌───────────────┐   ┌───────────────────────┐   ┌────────┐
+//!  │ TLS stands├──▶│ handshake     ├──▶│ established session   ├──▶│ closed │
+//!  └───────────┘   │ Client-,      │   │ Codec                 │   └────────┘
+//!                  │ ServerHandshake   │                       │      ▲
+//!                  └───────┬───────┘   └───────────┬───────────┘      │
+//!                          │ Refusal               │ ProtocolError    │
+//!                          └───────────────────────┴──────────────────┘
+//! ```
+//!
+//! A session by hand, client and server in one place:
+//!
+//! ```
+//! use bytes::{Bytes, BytesMut};
+//! use ssntp::proto::{ClientHandshake, Codec, Connect, Frame, Item, ServerHandshake, Status, DEFAULT_MAX_PAYLOAD};
+//! use ssntp::Role;
+//! use uuid::Uuid;
+//!
+//! // The roles come from the peers' certificates.
+//! let server = ServerHandshake::new(Role::AGENT, None);
+//! let client = ClientHandshake::new(
+//!     Connect::new(Role::AGENT, Uuid::from_u128(1), false), Role::SERVER, None, DEFAULT_MAX_PAYLOAD);
+//!
+//! let mut to_server = BytesMut::from(&client.connect()[..]);
+//! let connect = server.receive(&mut to_server)?.expect("40 bytes are a whole CONNECT");
+//! let connected = ServerHandshake::connected(
+//!     &connect, Uuid::from_u128(2), Role::SERVER, false, Bytes::new());
+//!
+//! let mut to_client = BytesMut::from(&connected.encode()[..]);
+//! assert!(client.receive(&mut to_client)?.is_some());
+//!
+//! to_server.extend_from_slice(&Frame::new(Status::FULL).encode());
+//! let mut items = Vec::new();
+//! Codec::new(DEFAULT_MAX_PAYLOAD, false).decode(&mut to_server, &mut items).expect("well-formed");
+//! assert!(matches!(&items[..], [Item::Run(run)] if run.kind() == Status::FULL));
+//! # Ok::<(), ssntp::proto::Refusal>(())
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `frame` | the bytes of each frame |
+//! | `codec` | [`Codec`]: bytes in any pieces to [`Run`]s of frames |
+//! | `handshake` | [`ClientHandshake`], [`ServerHandshake`]: every row of the table |
+//! | `error` | [`ProtocolError`], [`Refusal`] |
 
+mod codec;
+mod error;
 mod frame;
+mod handshake;
+#[cfg(test)]
+mod tests;
 
+pub use self::codec::{
+    Codec, DEFAULT_MAX_PAYLOAD, Frames, Item, Run, answer_to_filtered, answer_to_unsupported, may_be_sent,
+};
+pub use self::error::{ProtocolError, Refusal};
 pub use self::frame::*;
+pub use self::handshake::{ClientHandshake, ServerHandshake};

@@ -1,0 +1,177 @@
+//! What can be wrong with what a peer sent, and with a connection attempt.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use super::{ErrorCode, FrameKind};
+use crate::Role;
+
+/// The peer broke the protocol on an established session, which is closed
+/// for it. Nothing is sent in answer (protocol.md, "Frames after the
+/// handshake").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProtocolError {
+    /// A major version that this crate does not speak.
+    Version(u8),
+    /// A payload length over the receiver's limit. None of it was buffered.
+    PayloadTooLong {
+        /// What the frame is.
+        kind: FrameKind,
+        /// The length its header announces, in bytes.
+        announced: u32,
+        /// The receiver's limit, in bytes.
+        limit: u32,
+    },
+    /// CONNECT or CONNECTED after the handshake.
+    HandshakeFrame(FrameKind),
+    /// A trace block on a session that did not agree on tracing.
+    TraceNotAgreed(FrameKind),
+    /// A trace block that announces more bytes than a whole payload may have.
+    TraceTooLong(u32),
+}
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(major) => write!(f, "frame with major version {major}, not 0"),
+            Self::PayloadTooLong {
+                kind,
+                announced,
+                limit,
+            } => {
+                write!(
+                    f,
+                    "{kind} announces a payload of {announced} bytes, the limit is {limit}"
+                )
+            }
+            Self::HandshakeFrame(kind) => write!(f, "{kind} on an established session"),
+            Self::TraceNotAgreed(kind) => write!(f, "{kind} carries a trace block that was not agreed on"),
+            Self::TraceTooLong(len) => write!(f, "trace block announces {len} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for ProtocolError {}
+
+/// Why a handshake ended without a session: one row of protocol.md's
+/// "Handshake" table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The first frame of a client is another than CONNECT. It is discarded
+    /// and the connection closed without an answer.
+    NotConnect(FrameKind),
+    /// A major version that this crate does not speak.
+    Version(u8),
+    /// A CONNECT with the nil UUID as its source.
+    NilSource,
+    /// A CONNECT whose destination is not the nil UUID.
+    Destination(Uuid),
+    /// Advertised roles that the certificate does not hold, or none, or
+    /// unknown ones.
+    Role {
+        /// What the peer advertised.
+        advertised: Role,
+        /// What its certificate holds.
+        certified: Role,
+    },
+    /// A server that is neither SERVER nor SCHEDULER.
+    NotAServer(Role),
+    /// A certificate bound to another UUID.
+    BorrowedUuid {
+        /// The UUID the peer claims.
+        claimed: Uuid,
+        /// The UUID its certificate is bound to.
+        bound: Uuid,
+    },
+    /// The UUID is connected with another certificate.
+    UuidInUse(Uuid),
+    /// The server is at its session limit, busy or shutting down.
+    Busy(&'static str),
+    /// The handshake was not complete at its deadline.
+    Deadline,
+    /// CONNECTED repeats another UUID than the client's, or names none for
+    /// the server.
+    WrongUuid(Uuid),
+    /// CONNECTED announces a configuration over the limit.
+    ConfigurationTooLong {
+        /// The announced length in bytes.
+        announced: u32,
+        /// The limit in bytes.
+        limit: u32,
+    },
+    /// The first frame of a server is neither CONNECTED nor a refusal.
+    NotConnected(FrameKind),
+    /// The peer sent ConnectionFailure: later it may succeed.
+    PeerFailed,
+    /// The peer sent ConnectionAborted: it never will.
+    PeerAborted,
+}
+
+impl Refusal {
+    /// The error frame that tells the peer, where the table has one.
+    pub fn answer(&self) -> Option<ErrorCode> {
+        match self {
+            Self::NotConnect(_) | Self::PeerFailed | Self::PeerAborted => None,
+            // A server's wrong role is answered with ConnectionFailure by
+            // the client, a client's with ConnectionAborted by the server:
+            // the handshake of each side says which, see `handshake`.
+            Self::Role { .. } | Self::BorrowedUuid { .. } | Self::UuidInUse(_) => {
+                Some(ErrorCode::CONNECTION_ABORTED)
+            }
+            _ => Some(ErrorCode::CONNECTION_FAILURE),
+        }
+    }
+
+    /// Whether another attempt at the same server can succeed.
+    pub fn may_retry(&self) -> bool {
+        !matches!(
+            self,
+            Self::PeerAborted | Self::Role { .. } | Self::NotAServer(_) | Self::BorrowedUuid { .. }
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotConnect(kind) => write!(f, "the first frame is {kind}, not CONNECT"),
+            Self::Version(major) => write!(f, "major version {major}, not 0"),
+            Self::NilSource => f.write_str("CONNECT from the nil UUID"),
+            Self::Destination(uuid) => write!(f, "CONNECT to {uuid}, not to the nil UUID"),
+            Self::Role {
+                advertised,
+                certified,
+            } => {
+                write!(
+                    f,
+                    "role {advertised} is advertised, the certificate holds {certified}"
+                )
+            }
+            Self::NotAServer(role) => write!(f, "the peer's role is {role}, neither server nor scheduler"),
+            Self::BorrowedUuid { claimed, bound } => {
+                write!(
+                    f,
+                    "UUID {claimed} is claimed, the certificate is bound to {bound}"
+                )
+            }
+            Self::UuidInUse(uuid) => write!(f, "UUID {uuid} is connected with another certificate"),
+            Self::Busy(why) => f.write_str(why),
+            Self::Deadline => f.write_str("the handshake was not complete in time"),
+            Self::WrongUuid(uuid) => write!(f, "CONNECTED with UUID {uuid} where another is due"),
+            Self::ConfigurationTooLong { announced, limit } => {
+                write!(
+                    f,
+                    "CONNECTED announces a configuration of {announced} bytes, the limit is {limit}"
+                )
+            }
+            Self::NotConnected(kind) => write!(f, "the server's first frame is {kind}, not CONNECTED"),
+            Self::PeerFailed => f.write_str("the peer sent ConnectionFailure"),
+            Self::PeerAborted => f.write_str("the peer sent ConnectionAborted"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
