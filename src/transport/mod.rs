@@ -1,1 +1,55 @@
-//! Byte streams and the two threads that serve one.
+//! Byte streams and the two threads that serve one. Knows no protocol.
+//!
+//! ```text
+//!             ┌────────────── link ──────────────────────────────────────────────┐
+//!  socket ───▶│ reader thread: Receive ─▶ Inbox ─▶ Decode ─▶ Sink::items         ├──▶ owner
+//!  (Duplex)   │      │ flush                                                     │
+//!  socket ◀───│ writer thread: Transmit ◀─ coalesce ◀─ Outbox (bounded queue)    │◀── owner
+//!             └──────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! * A [`Duplex`] is a raw, blocking byte stream that two threads share:
+//!   TCP, a Unix socket, or memory.
+//! * [`Halves`] are its two directions, in clear ([`plain`]) or as TLS
+//!   ([`tls`]). The reader never holds anything that the writer needs while
+//!   it waits, and only the writer puts bytes on the socket.
+//! * [`Link`] runs one thread for each direction and is told when the stream
+//!   ends; its [`Outbox`] is the bounded queue towards the writer.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `address` | [`Address`]: where to listen or connect |
+//! | `duplex` | the [`Duplex`] trait |
+//! | `tcp`, `unix`, `memory` | what implements it, and [`Listener`] |
+//! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
+//! | `halves` | [`Receive`], [`Transmit`], and both in clear |
+//! | `tls` | both as TLS |
+//! | `codec` | [`Decode`]: what turns bytes into items |
+//! | `outbox` | the bounded queue of a writer |
+//! | `link` | the two threads |
+//! | `threads` | names, stack sizes |
+
+mod address;
+mod buffers;
+mod codec;
+mod duplex;
+mod halves;
+mod link;
+mod listener;
+pub mod memory;
+mod outbox;
+mod tcp;
+pub(crate) mod threads;
+pub mod tls;
+mod unix;
+
+pub use self::address::{Address, AddressError, DEFAULT_PORT};
+pub use self::buffers::BufferPool;
+pub use self::codec::{Decode, Inbox};
+pub use self::duplex::{Duplex, PeerAddress};
+pub use self::halves::{Halves, Receive, Received, Transmit, plain};
+pub use self::link::{EndReason, Link, LinkConfig, Sink};
+pub use self::listener::{Listener, Waker};
+pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
+pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp};
+pub use self::unix::connect_unix;

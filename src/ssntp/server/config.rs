@@ -1,0 +1,394 @@
+//! What a server is built from.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::filter::Filter;
+use super::routing::{RuleError, Rules};
+use crate::Role;
+use crate::pki::{Identity, Trust};
+use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::transport::memory::MemoryListener;
+use crate::transport::tls::TlsError;
+use crate::transport::{Address, Limits, TcpOptions};
+
+/// What happens to a session whose queue is full. It concerns that session
+/// alone, and is counted and logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlowConsumer {
+    /// The session ends.
+    #[default]
+    Disconnect,
+    /// The frame that does not fit is dropped.
+    DropNewest,
+    /// Waiting frames are dropped, oldest first, until it fits.
+    DropOldest,
+}
+
+/// Checks a CONFIGURE payload; the text says what is wrong with it.
+pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
+
+/// What a [`Server`](super::Server) is built from.
+///
+/// ```no_run
+/// use ssntp::pki::{Identity, Trust};
+/// use ssntp::proto::Command;
+/// use ssntp::server::{Filter, Rules, ServerConfig};
+/// use ssntp::Role;
+///
+/// let config = ServerConfig::new(Identity::load("server.pem")?, Trust::load("ca.pem")?)
+///     .listen("0.0.0.0:8888".parse()?)
+///     .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+///     .filter(Filter::spec());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ServerConfig {
+    pub(super) identity: Identity,
+    pub(super) trust: Trust,
+    pub(super) uuid: Uuid,
+    pub(super) role: Role,
+    pub(super) listen: Vec<Address>,
+    pub(super) memory: Vec<MemoryListener>,
+    pub(super) rules: Rules,
+    pub(super) filter: Filter,
+    pub(super) configuration: Bytes,
+    pub(super) configuration_check: Option<Box<ConfigurationCheck>>,
+    pub(super) tracing: bool,
+    pub(super) max_payload: u32,
+    pub(super) max_sessions: Option<usize>,
+    pub(super) max_handshakes: usize,
+    pub(super) handshake_timeout: Duration,
+    pub(super) queue: Limits,
+    pub(super) slow_consumer: SlowConsumer,
+    pub(super) write_timeout: Duration,
+    pub(super) tcp: TcpOptions,
+    pub(super) held_frames: usize,
+    pub(super) held_bytes: usize,
+    pub(super) held_time: Duration,
+    pub(super) grace: Duration,
+}
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerConfig")
+            .field("uuid", &self.uuid)
+            .field("role", &self.role)
+            .field("listen", &self.listen)
+            .field("rules", &self.rules)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServerConfig {
+    /// The defaults for a server with this identity that accepts clients of
+    /// this trust. It listens nowhere yet.
+    pub fn new(identity: Identity, trust: Trust) -> Self {
+        Self {
+            uuid: identity.uuid().unwrap_or_else(Uuid::new_v4),
+            role: identity.roles(),
+            identity,
+            trust,
+            listen: Vec::new(),
+            memory: Vec::new(),
+            rules: Rules::new(),
+            filter: Filter::allow_all(),
+            configuration: Bytes::new(),
+            configuration_check: None,
+            tracing: true,
+            max_payload: DEFAULT_MAX_PAYLOAD,
+            max_sessions: None,
+            max_handshakes: 512,
+            handshake_timeout: Duration::from_secs(10),
+            queue: Limits::default(),
+            slow_consumer: SlowConsumer::default(),
+            write_timeout: Duration::from_secs(30),
+            tcp: TcpOptions::default(),
+            held_frames: 1024,
+            held_bytes: 16 << 20,
+            held_time: Duration::from_secs(60),
+            grace: Duration::from_secs(1),
+        }
+    }
+
+    /// Adds an address to listen at. Default: none.
+    #[must_use]
+    pub fn listen(mut self, address: Address) -> Self {
+        self.listen.push(address);
+        self
+    }
+
+    /// Adds a place where in-memory clients connect; they speak TLS as well.
+    #[must_use]
+    pub fn listen_in_memory(mut self, listener: &MemoryListener) -> Self {
+        self.memory.push(listener.clone());
+        self
+    }
+
+    /// The server's UUID. Default: the one that the certificate is bound to,
+    /// else a random one.
+    #[must_use]
+    pub fn uuid(mut self, uuid: Uuid) -> Self {
+        self.uuid = uuid;
+        self
+    }
+
+    /// The roles to advertise. Default: all that the certificate holds.
+    #[must_use]
+    pub fn role(mut self, role: Role) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// The forwarding rules. Default: none.
+    #[must_use]
+    pub fn rules(mut self, rules: Rules) -> Self {
+        self.rules = rules;
+        self
+    }
+
+    /// Who may send what. Default: [`Filter::allow_all`].
+    #[must_use]
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// The cluster configuration that CONNECTED carries, as YAML. A CONFIGURE
+    /// from a controller replaces it. Default: empty.
+    #[must_use]
+    pub fn configuration(mut self, yaml: impl Into<Bytes>) -> Self {
+        self.configuration = yaml.into();
+        self
+    }
+
+    /// Checks a controller's CONFIGURE before it replaces the configuration;
+    /// one that fails goes back as InvalidConfiguration and is not forwarded.
+    /// Runs on the dispatcher. Default: it has to be UTF-8 and not empty.
+    #[must_use]
+    pub fn configuration_check(
+        mut self,
+        check: impl Fn(&[u8]) -> Result<(), String> + Send + 'static,
+    ) -> Self {
+        self.configuration_check = Some(Box::new(check));
+        self
+    }
+
+    /// Whether clients that ask for trace blocks get them. Default: true.
+    #[must_use]
+    pub fn tracing(mut self, tracing: bool) -> Self {
+        self.tracing = tracing;
+        self
+    }
+
+    /// The longest payload to receive, in bytes. Default: 16 MiB.
+    #[must_use]
+    pub fn max_payload(mut self, bytes: u32) -> Self {
+        self.max_payload = bytes;
+        self
+    }
+
+    /// The most sessions at a time; further clients get ConnectionFailure.
+    /// Default: what the system has threads, memory maps and descriptors for.
+    #[must_use]
+    pub fn max_sessions(mut self, sessions: usize) -> Self {
+        self.max_sessions = Some(sessions);
+        self
+    }
+
+    /// The most handshakes at a time, each on a thread of its own. When so
+    /// many are under way, the one that has waited longest for its peer makes
+    /// room for a newcomer. Default: 512.
+    #[must_use]
+    pub fn max_handshakes(mut self, handshakes: usize) -> Self {
+        self.max_handshakes = handshakes.max(1);
+        self
+    }
+
+    /// How long TLS and CONNECT together may take. Default: 10 s.
+    #[must_use]
+    pub fn handshake_timeout(mut self, limit: Duration) -> Self {
+        self.handshake_timeout = limit;
+        self
+    }
+
+    /// How much may wait for one session. Default: see [`Limits`].
+    #[must_use]
+    pub fn queue(mut self, limits: Limits) -> Self {
+        self.queue = limits;
+        self
+    }
+
+    /// What happens when that much waits. Default:
+    /// [`SlowConsumer::Disconnect`].
+    #[must_use]
+    pub fn slow_consumer(mut self, policy: SlowConsumer) -> Self {
+        self.slow_consumer = policy;
+        self
+    }
+
+    /// How long a peer with waiting data may take none of it. Default: 30 s.
+    #[must_use]
+    pub fn write_timeout(mut self, limit: Duration) -> Self {
+        self.write_timeout = limit;
+        self
+    }
+
+    /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
+    #[must_use]
+    pub fn tcp(mut self, options: TcpOptions) -> Self {
+        self.tcp = options;
+        self
+    }
+
+    /// How many frames, and bytes of them, routing functions may queue for
+    /// later, and for how long. When full, the frame that does not fit is
+    /// handed to [`Handler::expired`](super::Handler::expired) at once, as
+    /// one whose time is over is. Default: 1024 frames, 16 MiB, 60 s.
+    #[must_use]
+    pub fn held(mut self, frames: usize, bytes: usize, time: Duration) -> Self {
+        (self.held_frames, self.held_bytes, self.held_time) = (frames, bytes, time);
+        self
+    }
+
+    /// How long a stop may take to flush the queues. Default: 1 s.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+}
+
+/// Why a server does not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// No address to listen at was given.
+    NoAddress,
+    /// An address cannot be listened at.
+    Listen(Address, io::Error),
+    /// The roles to advertise are not the certificate's, or none of a server.
+    Role {
+        /// What is to be advertised.
+        advertised: Role,
+        /// What the certificate holds.
+        certified: Role,
+    },
+    /// The certificate is bound to another UUID.
+    BorrowedUuid(Uuid),
+    /// The forwarding rules cannot be used.
+    Rules(RuleError),
+    /// Identity and trust do not make a TLS configuration.
+    Tls(TlsError),
+    /// The system does not allow so many sessions; the text names the
+    /// setting.
+    TooManySessions(String),
+    /// A thread cannot be started.
+    Thread(io::Error),
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoAddress => f.write_str("no address to listen at"),
+            Self::Listen(address, e) => write!(f, "cannot listen at {address}: {e}"),
+            Self::Role { advertised, certified } if advertised.intersects(Role::SERVER | Role::SCHEDULER) => {
+                write!(f, "the certificate holds the roles {certified}, not {advertised}")
+            }
+            Self::Role { advertised, .. } => {
+                write!(f, "a server's role is server or scheduler, this one's is {advertised}")
+            }
+            Self::BorrowedUuid(bound) => write!(f, "the certificate is bound to the UUID {bound}"),
+            Self::Rules(e) => e.fmt(f),
+            Self::Tls(e) => e.fmt(f),
+            Self::TooManySessions(why) => f.write_str(why),
+            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for ServerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Listen(_, e) | Self::Thread(e) => Some(e),
+            Self::Rules(e) => Some(e),
+            Self::Tls(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+impl From<RuleError> for ServerError {
+    fn from(e: RuleError) -> Self {
+        Self::Rules(e)
+    }
+}
+
+impl From<TlsError> for ServerError {
+    fn from(e: TlsError) -> Self {
+        Self::Tls(e)
+    }
+}
+
+impl ServerConfig {
+    pub(super) fn check(&self) -> Result<(), ServerError> {
+        let certified = self.identity.roles();
+        let is_server = self.role.intersects(Role::SERVER | Role::SCHEDULER);
+        if !is_server || !self.role.may_be_advertised_with(certified) {
+            return Err(ServerError::Role { advertised: self.role, certified });
+        }
+        if let Some(bound) = self.identity.uuid()
+            && bound != self.uuid
+        {
+            return Err(ServerError::BorrowedUuid(bound));
+        }
+        if self.listen.is_empty() && self.memory.is_empty() {
+            return Err(ServerError::NoAddress);
+        }
+        self.rules.check()?;
+        Ok(())
+    }
+
+    /// What a CONFIGURE payload has to pass.
+    pub(super) fn take_check(&mut self) -> Box<ConfigurationCheck> {
+        self.configuration_check.take().unwrap_or_else(|| {
+            Box::new(|payload| match std::str::from_utf8(payload) {
+                Ok("") => Err("it is empty".into()),
+                Ok(_) => Ok(()),
+                Err(e) => Err(format!("it is not UTF-8: {e}")),
+            })
+        })
+    }
+}
+
+/// What every thread of a server reads.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) uuid: Uuid,
+    pub(super) role: Role,
+    pub(super) tracing: bool,
+    pub(super) max_payload: u32,
+    pub(super) handshake_timeout: Duration,
+    pub(super) write_timeout: Duration,
+    pub(super) pool: crate::transport::BufferPool,
+    pub(super) acceptor: crate::transport::tls::Acceptor,
+}
+
+impl Shared {
+    pub(super) fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
+        Ok(Arc::new(Self {
+            uuid: config.uuid,
+            role: config.role,
+            tracing: config.tracing,
+            max_payload: config.max_payload,
+            handshake_timeout: config.handshake_timeout,
+            write_timeout: config.write_timeout,
+            pool: crate::transport::BufferPool::new(),
+            acceptor: crate::transport::tls::Acceptor::mutual(&config.identity, &config.trust)?,
+        }))
+    }
+}

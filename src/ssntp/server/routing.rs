@@ -1,0 +1,232 @@
+//! Forwarding rules: pure tables, tested without threads.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use super::sessions::Directory;
+use crate::Role;
+use crate::proto::{Frame, FrameKind, FrameType};
+
+/// What a routing function decides about one frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Send it to these entities; one that is not connected is skipped and
+    /// logged, and so is the sender itself.
+    Forward(Vec<Uuid>),
+    /// Drop it.
+    Discard,
+    /// Keep it until the application releases it or it expires, see
+    /// [`Context::release`](super::Context::release).
+    Queue,
+}
+
+/// A routing function: looks at a frame, who sent it, and who is connected.
+/// It runs on the dispatcher thread and must not block.
+pub type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
+
+/// What is done with frames of each kind. Kinds without a rule are only
+/// shown to the application.
+///
+/// ```
+/// use ssntp::proto::{Command, Event};
+/// use ssntp::server::{Decision, Rules};
+/// use ssntp::Role;
+///
+/// let rules = Rules::new()
+///     .multicast(Command::STATS, Role::CONTROLLER)
+///     .route(Event::TENANT_ADDED, |_frame, _from, directory| {
+///         match directory.with_role(Role::CNCIAGENT).next() {
+///             Some(cnci) => Decision::Forward(vec![cnci.uuid()]),
+///             None => Decision::Queue,
+///         }
+///     });
+/// assert!(rules.check().is_ok());
+/// ```
+#[derive(Default)]
+pub struct Rules {
+    entries: Vec<(FrameKind, Rule)>,
+}
+
+pub(super) enum Rule {
+    Multicast(Role),
+    Function(Box<RouteFn>),
+}
+
+impl Rules {
+    /// No rules.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Frames of `kind` go to every session that has one of the roles in
+    /// `to`, never back to the session they came from.
+    #[must_use]
+    pub fn multicast(mut self, kind: impl Into<FrameKind>, to: Role) -> Self {
+        self.entries.push((kind.into(), Rule::Multicast(to)));
+        self
+    }
+
+    /// `route` decides about each frame of `kind`.
+    #[must_use]
+    pub fn route(
+        mut self,
+        kind: impl Into<FrameKind>,
+        route: impl FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send + 'static,
+    ) -> Self {
+        self.entries.push((kind.into(), Rule::Function(Box::new(route))));
+        self
+    }
+
+    /// Whether the rules can be used.
+    ///
+    /// # Errors
+    /// The first [`RuleError`]: a kind has two rules, is not defined by the
+    /// protocol or belongs to the handshake, or a multicast names no role.
+    pub fn check(&self) -> Result<(), RuleError> {
+        for (at, (kind, rule)) in self.entries.iter().enumerate() {
+            if !kind.is_known() {
+                return Err(RuleError::Unknown(*kind));
+            }
+            if kind.is_handshake() {
+                return Err(RuleError::Handshake(*kind));
+            }
+            if self.entries[..at].iter().any(|(other, _)| other == kind) {
+                return Err(RuleError::Duplicate(*kind));
+            }
+            if let Rule::Multicast(role) = rule
+                && (role.is_empty() || role.unknown_bits() != 0)
+            {
+                return Err(RuleError::Role(*kind, *role));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.entries.iter().map(|(kind, rule)| match rule {
+                Rule::Multicast(role) => (kind, role.to_string()),
+                Rule::Function(_) => (kind, "function".to_owned()),
+            }))
+            .finish()
+    }
+}
+
+/// Why [`Rules`] cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RuleError {
+    /// Two rules for one kind.
+    Duplicate(FrameKind),
+    /// A kind that the protocol does not define.
+    Unknown(FrameKind),
+    /// CONNECT or CONNECTED.
+    Handshake(FrameKind),
+    /// A multicast to no role, or to one that does not exist.
+    Role(FrameKind, Role),
+}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Duplicate(kind) => write!(f, "{kind} has two forwarding rules"),
+            Self::Unknown(kind) => write!(f, "{kind} is not a frame of the protocol"),
+            Self::Handshake(kind) => write!(f, "{kind} belongs to the handshake and is never forwarded"),
+            Self::Role(kind, role) => write!(f, "the rule for {kind} names the role {role}"),
+        }
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+/// A table over the kinds that the protocol defines, one load a look-up.
+#[derive(Debug)]
+pub(super) struct KindTable<T> {
+    cells: Vec<Option<T>>,
+}
+
+/// The highest type, and the highest operand of any, fit into these.
+const TYPES: usize = 5;
+const OPERANDS: usize = 16;
+
+impl<T> KindTable<T> {
+    pub(super) fn new() -> Self {
+        Self { cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect() }
+    }
+
+    fn cell(kind: FrameKind) -> Option<usize> {
+        let (FrameType(t), operand) = (kind.frame_type, usize::from(kind.operand));
+        (usize::from(t) < TYPES && operand < OPERANDS).then(|| usize::from(t) * OPERANDS + operand)
+    }
+
+    pub(super) fn get(&self, kind: FrameKind) -> Option<&T> {
+        self.cells.get(Self::cell(kind)?)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, kind: FrameKind) -> Option<&mut T> {
+        self.cells.get_mut(Self::cell(kind)?)?.as_mut()
+    }
+
+    pub(super) fn set(&mut self, kind: FrameKind, value: T) {
+        if let Some(cell) = Self::cell(kind).and_then(|cell| self.cells.get_mut(cell)) {
+            *cell = Some(value);
+        }
+    }
+}
+
+/// Checked rules, as the dispatcher looks them up.
+pub(super) type RuleTable = KindTable<Rule>;
+
+impl TryFrom<Rules> for RuleTable {
+    type Error = RuleError;
+
+    fn try_from(rules: Rules) -> Result<Self, RuleError> {
+        rules.check()?;
+        let mut table = KindTable::new();
+        for (kind, rule) in rules.entries {
+            table.set(kind, rule);
+        }
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Command, Status};
+
+    #[test]
+    fn rules_that_cannot_be_used_are_refused() {
+        let stats = FrameKind::from(Command::STATS);
+        let unknown = FrameKind::new(FrameType::COMMAND, 0x77);
+        let cases = [
+            (Rules::new().multicast(stats, Role::CONTROLLER).multicast(stats, Role::AGENT), RuleError::Duplicate(stats)),
+            (Rules::new().route(unknown, |_, _, _| Decision::Discard), RuleError::Unknown(unknown)),
+            (Rules::new().multicast(Command::CONNECT, Role::AGENT), RuleError::Handshake(Command::CONNECT.into())),
+            (Rules::new().multicast(Status::CONNECTED, Role::AGENT), RuleError::Handshake(Status::CONNECTED.into())),
+            (Rules::new().multicast(stats, Role::NONE), RuleError::Role(stats, Role::NONE)),
+            (Rules::new().multicast(stats, Role::from_bits(0x40)), RuleError::Role(stats, Role::from_bits(0x40))),
+        ];
+        for (rules, error) in cases {
+            assert_eq!(rules.check(), Err(error));
+            assert_eq!(RuleTable::try_from(rules).err(), Some(error));
+        }
+    }
+
+    #[test]
+    fn the_table_holds_every_kind_of_the_protocol() {
+        let mut table = KindTable::new();
+        for kind in FrameKind::all() {
+            assert!(table.get(kind).is_none());
+            table.set(kind, kind);
+        }
+        for kind in FrameKind::all() {
+            assert_eq!(table.get(kind), Some(&kind));
+        }
+        assert_eq!(table.get(FrameKind::new(FrameType(200), 3)), None);
+        assert_eq!(table.get(FrameKind::new(FrameType(0), 200)), None);
+    }
+}

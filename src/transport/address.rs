@@ -1,0 +1,187 @@
+//! Where to listen and where to connect.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The default port of SSNTP (protocol.md, "Roles").
+pub const DEFAULT_PORT: u16 = 8888;
+
+/// A place to listen at or to connect to.
+///
+/// Read from text as `HOST`, `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, a bare
+/// IPv6 address, `:PORT` (every interface when listening, this host when
+/// connecting), or `unix:PATH`. The port is 8888 where none is given.
+///
+/// ```
+/// use ssntp::transport::Address;
+///
+/// let address: Address = "[::1]:9000".parse()?;
+/// assert_eq!(address, Address::tcp("::1", 9000));
+/// assert_eq!("node7".parse::<Address>()?.to_string(), "node7:8888");
+/// assert_eq!("unix:/run/s.sock".parse::<Address>()?, Address::Unix("/run/s.sock".into()));
+/// # Ok::<(), ssntp::transport::AddressError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Address {
+    /// A host name or IP address, and a port. An empty host is every
+    /// interface when listening and this host when connecting.
+    Tcp {
+        /// Name or IP address, without brackets.
+        host: String,
+        /// Port; 0 lets the system choose one when listening.
+        port: u16,
+    },
+    /// A Unix domain socket.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// A TCP address.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::Tcp {
+            host: host.into(),
+            port,
+        }
+    }
+
+    /// The name that a server at this address has to prove: the host, or
+    /// `localhost` for a Unix socket or an empty host.
+    pub fn server_name(&self) -> &str {
+        match self {
+            Self::Tcp { host, .. } if !host.is_empty() => host,
+            _ => "localhost",
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let bad = |why| AddressError {
+            text: text.to_owned(),
+            why,
+        };
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() {
+                Err(bad("no path after unix:"))
+            } else {
+                Ok(Self::Unix(path.into()))
+            };
+        }
+        if text.is_empty() {
+            return Err(bad("it is empty"));
+        }
+        if let Ok(ip) = text.parse::<Ipv6Addr>() {
+            return Ok(Self::tcp(ip.to_string(), DEFAULT_PORT));
+        }
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (ip, after) = rest
+                    .split_once(']')
+                    .ok_or_else(|| bad("the bracket is not closed"))?;
+                let ip: Ipv6Addr = ip.parse().map_err(|_| bad("no IPv6 address in the brackets"))?;
+                let port = match after {
+                    "" => None,
+                    _ => Some(
+                        after
+                            .strip_prefix(':')
+                            .ok_or_else(|| bad("no colon after the bracket"))?,
+                    ),
+                };
+                (ip.to_string(), port)
+            }
+            None => match text.split_once(':') {
+                Some((host, port)) => (host.to_owned(), Some(port)),
+                None => (text.to_owned(), None),
+            },
+        };
+        let port = match port {
+            Some(port) => port
+                .parse()
+                .map_err(|_| bad("the port is not a number from 0 to 65535"))?,
+            None => DEFAULT_PORT,
+        };
+        let is_ip = host.parse::<IpAddr>().is_ok();
+        if !is_ip
+            && !host
+                .chars()
+                .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        {
+            return Err(bad("the host is neither a name nor an IP address"));
+        }
+        Ok(Self::tcp(host, port))
+    }
+}
+
+/// A text that is no [`Address`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressError {
+    text: String,
+    why: &'static str,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not an address: {}", self.text, self.why)
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        for (text, host, port) in [
+            ("node7", "node7", 8888),
+            ("node-7.rack_1:1", "node-7.rack_1", 1),
+            ("10.0.0.7:0", "10.0.0.7", 0),
+            (":9000", "", 9000),
+            ("::1", "::1", 8888),
+            ("[::1]", "::1", 8888),
+            ("[fe80::1]:65535", "fe80::1", 65535),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address, Address::tcp(host, port), "{text}");
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+        assert_eq!("unix:a b".parse(), Ok(Address::Unix("a b".into())));
+    }
+
+    #[test]
+    fn bad_forms_say_why() {
+        for (text, why) in [
+            ("", "empty"),
+            ("host:", "port"),
+            ("host:66000", "port"),
+            ("host:1:2", "port"),
+            ("[::1", "bracket"),
+            ("[host]:1", "IPv6"),
+            ("[::1]1", "colon"),
+            ("a b:1", "neither"),
+            ("unix:", "path"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(
+                error.contains(why) && error.contains(&format!("{text:?}")),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What turns received bytes into items.
+
+use bytes::BytesMut;
+
+/// An incremental decoder: the codec of one protocol.
+pub trait Decode: Send + 'static {
+    /// What it finds in the bytes.
+    type Item: Send + 'static;
+    /// How a peer can break the protocol.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Takes everything complete off the front of `input` and appends it to
+    /// `items`; what is incomplete stays. Too few bytes is no error.
+    ///
+    /// # Errors
+    /// The peer broke the protocol; what came before the fault is in `items`.
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Self::Item>) -> Result<(), Self::Error>;
+
+    /// How many bytes the item at the front needs in all, once it is known;
+    /// else 0. A hint for the buffer's growth.
+    fn wanted(&self) -> usize;
+}
+
+/// Received bytes that wait to be decoded.
+///
+/// Memory follows the bytes that have arrived: an announced length is
+/// believed up to [`TRUST`], and beyond it the buffer doubles.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    pub(super) bytes: BytesMut,
+    pub(super) wanted: usize,
+}
+
+/// How much memory an announcement alone can take.
+const TRUST: usize = 128 * 1024;
+
+impl Inbox {
+    /// Appends `data`; `expected` is how many bytes, these included, the
+    /// current read is about to append.
+    pub fn append(&mut self, data: &[u8], expected: usize) {
+        let held = self.bytes.len();
+        if self.bytes.capacity() - held < data.len() {
+            let due = held + expected.max(data.len());
+            let believed = self.wanted.min(TRUST.max(2 * held));
+            // A new buffer of just the right size: frames decoded from it
+            // keep it alive, and should keep no more than themselves.
+            let mut grown = BytesMut::with_capacity(due.max(believed));
+            grown.extend_from_slice(&self.bytes);
+            self.bytes = grown;
+        }
+        self.bytes.extend_from_slice(data);
+    }
+
+    /// The bytes, for a handshake that precedes the codec.
+    pub fn bytes_mut(&mut self) -> &mut BytesMut {
+        &mut self.bytes
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Gives an empty buffer's memory back.
+    pub(super) fn release(&mut self) {
+        if self.bytes.is_empty() {
+            self.bytes = BytesMut::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_follows_what_arrived_not_what_was_announced() {
+        let mut inbox = Inbox {
+            bytes: BytesMut::new(),
+            wanted: usize::MAX,
+        };
+        inbox.append(&[0; 8], 8);
+        assert!(inbox.bytes.capacity() <= TRUST);
+        for _ in 0..64 {
+            inbox.append(&[0; 16 * 1024], 16 * 1024);
+            assert!(inbox.bytes.capacity() <= TRUST.max(3 * inbox.bytes.len()));
+        }
+    }
+
+    #[test]
+    fn a_lone_frame_takes_no_more_than_it_needs() {
+        let mut inbox = Inbox::default();
+        inbox.append(&[7; 100], 120);
+        assert_eq!(inbox.bytes.capacity(), 120);
+    }
+}

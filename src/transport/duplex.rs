@@ -1,0 +1,102 @@
+//! The raw byte stream that two threads share.
+
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::time::Duration;
+
+/// A blocking byte stream, read by one thread while another writes.
+///
+/// Every call takes `&self`: one thread reads, one writes, and any thread may
+/// [`shutdown`](Self::shutdown), which wakes both.
+pub trait Duplex: Send + Sync + fmt::Debug + 'static {
+    /// Blocks until there are bytes; 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` or `TimedOut` after the read timeout, else what the
+    /// stream says.
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// As [`read`](Self::read), but answers `WouldBlock` at once where
+    /// nothing is there.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Blocks until [`read`](Self::read) would not, and takes nothing, so
+    /// that an idle stream needs no buffer.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn wait_readable(&self) -> io::Result<()>;
+
+    /// Writes some of the bytes; blocks until it can.
+    ///
+    /// # Errors
+    /// `WouldBlock` or `TimedOut` when not one byte went out within the write
+    /// timeout, else what the stream says.
+    fn write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Ends one direction or both; wakes whoever waits in it.
+    ///
+    /// # Errors
+    /// What the stream says; an end that was there before is none.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+
+    /// Limits each later read; `None` for no limit.
+    ///
+    /// # Errors
+    /// What the stream says.
+    fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
+
+    /// Limits each later write; `None` for no limit.
+    ///
+    /// # Errors
+    /// What the stream says.
+    fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
+
+    /// Who is at the other end.
+    fn peer(&self) -> PeerAddress;
+}
+
+/// Who is at the other end of a [`Duplex`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PeerAddress {
+    /// An IP address and port.
+    Ip(SocketAddr),
+    /// A process on this host, over a Unix socket.
+    Unix,
+    /// The other end of an in-memory pair.
+    Memory,
+}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::Unix => f.write_str("unix"),
+            Self::Memory => f.write_str("memory"),
+        }
+    }
+}
+
+/// Writes all of the bytes.
+pub(crate) fn write_all(stream: &dyn Duplex, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Whether an error is the read or write timeout of a stream: the kind
+/// depends on the system.
+pub(crate) fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,389 @@
+//! The two threads that serve one stream.
+//!
+//! ```text
+//!              start()                      end of stream, fault, abort()
+//!  ┌─────────┐        ┌───────────────────┐        ┌─────────────────────────┐
+//!  │ Halves  ├───────▶│ reader   writer   ├───────▶│ ended(reason): the rest │
+//!  └─────────┘        └───────────────────┘        │ of the queue goes out,  │
+//!                              │ Outbox::close()   │ the peer is told,       │
+//!                              └──────────────────▶│ input is drained        │
+//!                                                  └──────────┬──────────────┘
+//!                                                  finished(): both threads end
+//! ```
+//!
+//! The reader owns the writer's handle and joins it; whoever owns the
+//! [`Link`] joins the reader. Once the writer has sent its last byte it
+//! lingers for a moment so that the peer can read it: closing a socket that
+//! holds unread input would destroy what is still under way.
+
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::RecvTimeoutError;
+
+use super::outbox::{Command, Outbox, Outgoing};
+use super::{Decode, Duplex, Halves, Transmit, threads};
+
+/// How a link behaves.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Names its threads: `NAME.r` and `NAME.w`.
+    pub name: String,
+    /// How long the system may take not one byte before the peer counts as
+    /// dead. Default: 30 s.
+    pub write_timeout: Option<Duration>,
+    /// How long, after the last byte was sent, the peer may take to end its
+    /// side. Default: 1 s.
+    pub linger: Duration,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            name: "link".into(),
+            write_timeout: Some(Duration::from_secs(30)),
+            linger: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Where a link's reader delivers. All calls come from the reader thread.
+pub trait Sink<I>: Send + 'static {
+    /// Items in the order of the stream, and how many bytes were received
+    /// for them. May block: the peer is then held back by its own socket.
+    /// False ends the link.
+    fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
+
+    /// No more items will come. The link may still send what waits.
+    fn ended(&mut self, reason: EndReason);
+
+    /// Both threads are about to end; joining the link takes no time now.
+    fn finished(&mut self);
+}
+
+/// Why a link ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// The peer ended the stream in order.
+    PeerClosed,
+    /// The peer ended the stream inside an item.
+    Truncated,
+    /// This side closed or aborted it.
+    Local,
+    /// Reading or writing failed.
+    Io(io::Error),
+    /// The peer broke the protocol.
+    Protocol(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerClosed => f.write_str("the peer closed the connection"),
+            Self::Truncated => f.write_str("the peer closed the connection in the middle of a frame"),
+            Self::Local => f.write_str("closed by this side"),
+            Self::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("the connection was cut without close_notify")
+            }
+            Self::Io(e) => write!(f, "{e}"),
+            Self::Protocol(e) => write!(f, "protocol error: {e}"),
+        }
+    }
+}
+
+/// A running link.
+///
+/// # Threads
+/// Any thread may [`close`](Self::close) or [`abort`](Self::abort) it; the
+/// owner [`join`](Self::join)s it. Dropping it aborts it and joins nobody.
+#[derive(Debug)]
+pub struct Link {
+    outbox: Outbox,
+    stream: Arc<dyn Duplex>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Starts both threads. What `outbox` holds already goes out first; what
+    /// `halves.inbox` holds is decoded before the first read.
+    ///
+    /// # Errors
+    /// The system gives no more threads; the stream is shut down then.
+    pub fn start<D: Decode>(
+        halves: Halves,
+        decoder: D,
+        outbox: Outbox,
+        sink: impl Sink<D::Item>,
+        config: LinkConfig,
+    ) -> io::Result<Self> {
+        let stream = Arc::clone(&halves.stream);
+        let started = start(halves, decoder, outbox.clone(), sink, config);
+        if started.is_err() {
+            outbox.abort();
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        Ok(Self {
+            outbox,
+            stream,
+            reader: Some(started?),
+        })
+    }
+
+    /// The queue towards the writer.
+    pub fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    /// Sends what waits, tells the peer, and ends. Does not wait for it.
+    pub fn close(&self) {
+        self.outbox.close();
+    }
+
+    /// Ends at once; what waits is lost. Does not wait.
+    pub fn abort(&self) {
+        self.outbox.abort();
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether both threads have ended.
+    pub fn is_finished(&self) -> bool {
+        self.reader.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits for both threads.
+    pub fn join(mut self) {
+        if let Some(reader) = self.reader.take() {
+            // A panic has been logged by the panic hook; the link is over.
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if self.reader.is_some() {
+            self.abort();
+        }
+    }
+}
+
+fn start<D: Decode>(
+    halves: Halves,
+    decoder: D,
+    outbox: Outbox,
+    sink: impl Sink<D::Item>,
+    config: LinkConfig,
+) -> io::Result<JoinHandle<()>> {
+    let Halves {
+        stream,
+        receive,
+        transmit,
+        inbox,
+    } = halves;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(config.write_timeout)?;
+    let writer = {
+        let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
+        threads::spawn_small(format!("{}.w", config.name), move || {
+            write(&outbox, transmit, &*stream, linger)
+        })?
+    };
+    let reader = Reader {
+        stream,
+        receive,
+        inbox,
+        decoder,
+        outbox,
+        sink,
+    };
+    threads::spawn_small(format!("{}.r", config.name), move || reader.run(writer))
+}
+
+struct Reader<D, S> {
+    stream: Arc<dyn Duplex>,
+    receive: Box<dyn super::Receive>,
+    inbox: super::Inbox,
+    decoder: D,
+    outbox: Outbox,
+    sink: S,
+}
+
+/// How long the rest of a queue may take to go out once the peer has ended
+/// its side or broken the protocol.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+
+impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
+    fn run(mut self, writer: JoinHandle<()>) {
+        let closed_here = |outbox: &Outbox| outbox.is_closed();
+        let found = self.read();
+        let reason = match (self.outbox.failure(), found) {
+            (Some(error), _) => EndReason::Io(error),
+            (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
+            (None, _) if closed_here(&self.outbox) => EndReason::Local,
+            (None, found) => found,
+        };
+        // After a lost connection there is nobody to send the rest to; but
+        // TLS that refuses a record has an alert to send.
+        let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
+        self.sink.ended(reason);
+        if lost || self.outbox.is_aborted() {
+            self.outbox.abort();
+        } else {
+            let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
+            self.outbox.close();
+            self.drain();
+            self.outbox.abort();
+        }
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = writer.join();
+        self.outbox.discard();
+        self.sink.finished();
+    }
+
+    fn read(&mut self) -> EndReason {
+        let mut items = Vec::new();
+        let mut counted = self.inbox.bytes.len();
+        let mut end = false;
+        loop {
+            let before = self.inbox.bytes.len();
+            let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
+            self.inbox.wanted = self.decoder.wanted();
+            if !items.is_empty() || counted > 0 && before > self.inbox.bytes.len() {
+                let bytes = std::mem::take(&mut counted);
+                if !self.sink.items(&mut items, bytes) {
+                    return EndReason::Local;
+                }
+                items.clear();
+            }
+            if let Err(fault) = decoded {
+                return EndReason::Protocol(Box::new(fault));
+            }
+            if end {
+                return if self.inbox.is_empty() {
+                    EndReason::PeerClosed
+                } else {
+                    EndReason::Truncated
+                };
+            }
+            let held = self.inbox.bytes.len();
+            match self.receive.receive(&mut self.inbox) {
+                Ok(received) => {
+                    counted += self.inbox.bytes.len() - held;
+                    end = received.end;
+                    if received.flush {
+                        self.outbox.flush();
+                    }
+                }
+                Err(e) => return EndReason::Io(e),
+            }
+        }
+    }
+
+    /// Takes what the peer still sends off the socket, until it ends its
+    /// side or the writer has lingered long enough and shuts the stream down.
+    fn drain(&self) {
+        let mut scratch = [0; 1024];
+        while matches!(self.stream.read(&mut scratch), Ok(n) if n > 0) {}
+    }
+}
+
+/// A batch goes to the system once it holds so many bytes: four TLS records.
+const BATCH_BYTES: usize = 64 * 1024;
+/// And so many items, which bounds the memory of batches of tiny frames.
+const BATCH_ITEMS: usize = 2048;
+/// Room for items that an idle writer keeps.
+const KEPT_ITEMS: usize = 8;
+
+fn write(outbox: &Outbox, mut transmit: Box<dyn Transmit>, stream: &dyn Duplex, linger: Duration) {
+    let result = write_until_closed(outbox, &mut *transmit);
+    // Buffers and keys go back before the wait below.
+    drop(transmit);
+    match result {
+        Ok(End::Closed) => {
+            wait_for_abort(outbox, linger);
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        Ok(End::Aborted) => {}
+        Err(e) => {
+            outbox.fail(if super::duplex::is_timeout(&e) {
+                io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
+            } else {
+                e
+            });
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+enum End {
+    Closed,
+    Aborted,
+}
+
+fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Result<End> {
+    let queue = outbox.receiver();
+    let mut batch: Vec<Outgoing> = Vec::new();
+    loop {
+        let Ok(first) = queue.recv() else {
+            return Ok(End::Aborted);
+        };
+        let mut next = Some(first);
+        // Everything that waits goes out before the thread sleeps again.
+        while next.is_some() {
+            let (mut bytes, mut frames) = (0, 0);
+            let mut flush = false;
+            let mut close = false;
+            while let Some(command) = next.take() {
+                match command {
+                    Command::Data(item) => {
+                        bytes += item.len();
+                        frames += u64::from(item.frames());
+                        batch.push(item);
+                    }
+                    Command::Flush => flush = true,
+                    Command::Close => {
+                        close = true;
+                        break;
+                    }
+                    Command::Abort => return Ok(End::Aborted),
+                }
+                if bytes >= BATCH_BYTES || batch.len() >= BATCH_ITEMS {
+                    break;
+                }
+                next = queue.try_recv().ok();
+            }
+            if !batch.is_empty() {
+                transmit.transmit(&batch)?;
+                batch.clear();
+                outbox.sent(frames, bytes as u64);
+            }
+            if flush {
+                transmit.flush()?;
+            }
+            if close {
+                transmit.finish()?;
+                return Ok(End::Closed);
+            }
+            next = queue.try_recv().ok();
+        }
+        transmit.idle();
+        batch.shrink_to(KEPT_ITEMS);
+    }
+}
+
+/// Waits until the reader has seen the end of the peer's side.
+fn wait_for_abort(outbox: &Outbox, linger: Duration) {
+    #[expect(clippy::disallowed_methods, reason = "the wait has a limit")]
+    let deadline = Instant::now() + linger;
+    loop {
+        match outbox.receiver().recv_deadline(deadline) {
+            Ok(Command::Abort) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+            Ok(_) => {}
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! An in-memory pair of byte streams, for tests without sockets.
+//!
+//! Each direction is a bounded buffer, as a socket's is: a writer whose
+//! reader does not read blocks. [`Faults`] make an end misbehave the way
+//! networks do.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::Shutdown;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Duplex, PeerAddress};
+
+/// The bytes that one direction holds before its writer blocks.
+pub const CAPACITY: usize = 64 * 1024;
+
+/// What goes wrong in the bytes that one end receives. The default is
+/// nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// Each read gives at most so many bytes.
+    pub short_reads: Option<usize>,
+    /// Bytes become readable so much later than they were written.
+    pub delay: Option<Duration>,
+    /// After so many bytes the stream is cut: reads and writes fail with
+    /// `ConnectionReset` on both ends.
+    pub cut_after: Option<u64>,
+}
+
+/// Two ends of one stream without faults.
+pub fn pair() -> (MemoryStream, MemoryStream) {
+    pair_with(Faults::default(), Faults::default())
+}
+
+/// Two ends of one stream; `first` strikes what the first end receives,
+/// `second` what the second does.
+pub fn pair_with(first: Faults, second: Faults) -> (MemoryStream, MemoryStream) {
+    let to_first = Arc::new(Pipe::new(first));
+    let to_second = Arc::new(Pipe::new(second));
+    (
+        MemoryStream {
+            incoming: Arc::clone(&to_first),
+            outgoing: Arc::clone(&to_second),
+            limits: Mutex::default(),
+        },
+        MemoryStream {
+            incoming: to_second,
+            outgoing: to_first,
+            limits: Mutex::default(),
+        },
+    )
+}
+
+/// One end of an in-memory stream. Dropping it ends both directions, as
+/// closing a socket does.
+#[derive(Debug)]
+pub struct MemoryStream {
+    incoming: Arc<Pipe>,
+    outgoing: Arc<Pipe>,
+    limits: Mutex<(Option<Duration>, Option<Duration>)>,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    state: Mutex<State>,
+    changed: Condvar,
+    faults: Faults,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Pieces with the time from which they may be read.
+    pieces: VecDeque<(Option<Instant>, VecDeque<u8>)>,
+    held: usize,
+    passed: u64,
+    /// The writer is done: the reader gets the rest, then the end.
+    finished: bool,
+    /// The reader is gone: the writer gets `BrokenPipe`.
+    abandoned: bool,
+    cut: bool,
+}
+
+enum Wait {
+    Never,
+    Until(Option<Instant>),
+}
+
+impl Pipe {
+    fn new(faults: Faults) -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            faults,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, buffer: &mut [u8], wait: &Wait, take: bool) -> io::Result<usize> {
+        let mut state = self.lock();
+        loop {
+            let now = now();
+            let ready_at = match state.pieces.front() {
+                Some((Some(at), _)) if *at > now => Some(*at),
+                Some(_) => {
+                    return Ok(self.take(&mut state, buffer, take));
+                }
+                None if state.cut => return Err(io::ErrorKind::ConnectionReset.into()),
+                None if state.finished || state.abandoned => return Ok(0),
+                None => None,
+            };
+            state = self.wait(state, wait, ready_at)?;
+        }
+    }
+
+    fn take(&self, state: &mut State, buffer: &mut [u8], take: bool) -> usize {
+        let Some((_, piece)) = state.pieces.front_mut() else {
+            return 0;
+        };
+        let n = buffer
+            .len()
+            .min(piece.len())
+            .min(self.faults.short_reads.unwrap_or(usize::MAX))
+            .max(1);
+        if !take {
+            return n;
+        }
+        for (to, from) in buffer.iter_mut().zip(piece.drain(..n)) {
+            *to = from;
+        }
+        if piece.is_empty() {
+            state.pieces.pop_front();
+        }
+        state.held -= n;
+        self.changed.notify_all();
+        n
+    }
+
+    fn write(&self, bytes: &[u8], wait: &Wait) -> io::Result<usize> {
+        let mut state = self.lock();
+        loop {
+            if state.cut {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            if state.finished || state.abandoned {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            if state.held < CAPACITY {
+                break;
+            }
+            state = self.wait(state, wait, None)?;
+        }
+        let mut n = bytes.len().min(CAPACITY - state.held);
+        if let Some(limit) = self.faults.cut_after {
+            let left = usize::try_from(limit.saturating_sub(state.passed)).unwrap_or(usize::MAX);
+            if n >= left {
+                n = left;
+                state.cut = true;
+            }
+        }
+        if n > 0 {
+            let ready_at = self.faults.delay.map(|delay| now() + delay);
+            state
+                .pieces
+                .push_back((ready_at, bytes[..n].iter().copied().collect()));
+            state.held += n;
+            state.passed += n as u64;
+        }
+        self.changed.notify_all();
+        if n == 0 && !bytes.is_empty() {
+            Err(io::ErrorKind::ConnectionReset.into())
+        } else {
+            Ok(n)
+        }
+    }
+
+    /// Waits for a change, for `ready_at`, or for the time limit.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        wait: &Wait,
+        ready_at: Option<Instant>,
+    ) -> io::Result<MutexGuard<'a, State>> {
+        let Wait::Until(limit) = wait else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        let now = now();
+        if limit.is_some_and(|limit| limit <= now) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let until = [*limit, ready_at].into_iter().flatten().min();
+        Ok(match until {
+            Some(until) => {
+                let left = until.saturating_duration_since(now);
+                self.changed
+                    .wait_timeout(state, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+        })
+    }
+
+    fn end(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+}
+
+impl MemoryStream {
+    fn limits(&self) -> MutexGuard<'_, (Option<Duration>, Option<Duration>)> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_limit(&self) -> Wait {
+        Wait::Until(self.limits().0.map(|limit| now() + limit))
+    }
+}
+
+impl Duplex for MemoryStream {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.incoming.read(buffer, &self.read_limit(), true)
+    }
+
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.incoming.read(buffer, &Wait::Never, true)
+    }
+
+    fn wait_readable(&self) -> io::Result<()> {
+        self.incoming.read(&mut [0], &self.read_limit(), false).map(drop)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let limit = self.limits().1.map(|limit| now() + limit);
+        self.outgoing.write(bytes, &Wait::Until(limit))
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if matches!(how, Shutdown::Write | Shutdown::Both) {
+            self.outgoing.end(|state| state.finished = true);
+        }
+        if matches!(how, Shutdown::Read | Shutdown::Both) {
+            self.incoming.end(|state| state.abandoned = true);
+        }
+        Ok(())
+    }
+
+    fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.limits().0 = limit;
+        Ok(())
+    }
+
+    fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.limits().1 = limit;
+        Ok(())
+    }
+
+    fn peer(&self) -> PeerAddress {
+        PeerAddress::Memory
+    }
+}
+
+impl Drop for MemoryStream {
+    fn drop(&mut self) {
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+/// Where in-memory clients connect to and a server accepts them.
+///
+/// A clone is another handle of the same place. At most 64 connections wait
+/// to be accepted; a further [`connect`](Self::connect) waits for room.
+#[derive(Clone, Debug)]
+pub struct MemoryListener {
+    sender: crossbeam_channel::Sender<MemoryStream>,
+    receiver: crossbeam_channel::Receiver<MemoryStream>,
+    /// Closed by dropping what is inside.
+    open: Arc<Mutex<Option<crossbeam_channel::Sender<()>>>>,
+    closed: crossbeam_channel::Receiver<()>,
+}
+
+impl Default for MemoryListener {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryListener {
+    /// A place nobody waits at yet.
+    pub fn new() -> Self {
+        let (sender, receiver) = crossbeam_channel::bounded(64);
+        let (open, closed) = crossbeam_channel::bounded(0);
+        Self {
+            sender,
+            receiver,
+            open: Arc::new(Mutex::new(Some(open))),
+            closed,
+        }
+    }
+
+    /// A new connection to whoever accepts here; `first` strikes what the
+    /// client receives, `second` what the server does.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` once it is closed.
+    pub fn connect(&self, first: Faults, second: Faults) -> io::Result<MemoryStream> {
+        let (client, server) = pair_with(first, second);
+        crossbeam_channel::select! {
+            send(self.sender, server) -> sent => sent.map_err(|_| io::ErrorKind::ConnectionRefused)?,
+            recv(self.closed) -> _ => return Err(io::ErrorKind::ConnectionRefused.into()),
+        }
+        Ok(client)
+    }
+
+    pub(super) fn accept(&self) -> io::Result<MemoryStream> {
+        crossbeam_channel::select! {
+            recv(self.receiver) -> stream => stream.map_err(|_| io::ErrorKind::NotConnected.into()),
+            recv(self.closed) -> _ => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits and delays of the stream")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_cross_and_the_end_is_seen() {
+        let (a, b) = pair();
+        assert_eq!(a.write(b"hello").unwrap(), 5);
+        let mut buffer = [0; 16];
+        b.wait_readable().unwrap();
+        assert_eq!(b.read(&mut buffer).unwrap(), 5);
+        assert_eq!(
+            b.try_read(&mut buffer).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+        drop(a);
+        assert_eq!(b.read(&mut buffer).unwrap(), 0);
+        assert_eq!(b.write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_full_direction_blocks_its_writer_until_the_limit() {
+        let (a, _b) = pair();
+        a.set_write_timeout(Some(Duration::from_millis(5))).unwrap();
+        assert_eq!(a.write(&[0; 2 * CAPACITY]).unwrap(), CAPACITY);
+        assert_eq!(a.write(&[0]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn faults_strike() {
+        let faults = Faults {
+            short_reads: Some(2),
+            delay: Some(Duration::from_millis(5)),
+            cut_after: Some(5),
+        };
+        let (a, b) = pair_with(Faults::default(), faults);
+        assert_eq!(a.write(b"hello world").unwrap(), 5);
+        let mut buffer = [0; 16];
+        assert!(b.try_read(&mut buffer).is_err(), "it is delayed");
+        for expected in [2, 2, 1] {
+            assert_eq!(b.read(&mut buffer).unwrap(), expected);
+        }
+        assert_eq!(
+            b.read(&mut buffer).unwrap_err().kind(),
+            io::ErrorKind::ConnectionReset
+        );
+        assert_eq!(a.write(b"x").unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn shutdown_wakes_a_blocked_reader() {
+        let (a, _b) = pair();
+        let a = Arc::new(a);
+        let reader = Arc::clone(&a);
+        let thread = crate::transport::threads::spawn("t", || reader.read(&mut [0; 4])).unwrap();
+        a.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(thread.join().unwrap().unwrap(), 0);
+    }
+}

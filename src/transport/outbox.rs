@@ -1,0 +1,471 @@
+//! The bounded queue towards a link's writer.
+//!
+//! The channel itself has no capacity of its own: a bounded one would take
+//! memory for every slot of every idle session. The bound is kept by counting
+//! frames and bytes at the entrance; what leaves is subtracted once the
+//! system has taken it. When full, [`Outbox::push`] gives the item back and
+//! the owner decides: wait, drop, or end the session.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender};
+
+/// What waits for the writer: up to eight bytes of its own, then shared ones.
+/// A clone shares the body.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    head: [u8; 8],
+    head_len: u8,
+    frames: u32,
+    body: Bytes,
+}
+
+impl Outgoing {
+    /// Whole frames, encoded, in one piece.
+    pub fn whole(body: Bytes, frames: u32) -> Self {
+        Self {
+            head: [0; 8],
+            head_len: 0,
+            frames,
+            body,
+        }
+    }
+
+    /// One frame with a fixed header of its own before a shared payload.
+    pub fn framed(head: [u8; 8], body: Bytes) -> Self {
+        Self {
+            head,
+            head_len: 8,
+            frames: 1,
+            body,
+        }
+    }
+
+    /// How many frames it holds.
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        usize::from(self.head_len) + self.body.len()
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The pieces to send, in order, empty ones left out.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &[u8]> {
+        let head = &self.head[..usize::from(self.head_len)];
+        [head, &self.body[..]].into_iter().filter(|part| !part.is_empty())
+    }
+}
+
+/// How much may wait for one writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Frames. Default: 262,144.
+    pub frames: u64,
+    /// Bytes. Default: 64 MiB. One item may always wait alone, however long.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            frames: 1 << 18,
+            bytes: 64 << 20,
+        }
+    }
+}
+
+/// Why [`Outbox::push`] did not take an item; it comes back.
+#[derive(Debug)]
+pub enum PushError {
+    /// A limit is reached.
+    Full(Outgoing),
+    /// The link is closed or closing.
+    Closed(Outgoing),
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full(_) => "the queue is full",
+            Self::Closed(_) => "the connection is closed",
+        })
+    }
+}
+
+impl std::error::Error for PushError {}
+
+/// What the writer thread is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    Data(Outgoing),
+    /// The reader left something for the socket.
+    Flush,
+    /// Send what waits, tell the peer, end.
+    Close,
+    /// End at once.
+    Abort,
+}
+
+/// The sending side of a link's queue.
+///
+/// # Threads
+/// A clone is another handle. `push` never blocks and may be called from any
+/// thread; frames of one thread keep their order.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    sender: Sender<Command>,
+    /// Held here as well so that the owner can take the oldest item back.
+    receiver: Receiver<Command>,
+    limits: Limits,
+    frames: AtomicU64,
+    bytes: AtomicU64,
+    written_frames: AtomicU64,
+    written_bytes: AtomicU64,
+    closed: AtomicBool,
+    aborted: AtomicBool,
+    failure: OnceLock<std::io::Error>,
+    waiters: AtomicU32,
+    gate: Mutex<()>,
+    room: Condvar,
+}
+
+impl Outbox {
+    /// An empty queue.
+    pub fn new(limits: Limits) -> Self {
+        // Counted at the entrance, see the module.
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        Self {
+            shared: Arc::new(Shared {
+                sender,
+                receiver,
+                limits,
+                frames: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+                written_frames: AtomicU64::new(0),
+                written_bytes: AtomicU64::new(0),
+                closed: AtomicBool::new(false),
+                aborted: AtomicBool::new(false),
+                failure: OnceLock::new(),
+                waiters: AtomicU32::new(0),
+                gate: Mutex::new(()),
+                room: Condvar::new(),
+            }),
+        }
+    }
+
+    /// Queues an item. Never blocks.
+    ///
+    /// # Errors
+    /// [`PushError`] with the item when a limit is reached or the link ends.
+    pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
+        let shared = &*self.shared;
+        if shared.closed.load(Ordering::Acquire) {
+            return Err(PushError::Closed(item));
+        }
+        let (frames, bytes) = (u64::from(item.frames), item.len() as u64);
+        let frames_before = shared.frames.fetch_add(frames, Ordering::AcqRel);
+        let bytes_before = shared.bytes.fetch_add(bytes, Ordering::AcqRel);
+        let over =
+            frames_before + frames > shared.limits.frames || bytes_before + bytes > shared.limits.bytes;
+        if over && frames_before > 0 {
+            self.subtract(frames, bytes);
+            return Err(PushError::Full(item));
+        }
+        self.command(Command::Data(item));
+        Ok(())
+    }
+
+    /// Waits until a push of `len` bytes may succeed, or the limit passes;
+    /// false when it passed or the link ended.
+    pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
+        let shared = &*self.shared;
+        let deadline = limit.map(|limit| now() + limit);
+        let mut guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.waiters.fetch_add(1, Ordering::AcqRel);
+        let found = loop {
+            if shared.closed.load(Ordering::Acquire) {
+                break false;
+            }
+            let (frames, bytes) = self.waiting();
+            let fits = frames < shared.limits.frames && bytes + len as u64 <= shared.limits.bytes;
+            if fits || frames == 0 {
+                break true;
+            }
+            guard = match deadline {
+                None => shared.room.wait(guard).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(now());
+                    if left.is_zero() {
+                        break false;
+                    }
+                    shared
+                        .room
+                        .wait_timeout(guard, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        };
+        shared.waiters.fetch_sub(1, Ordering::AcqRel);
+        found
+    }
+
+    /// Holds a producer back while this queue is more than half full and its
+    /// writer makes good progress: at least `pace_bytes` or `pace_frames` in
+    /// every `step`. A consumer that is stuck or trickles holds nobody back.
+    pub fn hold_back(&self, step: Duration, pace_bytes: u64, pace_frames: u64) {
+        let shared = &*self.shared;
+        let mut guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.waiters.fetch_add(1, Ordering::AcqRel);
+        'steps: while self.is_half_full() {
+            let before = self.written();
+            let end = now() + step;
+            loop {
+                let left = end.saturating_duration_since(now());
+                if left.is_zero() {
+                    break;
+                }
+                guard = shared
+                    .room
+                    .wait_timeout(guard, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+                if !self.is_half_full() || shared.closed.load(Ordering::Acquire) {
+                    break 'steps;
+                }
+            }
+            let after = self.written();
+            if after.0 - before.0 < pace_frames && after.1 - before.1 < pace_bytes {
+                break;
+            }
+        }
+        shared.waiters.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether more than half of a limit is used.
+    pub fn is_half_full(&self) -> bool {
+        let (frames, bytes) = self.waiting();
+        frames > self.shared.limits.frames / 2 || bytes > self.shared.limits.bytes / 2
+    }
+
+    /// Frames and bytes that the system has not taken yet.
+    pub fn waiting(&self) -> (u64, u64) {
+        (
+            self.shared.frames.load(Ordering::Acquire),
+            self.shared.bytes.load(Ordering::Acquire),
+        )
+    }
+
+    /// Frames and bytes that the system has taken so far.
+    pub fn written(&self) -> (u64, u64) {
+        let shared = &*self.shared;
+        (
+            shared.written_frames.load(Ordering::Relaxed),
+            shared.written_bytes.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Takes the oldest waiting item back and says how many frames it held;
+    /// 0 when none waits.
+    pub fn drop_oldest(&self) -> u32 {
+        let mut flush = false;
+        let mut dropped = 0;
+        while let Ok(command) = self.shared.receiver.try_recv() {
+            match command {
+                Command::Data(item) => {
+                    self.subtract(u64::from(item.frames), item.len() as u64);
+                    dropped = item.frames;
+                    break;
+                }
+                Command::Flush => flush = true,
+                // The link ends anyway; nothing waits before this.
+                end @ (Command::Close | Command::Abort) => {
+                    self.command(end);
+                    break;
+                }
+            }
+        }
+        if flush {
+            self.command(Command::Flush);
+        }
+        dropped
+    }
+
+    /// Lets the writer send what waits and then end the stream. Later pushes
+    /// are refused.
+    pub fn close(&self) {
+        if !self.shared.closed.swap(true, Ordering::AcqRel) {
+            self.command(Command::Close);
+        }
+        self.wake_waiters();
+    }
+
+    /// Whether the link is closed or closing.
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
+    }
+
+    /// Makes the writer end at once.
+    pub(super) fn abort(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.aborted.store(true, Ordering::Release);
+        self.command(Command::Abort);
+        self.wake_waiters();
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.shared.aborted.load(Ordering::Acquire)
+    }
+
+    /// Makes the writer send what the reader left for the socket.
+    pub(super) fn flush(&self) {
+        self.command(Command::Flush);
+    }
+
+    pub(super) fn receiver(&self) -> &Receiver<Command> {
+        &self.shared.receiver
+    }
+
+    /// The system has taken so much.
+    pub(super) fn sent(&self, frames: u64, bytes: u64) {
+        self.shared.written_frames.fetch_add(frames, Ordering::Relaxed);
+        self.shared.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.subtract(frames, bytes);
+    }
+
+    /// The writer failed: nothing will leave any more.
+    pub(super) fn fail(&self, error: std::io::Error) {
+        let _ = self.shared.failure.set(error);
+        self.shared.closed.store(true, Ordering::Release);
+        self.wake_waiters();
+    }
+
+    /// Why the writer failed, as text and kind.
+    pub(super) fn failure(&self) -> Option<std::io::Error> {
+        let error = self.shared.failure.get()?;
+        Some(std::io::Error::new(error.kind(), error.to_string()))
+    }
+
+    /// Drops everything that waits, so that a dead session holds no payload.
+    pub(super) fn discard(&self) {
+        while let Ok(command) = self.shared.receiver.try_recv() {
+            if let Command::Data(item) = command {
+                self.subtract(u64::from(item.frames), item.len() as u64);
+            }
+        }
+    }
+
+    fn subtract(&self, frames: u64, bytes: u64) {
+        self.shared.frames.fetch_sub(frames, Ordering::AcqRel);
+        self.shared.bytes.fetch_sub(bytes, Ordering::AcqRel);
+        if self.shared.waiters.load(Ordering::Acquire) > 0 {
+            self.wake_waiters();
+        }
+    }
+
+    fn wake_waiters(&self) {
+        // The lock orders this after a waiter's look at the counters.
+        drop(self.shared.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.room.notify_all();
+    }
+
+    fn command(&self, command: Command) {
+        // This handle holds a receiver, so the channel cannot be closed.
+        let _ = self.shared.sender.send(command);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(len: usize) -> Outgoing {
+        Outgoing::whole(vec![0; len].into(), 1)
+    }
+
+    fn small() -> Outbox {
+        Outbox::new(Limits {
+            frames: 3,
+            bytes: 100,
+        })
+    }
+
+    #[test]
+    fn frames_and_bytes_are_bounded_and_the_item_comes_back() {
+        let outbox = small();
+        outbox.push(item(60)).unwrap();
+        assert!(matches!(outbox.push(item(41)), Err(PushError::Full(back)) if back.len() == 41));
+        outbox.push(item(40)).unwrap();
+        assert_eq!(outbox.waiting(), (2, 100));
+        outbox.sent(2, 100);
+        for _ in 0..3 {
+            outbox.push(item(1)).unwrap();
+        }
+        assert!(matches!(outbox.push(item(1)), Err(PushError::Full(_))));
+        assert_eq!(outbox.drop_oldest(), 1);
+        outbox.push(item(1)).unwrap();
+    }
+
+    #[test]
+    fn an_item_longer_than_the_limit_may_wait_alone() {
+        let outbox = small();
+        outbox.push(item(1000)).unwrap();
+        assert!(matches!(outbox.push(item(0)), Err(PushError::Full(_))));
+    }
+
+    #[test]
+    fn a_waiter_is_woken_by_room_and_by_the_end() {
+        for end in [false, true] {
+            let outbox = small();
+            outbox.push(item(100)).unwrap();
+            let waiter = outbox.clone();
+            let thread =
+                crate::transport::threads::spawn("t", move || waiter.wait_for_room(50, None)).unwrap();
+            if end {
+                outbox.close()
+            } else {
+                outbox.sent(1, 100)
+            }
+            assert_eq!(thread.join().unwrap(), !end);
+        }
+        let outbox = small();
+        outbox.push(item(100)).unwrap();
+        assert!(!outbox.wait_for_room(1, Some(Duration::from_millis(1))));
+    }
+
+    #[test]
+    fn a_stuck_consumer_holds_nobody_back() {
+        let outbox = small();
+        outbox.push(item(100)).unwrap();
+        assert!(outbox.is_half_full());
+        outbox.hold_back(Duration::from_millis(1), 1, 1);
+    }
+
+    #[test]
+    fn a_closed_outbox_takes_nothing() {
+        let outbox = small();
+        outbox.close();
+        assert!(matches!(outbox.push(item(1)), Err(PushError::Closed(_))));
+    }
+}

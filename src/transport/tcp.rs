@@ -1,0 +1,215 @@
+//! TCP streams: options, connecting, and [`Duplex`] for them.
+#![expect(clippy::disallowed_types, reason = "this module owns the TCP sockets")]
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, recv};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+
+use super::{Duplex, PeerAddress};
+
+/// How the kernel probes a silent connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Probes without answer after which the connection is dead.
+    pub probes: u32,
+}
+
+impl Default for KeepAlive {
+    /// 30 s of silence, then 3 probes 10 s apart.
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(30),
+            interval: Duration::from_secs(10),
+            probes: 3,
+        }
+    }
+}
+
+/// Options of every TCP connection. TCP_NODELAY is always on: what can be
+/// coalesced is, before it reaches the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].
+    pub keep_alive: Option<KeepAlive>,
+    /// How long sent data may stay unacknowledged before the connection is
+    /// dead (TCP_USER_TIMEOUT, where the system has it). Default: 30 s.
+    pub unacknowledged: Option<Duration>,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            keep_alive: Some(KeepAlive::default()),
+            unacknowledged: Some(Duration::from_secs(30)),
+        }
+    }
+}
+
+impl TcpOptions {
+    pub(super) fn apply(&self, stream: &TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let socket = SockRef::from(stream);
+        match self.keep_alive {
+            Some(k) => {
+                let keep_alive = TcpKeepalive::new()
+                    .with_time(k.idle)
+                    .with_interval(k.interval)
+                    .with_retries(k.probes);
+                socket.set_tcp_keepalive(&keep_alive)?;
+            }
+            None => socket.set_keepalive(false)?,
+        }
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        socket.set_tcp_user_timeout(self.unacknowledged)?;
+        Ok(())
+    }
+}
+
+/// How many connections may wait to be accepted. std's 128 makes a burst of
+/// newcomers wait for SYN retransmits.
+const BACKLOG: i32 = 4096;
+
+/// Connects to the first address of `host` that answers, within `limit` for
+/// all of them. Blocks; name look-up has the system's own time limit.
+///
+/// # Errors
+/// The last address's error, or `NotFound` when the name has no address.
+pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration) -> io::Result<TcpStream> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a time limit over several attempts needs the clock"
+    )]
+    let now = Instant::now;
+    let host = if host.is_empty() { "localhost" } else { host };
+    let deadline = now() + limit;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    for address in (host, port).to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => {
+                options.apply(&stream)?;
+                return Ok(stream);
+            }
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// Listens at every address of `host`; an empty host is every interface, both
+/// IP versions.
+pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
+    let addresses: Vec<_> = if host.is_empty() {
+        vec![([0u16; 8], port).into()]
+    } else {
+        (host, port).to_socket_addrs()?.collect()
+    };
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    for mut address in addresses {
+        // A port chosen by the system is chosen once for all addresses.
+        if let (0, Some(first)) = (port, listeners.first()) {
+            address.set_port(first.local_addr()?.port());
+        }
+        match bind(address, host.is_empty()) {
+            Ok(listener) => listeners.push(listener),
+            // localhost resolves to ::1 on hosts without IPv6.
+            Err(e) => last = e,
+        }
+    }
+    if listeners.is_empty() {
+        Err(last)
+    } else {
+        Ok(listeners)
+    }
+}
+
+fn bind(address: std::net::SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
+    let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
+        Ok(socket) => socket,
+        Err(_) if both_versions => {
+            return bind((std::net::Ipv4Addr::UNSPECIFIED, address.port()).into(), false);
+        }
+        Err(e) => return Err(e),
+    };
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!both_versions)?;
+    }
+    socket.bind(&SockAddr::from(address))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+impl Duplex for TcpStream {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        received(|| recv(self, &mut *buffer, RecvFlags::empty()))
+    }
+
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        received(|| recv(self, &mut *buffer, RecvFlags::DONTWAIT))
+    }
+
+    fn wait_readable(&self) -> io::Result<()> {
+        let mut one = [0u8; 1];
+        received(|| recv(self, &mut one, RecvFlags::PEEK)).map(drop)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        io::Write::write(&mut &*self, bytes)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        ended(TcpStream::shutdown(self, how))
+    }
+
+    fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        TcpStream::set_read_timeout(self, at_least_a_tick(limit))
+    }
+
+    fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        TcpStream::set_write_timeout(self, at_least_a_tick(limit))
+    }
+
+    fn peer(&self) -> PeerAddress {
+        // A peer that is gone already has no address any more.
+        PeerAddress::Ip(
+            self.peer_addr()
+                .unwrap_or((std::net::Ipv4Addr::UNSPECIFIED, 0).into()),
+        )
+    }
+}
+
+/// Calls until it is not interrupted by a signal.
+pub(super) fn received<N>(mut call: impl FnMut() -> rustix::io::Result<(N, usize)>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Ok((_, n)) => return Ok(n),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// A direction that ended before is no error.
+pub(super) fn ended(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
+        other => other,
+    }
+}
+
+/// A zero timeout means none to the system and is refused by std.
+pub(super) fn at_least_a_tick(limit: Option<Duration>) -> Option<Duration> {
+    limit.map(|limit| limit.max(Duration::from_millis(1)))
+}
