@@ -1,1 +1,71 @@
-//! Certificates: roles as extended key usages, issuing, inspecting, files.
+//! Certificates: who a peer is and what it may be.
+//!
+//! Every entity of a cluster shows one certificate, issued by the cluster's
+//! authority. Its roles are extended key usages in it, so that a peer cannot
+//! claim a role that the authority did not give (protocol.md, "Roles").
+//!
+//! ```text
+//!   Authority --issue--> Issued --PEM file--> Identity   what we show
+//!       |                                        |
+//!     trust()                              chain(), key(), roles(), uuid()
+//!       v
+//!     Trust  --verify(chain)-->  CertificateInfo         what we believe
+//!     roots(), names()
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `identity` | [`Identity`]: certificate chain and private key |
+//! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
+//! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
+//! | `eku` | roles as object identifiers, [`roles_of`] |
+//! | `host` | [`Host`]: a DNS name or an address |
+//! | `store` | PEM text and files, [`load_certificates`] |
+//! | `issue` | [`Authority`] and what it issues (feature `issue`) |
+//! | `provider` | which cryptography is used, [`provider()`] |
+//! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
+//!
+//! A throw-away authority, without a file:
+//!
+#![cfg_attr(
+    all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")),
+    doc = "```"
+)]
+#![cfg_attr(
+    not(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring"))),
+    doc = "```ignore"
+)]
+//! use ssntp::Role;
+//! use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+//!
+//! let authority = Authority::new(&AuthorityRequest::default())?;
+//! let agent = authority.issue(&CertificateRequest::new(Role::AGENT))?.identity();
+//! assert_eq!(agent.roles(), Role::AGENT);
+//! authority.trust().verify(agent.chain())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nothing here opens a socket. Loading and saving block on the disk, making
+//! an RSA key takes up to seconds, and the rest is quick.
+
+mod eku;
+mod error;
+mod host;
+mod identity;
+mod inspect;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod issue;
+mod provider;
+mod store;
+mod trust;
+
+pub use self::eku::roles_of;
+pub use self::error::{BadRequest, Error, Fault};
+pub use self::host::{Host, ParseHostError};
+pub use self::identity::Identity;
+pub use self::inspect::CertificateInfo;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+pub use self::issue::{Authority, AuthorityRequest, CertificateRequest, Issued, KeyKind};
+pub use self::provider::provider;
+pub use self::store::load_certificates;
+pub use self::trust::Trust;

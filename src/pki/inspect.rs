@@ -1,0 +1,392 @@
+//! The facts that a certificate states about its holder.
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::CertificateDer;
+use uuid::Uuid;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+use x509_parser::public_key::PublicKey;
+use x509_parser::time::ASN1Time;
+use x509_parser::x509::{SubjectPublicKeyInfo, X509Name};
+
+use super::{Fault, Host, eku, provider};
+use crate::Role;
+
+const UUID_SCHEME: &str = "urn:uuid:";
+
+/// The facts in one certificate, read and not judged: whether a trusted
+/// authority stands behind them is for [`Trust::verify`](super::Trust::verify)
+/// to say. Texts have their control characters escaped.
+///
+/// Two certificates are the same when their [`der`](Self::der) bytes are;
+/// that is also what `==` compares.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CertificateInfo {
+    /// Whose certificate it is, as in `CN=agent-7`.
+    pub subject: String,
+    /// Who issued it.
+    pub issuer: String,
+    /// The serial number in hexadecimal, bytes joined with colons.
+    pub serial: String,
+    /// The roles it gives, [`Role::NONE`] where it gives none.
+    pub roles: Role,
+    /// The UUID of its `urn:uuid:` SAN, where it has one. Its holder may
+    /// connect with no other (protocol.md, "Handshake").
+    pub uuid: Option<Uuid>,
+    /// The DNS names and IP addresses in its SANs, in their order.
+    pub hosts: Vec<Host>,
+    /// Every other SAN as `kind:text`.
+    pub other_names: Vec<String>,
+    /// The first moment at which it is valid.
+    pub not_before: SystemTime,
+    /// The last moment at which it is valid.
+    pub not_after: SystemTime,
+    /// The kind of its key: `P-256`, `RSA 2048`, `Ed25519`, or an object
+    /// identifier.
+    pub key: String,
+    /// Whether it is an authority's.
+    pub is_authority: bool,
+    /// Whether TLS lets its holder be a server (serverAuth).
+    pub server_auth: bool,
+    /// Whether TLS lets its holder be a client (clientAuth).
+    pub client_auth: bool,
+    /// The SHA-256 digest of the DER in hexadecimal, bytes joined with
+    /// colons; missing where the crate was built without cryptography.
+    pub fingerprint: Option<String>,
+    /// The certificate itself.
+    pub der: CertificateDer<'static>,
+}
+
+impl CertificateInfo {
+    /// Reads a certificate.
+    ///
+    /// # Errors
+    /// [`Fault::BadCertificate`] when the bytes are no certificate, or a part
+    /// of it that is read here is broken; [`Fault::BadUuid`] when a
+    /// `urn:uuid:` SAN is not a UUID in RFC 9562 form, is nil, or differs
+    /// from another one.
+    pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Fault> {
+        let parsed = parse(certificate)?;
+        let bad = |what: &str, error: &dyn std::fmt::Display| {
+            Fault::BadCertificate(format!("{what}: {}", printable(&error.to_string())))
+        };
+        let usages = eku::usages(&parsed)?;
+        let constraints = parsed
+            .basic_constraints()
+            .map_err(|error| bad("basic constraints", &error))?;
+        let alternatives = parsed
+            .subject_alternative_name()
+            .map_err(|error| bad("subject alternative names", &error))?;
+        let names = match &alternatives {
+            Some(extension) => Names::read(&extension.value.general_names)?,
+            None => Names::default(),
+        };
+        let validity = parsed.validity();
+        Ok(Self {
+            subject: distinguished_name(parsed.subject()),
+            issuer: distinguished_name(parsed.issuer()),
+            serial: hexadecimal(parsed.raw_serial()),
+            roles: usages.map_or(Role::NONE, eku::roles),
+            uuid: names.uuid,
+            hosts: names.hosts,
+            other_names: names.others,
+            not_before: moment(&validity.not_before)?,
+            not_after: moment(&validity.not_after)?,
+            key: key_kind(parsed.public_key()),
+            is_authority: constraints.is_some_and(|extension| extension.value.ca),
+            // No extended key usage at all means that TLS allows any.
+            server_auth: usages.is_none_or(|usages| usages.server_auth),
+            client_auth: usages.is_none_or(|usages| usages.client_auth),
+            fingerprint: provider::sha256(certificate).map(|digest| hexadecimal(&digest)),
+            der: certificate.clone().into_owned(),
+        })
+    }
+
+    /// The DNS names among [`hosts`](Self::hosts).
+    pub fn dns_names(&self) -> impl Iterator<Item = &str> {
+        self.hosts.iter().filter_map(|host| match host {
+            Host::Name(name) => Some(name.as_str()),
+            Host::Address(_) => None,
+        })
+    }
+
+    /// The addresses among [`hosts`](Self::hosts).
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.hosts.iter().filter_map(|host| match host {
+            Host::Name(_) => None,
+            Host::Address(address) => Some(*address),
+        })
+    }
+
+    /// [`not_before`](Self::not_before) in RFC 3339 form, as in
+    /// `2026-01-31T00:00:00Z`.
+    pub fn not_before_text(&self) -> String {
+        rfc3339(self.not_before)
+    }
+
+    /// [`not_after`](Self::not_after) in RFC 3339 form.
+    pub fn not_after_text(&self) -> String {
+        rfc3339(self.not_after)
+    }
+
+    /// Whether the certificate is valid at that time.
+    ///
+    /// # Errors
+    /// [`Fault::NotYetValid`] or [`Fault::Expired`].
+    pub fn check_validity(&self, at: SystemTime) -> Result<(), Fault> {
+        if at < self.not_before {
+            let not_before = self.not_before_text();
+            return Err(Fault::NotYetValid { not_before });
+        }
+        // The second that not_after names belongs to the lifetime.
+        if at >= self.not_after + Duration::from_secs(1) {
+            let not_after = self.not_after_text();
+            return Err(Fault::Expired { not_after });
+        }
+        Ok(())
+    }
+}
+
+impl PartialEq for CertificateInfo {
+    fn eq(&self, other: &Self) -> bool {
+        self.der == other.der
+    }
+}
+
+impl Eq for CertificateInfo {}
+
+/// What the SANs of a certificate say.
+#[derive(Default)]
+struct Names {
+    uuid: Option<Uuid>,
+    hosts: Vec<Host>,
+    others: Vec<String>,
+}
+
+impl Names {
+    fn read(names: &[GeneralName<'_>]) -> Result<Self, Fault> {
+        let mut read = Self::default();
+        for name in names {
+            match name {
+                GeneralName::DNSName(text) => match text.parse() {
+                    Ok(host @ Host::Name(_)) => read.hosts.push(host),
+                    _ => read.others.push(format!("dns:{}", printable(text))),
+                },
+                GeneralName::IPAddress(bytes) => match address(bytes) {
+                    Some(address) => read.hosts.push(Host::Address(address)),
+                    None => read.others.push(format!("ip:{}", hexadecimal(bytes))),
+                },
+                GeneralName::URI(uri) => read.uri(uri)?,
+                GeneralName::RFC822Name(text) => read.others.push(format!("email:{}", printable(text))),
+                GeneralName::DirectoryName(name) => {
+                    read.others
+                        .push(format!("directory:{}", distinguished_name(name)));
+                }
+                other => read
+                    .others
+                    .push(format!("other:{}", printable(&format!("{other:?}")))),
+            }
+        }
+        Ok(read)
+    }
+
+    /// A `urn:uuid:` URI is an identity, so that a broken one is an error
+    /// and not merely another name.
+    fn uri(&mut self, uri: &str) -> Result<(), Fault> {
+        let scheme = uri.get(..UUID_SCHEME.len()).unwrap_or_default();
+        if !scheme.eq_ignore_ascii_case(UUID_SCHEME) {
+            self.others.push(format!("uri:{}", printable(uri)));
+            return Ok(());
+        }
+        let text = &uri[UUID_SCHEME.len()..];
+        // The parser takes more forms than the 36 characters of RFC 9562.
+        let uuid = match Uuid::try_parse(text) {
+            Ok(uuid) if text.len() == 36 && !uuid.is_nil() => uuid,
+            _ => return Err(Fault::BadUuid(printable(uri))),
+        };
+        match self.uuid.replace(uuid) {
+            Some(before) if before != uuid => Err(Fault::BadUuid(printable(uri))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Parses a certificate and nothing behind it.
+pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Fault> {
+    match X509Certificate::from_der(certificate) {
+        Ok(([], parsed)) => Ok(parsed),
+        Ok((rest, _)) => Err(Fault::BadCertificate(format!(
+            "{} bytes too many at its end",
+            rest.len()
+        ))),
+        Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
+    }
+}
+
+/// The present time, by which lifetimes are judged.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are valid at a time of day"
+)]
+pub(super) fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
+        return Some(bytes.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+    let seconds = time.timestamp();
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    let moment = if seconds < 0 {
+        UNIX_EPOCH.checked_sub(distance)
+    } else {
+        UNIX_EPOCH.checked_add(distance)
+    };
+    moment.ok_or_else(|| Fault::BadCertificate(format!("a lifetime at {time}")))
+}
+
+/// Only for times that were read from a certificate, so that whole seconds
+/// from the year 0 to 9999 are enough.
+fn rfc3339(time: SystemTime) -> String {
+    let seconds = match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
+    };
+    match ASN1Time::from_timestamp(seconds) {
+        Ok(time) => {
+            let time = time.to_datetime();
+            format!(
+                "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+                time.year(),
+                u8::from(time.month()),
+                time.day(),
+                time.hour(),
+                time.minute(),
+                time.second()
+            )
+        }
+        Err(_) => format!("{seconds} seconds since 1970"),
+    }
+}
+
+fn distinguished_name(name: &X509Name<'_>) -> String {
+    printable(&name.to_string())
+}
+
+/// Certificates come from strangers and their texts go to terminals.
+fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    bytes.join(":")
+}
+
+fn key_kind(key: &SubjectPublicKeyInfo<'_>) -> String {
+    let algorithm = key.algorithm.algorithm.to_id_string();
+    match algorithm.as_str() {
+        "1.2.840.113549.1.1.1" => match key.parsed() {
+            Ok(PublicKey::RSA(rsa)) => format!("RSA {}", rsa.key_size()),
+            _ => "RSA".to_owned(),
+        },
+        "1.2.840.10045.2.1" => {
+            let curve = key.algorithm.parameters.as_ref().and_then(|p| p.as_oid().ok());
+            match curve.map(|curve| curve.to_id_string()).as_deref() {
+                Some("1.2.840.10045.3.1.7") => "P-256".to_owned(),
+                Some("1.3.132.0.34") => "P-384".to_owned(),
+                Some("1.3.132.0.35") => "P-521".to_owned(),
+                Some(other) => format!("EC {other}"),
+                None => "EC".to_owned(),
+            }
+        }
+        "1.3.101.112" => "Ed25519".to_owned(),
+        _ => algorithm,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uuid_of(uris: &[&str]) -> Result<Option<Uuid>, Fault> {
+        let names: Vec<_> = uris.iter().map(|uri| GeneralName::URI(uri)).collect();
+        Names::read(&names).map(|names| names.uuid)
+    }
+
+    #[test]
+    fn a_uuid_san_is_read_in_rfc_9562_form_only() {
+        const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+        let uuid = Uuid::parse_str(UUID).unwrap();
+        let good = format!("urn:uuid:{UUID}");
+        let upper = format!("URN:UUID:{}", UUID.to_uppercase());
+        assert_eq!(uuid_of(&[&good]), Ok(Some(uuid)));
+        assert_eq!(uuid_of(&[&good, &upper]), Ok(Some(uuid)));
+        assert_eq!(uuid_of(&["spiffe://x", "urn:other"]), Ok(None));
+
+        let simple = format!("urn:uuid:{}", uuid.simple());
+        let braced = format!("urn:uuid:{{{UUID}}}");
+        let nil = format!("urn:uuid:{}", Uuid::nil());
+        let other = format!("urn:uuid:{}", Uuid::max());
+        for bad in [
+            "urn:uuid:",
+            "urn:uuid:agent-7",
+            "Urn:Uuid:\u{1b}[31m",
+            &simple,
+            &braced,
+            &nil,
+        ] {
+            assert!(matches!(uuid_of(&[bad]), Err(Fault::BadUuid(_))), "{bad}");
+        }
+        assert_eq!(uuid_of(&[&good, &other]), Err(Fault::BadUuid(other.clone())));
+    }
+
+    #[test]
+    fn names_that_are_no_host_are_kept_apart() {
+        let names = [
+            GeneralName::DNSName("a.example"),
+            GeneralName::DNSName("no name\u{7}"),
+            GeneralName::DNSName("127.0.0.1"),
+            GeneralName::IPAddress(&[127, 0, 0, 1]),
+            GeneralName::IPAddress(&[1, 2, 3]),
+            GeneralName::RFC822Name("a@example"),
+        ];
+        let names = Names::read(&names).unwrap();
+        let hosts = [Host::Name("a.example".to_owned()), "127.0.0.1".parse().unwrap()];
+        assert_eq!(names.hosts, hosts);
+        let others = [
+            "dns:no name\\u{7}",
+            "dns:127.0.0.1",
+            "ip:01:02:03",
+            "email:a@example",
+        ];
+        assert_eq!(names.others, others);
+    }
+
+    #[test]
+    fn times_print_in_rfc_3339_form() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(rfc3339(UNIX_EPOCH), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(at(951_782_399)), "2000-02-28T23:59:59Z");
+        assert_eq!(rfc3339(at(253_402_300_799)), "9999-12-31T23:59:59Z");
+        let before = UNIX_EPOCH - Duration::from_secs(1);
+        assert_eq!(rfc3339(before), "1969-12-31T23:59:59Z");
+    }
+}

@@ -1,0 +1,668 @@
+//! Making certificates: an authority and what it issues.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use uuid::Uuid;
+use x509_parser::asn1_rs::Tag;
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::x509::X509Name;
+
+use super::identity::check_key;
+use super::{
+    BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, eku, inspect, provider, store,
+};
+use crate::Role;
+
+const CERTIFICATE_FILE: &str = "ca.pem";
+const KEY_FILE: &str = "ca.key";
+const PUBLIC: u32 = 0o644;
+const PRIVATE: u32 = 0o600;
+
+const DAY: u64 = 86_400;
+const MAX_DAYS: u32 = 36_500;
+/// The last second of the year 9999, where certificates stop counting.
+const LAST_SECOND: u64 = 253_402_300_799;
+/// How far the lifetimes begin in the past, for peers whose clocks are slow.
+const CLOCK_SKEW: u64 = 600;
+
+/// The kind of a private key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyKind {
+    /// ECDSA on the curve P-256, the default: small and quick.
+    #[default]
+    P256,
+    /// RSA with 2048 bits; needs the feature `aws-lc-rs`.
+    Rsa2048,
+    /// RSA with 4096 bits; needs the feature `aws-lc-rs`, and seconds to make.
+    Rsa4096,
+    /// Ed25519.
+    Ed25519,
+}
+
+impl KeyKind {
+    const TABLE: [(Self, &'static str); 4] = [
+        (Self::P256, "p256"),
+        (Self::Rsa2048, "rsa2048"),
+        (Self::Rsa4096, "rsa4096"),
+        (Self::Ed25519, "ed25519"),
+    ];
+
+    fn generate(self) -> Result<KeyPair, Error> {
+        let pair = match self {
+            Self::P256 => KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
+            Self::Ed25519 => KeyPair::generate_for(&rcgen::PKCS_ED25519),
+            #[cfg(feature = "aws-lc-rs")]
+            Self::Rsa2048 => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048),
+            #[cfg(feature = "aws-lc-rs")]
+            Self::Rsa4096 => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_4096),
+            #[cfg(not(feature = "aws-lc-rs"))]
+            Self::Rsa2048 | Self::Rsa4096 => return Err(BadRequest::Key("RSA").into()),
+        };
+        pair.map_err(crypto)
+    }
+}
+
+impl fmt::Display for KeyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::TABLE.into_iter().find(|(kind, _)| kind == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for KeyKind {
+    type Err = BadRequest;
+
+    /// Reads `p256`, `rsa2048`, `rsa4096` or `ed25519` in any case.
+    fn from_str(text: &str) -> Result<Self, BadRequest> {
+        Self::TABLE
+            .into_iter()
+            .find(|(_, name)| name.eq_ignore_ascii_case(text))
+            .map(|(kind, _)| kind)
+            .ok_or_else(|| BadRequest::UnknownKey(text.to_owned()))
+    }
+}
+
+/// What a new authority should be like.
+///
+/// ```
+/// use ssntp::pki::AuthorityRequest;
+///
+/// let request = AuthorityRequest::default().name("Example").days(30);
+/// assert_eq!(request.name, "Example");
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AuthorityRequest {
+    /// The organization, 1 to 64 characters.
+    /// Default: `ssntp`.
+    pub name: String,
+    /// Where clients may look for a server, see [`Trust::names`].
+    /// Default: nowhere.
+    pub hosts: Vec<Host>,
+    /// The kind of its key.
+    /// Default: P-256.
+    pub key: KeyKind,
+    /// Its lifetime from the start on, 1 to 36,500 days.
+    /// Default: 3650.
+    pub days: u32,
+    /// When its lifetime starts.
+    /// Default: ten minutes ago, the days counted from now on.
+    pub valid_from: Option<SystemTime>,
+}
+
+impl Default for AuthorityRequest {
+    fn default() -> Self {
+        Self {
+            name: "ssntp".to_owned(),
+            hosts: Vec::new(),
+            key: KeyKind::default(),
+            days: 3650,
+            valid_from: None,
+        }
+    }
+}
+
+impl AuthorityRequest {
+    /// Sets the organization.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Adds a place to look for a server.
+    #[must_use]
+    pub fn host(mut self, host: Host) -> Self {
+        self.hosts.push(host);
+        self
+    }
+
+    /// Sets the kind of key.
+    #[must_use]
+    pub fn key(mut self, key: KeyKind) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// Sets the lifetime.
+    #[must_use]
+    pub fn days(mut self, days: u32) -> Self {
+        self.days = days;
+        self
+    }
+
+    /// Sets the start of the lifetime.
+    #[must_use]
+    pub fn valid_from(mut self, start: SystemTime) -> Self {
+        self.valid_from = Some(start);
+        self
+    }
+}
+
+/// What a certificate to be issued should say.
+///
+/// ```
+/// use ssntp::Role;
+/// use ssntp::pki::CertificateRequest;
+///
+/// let request = CertificateRequest::new(Role::SCHEDULER).host("sched.example".parse()?).days(90);
+/// assert_eq!(request.name, "scheduler");
+/// # Ok::<(), ssntp::pki::ParseHostError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CertificateRequest {
+    /// The roles that it gives. None is allowed, for tests of peers that
+    /// have none.
+    pub roles: Role,
+    /// Its holder's name, 1 to 64 characters.
+    /// Default: the roles' names, joined with `-`.
+    pub name: String,
+    /// The DNS names and addresses of a server.
+    /// Default: for a server or scheduler `localhost`, 127.0.0.1, ::1 and
+    /// this machine's own name; none for the others.
+    pub hosts: Vec<Host>,
+    /// The UUID to bind its holder to, not nil.
+    /// Default: any UUID may be used with it.
+    pub uuid: Option<Uuid>,
+    /// The kind of its key.
+    /// Default: P-256.
+    pub key: KeyKind,
+    /// Its lifetime from the start on, 1 to 36,500 days; cut where the
+    /// authority's own ends.
+    /// Default: 365.
+    pub days: u32,
+    /// When its lifetime starts.
+    /// Default: ten minutes ago, the days counted from now on.
+    pub valid_from: Option<SystemTime>,
+}
+
+impl CertificateRequest {
+    /// A certificate with these roles and the defaults elsewhere.
+    pub fn new(roles: Role) -> Self {
+        Self {
+            roles,
+            name: roles.to_string().replace(',', "-"),
+            hosts: Vec::new(),
+            uuid: None,
+            key: KeyKind::default(),
+            days: 365,
+            valid_from: None,
+        }
+    }
+
+    /// Sets the name.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Adds a DNS name or an address, in place of the default ones.
+    #[must_use]
+    pub fn host(mut self, host: Host) -> Self {
+        self.hosts.push(host);
+        self
+    }
+
+    /// Binds the holder to a UUID.
+    #[must_use]
+    pub fn uuid(mut self, uuid: Uuid) -> Self {
+        self.uuid = Some(uuid);
+        self
+    }
+
+    /// Sets the kind of key.
+    #[must_use]
+    pub fn key(mut self, key: KeyKind) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// Sets the lifetime.
+    #[must_use]
+    pub fn days(mut self, days: u32) -> Self {
+        self.days = days;
+        self
+    }
+
+    /// Sets the start of the lifetime.
+    #[must_use]
+    pub fn valid_from(mut self, start: SystemTime) -> Self {
+        self.valid_from = Some(start);
+        self
+    }
+
+    fn is_server(&self) -> bool {
+        self.roles.intersects(Role::SERVER | Role::SCHEDULER)
+    }
+
+    fn all_hosts(&self) -> Vec<Host> {
+        if self.hosts.is_empty() && self.is_server() {
+            default_hosts()
+        } else {
+            self.hosts.clone()
+        }
+    }
+}
+
+/// A certificate authority with its private key.
+///
+/// # Threads
+/// `Send` and `Sync`; every call takes `&self`. Loading and saving block on
+/// the disk; making RSA keys takes up to seconds.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    info: CertificateInfo,
+    trust: Trust,
+    certificate_pem: String,
+    key_pem: String,
+}
+
+impl Authority {
+    /// Makes a new authority in memory.
+    ///
+    /// # Errors
+    /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].
+    pub fn new(request: &AuthorityRequest) -> Result<Self, Error> {
+        let key = request.key.generate()?;
+        let mut params = params(&request.name)?;
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, request.name.as_str());
+        params.distinguished_name.push(
+            DnType::CommonName,
+            // A common name has 64 characters at most.
+            format!("{} CA", request.name.chars().take(61).collect::<String>()),
+        );
+        let (start, end) = lifetime(request.valid_from, request.days)?;
+        params.not_before += Duration::from_secs(start);
+        params.not_after += Duration::from_secs(end);
+        // It issues to entities, never to another authority.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.subject_alt_names = alternatives(&request.hosts, None)?;
+        let certificate = params.self_signed(&key).map_err(crypto)?;
+        let info = CertificateInfo::from_der(certificate.der());
+        let info = info.map_err(Error::content("the new authority"))?;
+        let (certificate_pem, key_pem) = (certificate.pem(), key.serialize_pem());
+        Self::assemble(info, certificate_pem, key, key_pem, "the new authority")
+    }
+
+    /// Loads `ca.pem` and `ca.key` from a directory.
+    ///
+    /// # Errors
+    /// [`Error::Read`]; [`Error::Content`] when a file is not PEM, holds no
+    /// authority's certificate or not the key that belongs to it, or the
+    /// authority has expired. With ring alone the key must be PKCS#8.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Self, Error> {
+        let certificate_path = directory.as_ref().join(CERTIFICATE_FILE);
+        let key_path = directory.as_ref().join(KEY_FILE);
+        let origin = store::origin(&certificate_path);
+        let certificate_pem = String::from_utf8_lossy(&store::read(&certificate_path)?).into_owned();
+        let key_pem = String::from_utf8_lossy(&store::read(&key_path)?).into_owned();
+
+        let sections = store::Sections::read(certificate_pem.as_bytes());
+        let info = sections
+            .and_then(|sections| CertificateInfo::from_der(&sections.certificates()?[0]))
+            .and_then(|info| info.check_validity(inspect::now()).map(|()| info))
+            .map_err(Error::content(&origin))?;
+        let key = store::Sections::read(key_pem.as_bytes())
+            .and_then(|sections| sections.key())
+            .map_err(Error::content(store::origin(&key_path)))?;
+        check_key(&info.der, &key, &store::origin(&key_path))?;
+        let pair = key_pair(&key).map_err(Error::content(store::origin(&key_path)))?;
+        Self::assemble(info, certificate_pem, pair, key_pem, &origin)
+    }
+
+    fn assemble(
+        info: CertificateInfo,
+        certificate_pem: String,
+        key: KeyPair,
+        key_pem: String,
+        origin: &str,
+    ) -> Result<Self, Error> {
+        let trust = Trust::new(vec![info.clone()]).map_err(Error::content(origin))?;
+        let issuer = Issuer::new(issuer_params(&info, origin)?, key);
+        Ok(Self {
+            issuer,
+            info,
+            trust,
+            certificate_pem,
+            key_pem,
+        })
+    }
+
+    /// Writes `ca.pem` (readable to all) and `ca.key` (mode 0600) into a
+    /// directory, which is made where there is none. Each file appears whole
+    /// or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] when one of the files is there and `overwrite` is
+    /// false; [`Error::Write`].
+    pub fn save(&self, directory: impl AsRef<Path>, overwrite: bool) -> Result<(), Error> {
+        let directory = directory.as_ref();
+        let certificate = directory.join(CERTIFICATE_FILE);
+        let key = directory.join(KEY_FILE);
+        for path in [&certificate, &key] {
+            if !overwrite && path.symlink_metadata().is_ok() {
+                return Err(Error::Exists { path: path.clone() });
+            }
+        }
+        fs::create_dir_all(directory).map_err(|source| Error::Write {
+            path: directory.to_owned(),
+            source,
+        })?;
+        store::write(&key, &self.key_pem, PRIVATE)?;
+        store::write(&certificate, &self.certificate_pem, PUBLIC)
+    }
+
+    /// Issues a certificate with a new key.
+    ///
+    /// It gives the roles as extended key usages, beside clientAuth, and
+    /// serverAuth for servers and schedulers (protocol.md, "Roles").
+    ///
+    /// # Errors
+    /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].
+    pub fn issue(&self, request: &CertificateRequest) -> Result<Issued, Error> {
+        if request.roles.unknown_bits() != 0 {
+            return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
+        }
+        let mut params = params(&request.name)?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, request.name.as_str());
+        let (start, end) = lifetime(request.valid_from, request.days)?;
+        let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
+        let end = end.min(authority_end.unwrap_or_default().as_secs());
+        if end <= start {
+            let not_after = self.info.not_after_text();
+            return Err(BadRequest::AuthorityExpires { not_after }.into());
+        }
+        params.not_before += Duration::from_secs(start);
+        params.not_after += Duration::from_secs(end);
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        if request.is_server() {
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
+        params
+            .extended_key_usages
+            .push(ExtendedKeyUsagePurpose::ClientAuth);
+        params
+            .extended_key_usages
+            .extend(eku::identifiers(request.roles).map(ExtendedKeyUsagePurpose::Other));
+        params.subject_alt_names = alternatives(&request.all_hosts(), request.uuid)?;
+        params.use_authority_key_identifier_extension = true;
+
+        let key = request.key.generate()?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
+        self.check_issuer_name(certificate.der())?;
+        let origin = format!("the certificate issued to {:?}", request.name);
+        let der = key.serialize_der();
+        let private = PrivateKeyDer::try_from(der).map_err(|error| Error::Crypto(error.to_owned()))?;
+        let chain = vec![certificate.der().clone()];
+        Ok(Issued {
+            certificate_pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+            identity: Identity::assemble(chain, private, &origin, &origin)?,
+        })
+    }
+
+    /// Peers compare the issuer's name byte by byte. It was taken apart and
+    /// put together again on the way, which may lose an unusual form.
+    fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
+        let same = || {
+            let (issued, own) = (inspect::parse(issued)?, inspect::parse(&self.info.der)?);
+            Ok(issued.issuer().as_raw() == own.subject().as_raw())
+        };
+        match same() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(BadRequest::AuthorityName.into()),
+            Err(fault) => Err(Error::content("the new certificate")(fault)),
+        }
+    }
+
+    /// Trust in this authority alone, whatever its lifetime is.
+    pub fn trust(&self) -> Trust {
+        self.trust.clone()
+    }
+
+    /// The facts in the authority's own certificate.
+    pub fn info(&self) -> &CertificateInfo {
+        &self.info
+    }
+
+    /// The authority's certificate as PEM text.
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The authority's private key as PEM text. Keep it secret.
+    pub fn key_pem(&self) -> &str {
+        &self.key_pem
+    }
+}
+
+impl fmt::Debug for Authority {
+    /// The authority's name and serial number; never the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority")
+            .field("subject", &self.info.subject)
+            .field("serial", &self.info.serial)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A certificate just issued, with its private key.
+#[derive(Clone)]
+pub struct Issued {
+    certificate_pem: String,
+    key_pem: String,
+    identity: Identity,
+}
+
+impl Issued {
+    /// The certificate as PEM text.
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The private key as PEM text (PKCS#8). Keep it secret.
+    pub fn key_pem(&self) -> &str {
+        &self.key_pem
+    }
+
+    /// Certificate and key, ready to use. Unlike a loaded one it may have no
+    /// role and lie outside its lifetime, for tests of such peers.
+    pub fn identity(&self) -> Identity {
+        self.identity.clone()
+    }
+
+    /// The facts in the certificate.
+    pub fn info(&self) -> &CertificateInfo {
+        self.identity.info()
+    }
+
+    /// The text of the file that [`Identity::load`] reads: the certificate,
+    /// then the key.
+    pub fn to_pem(&self) -> String {
+        format!("{}{}", self.certificate_pem, self.key_pem)
+    }
+
+    /// Writes [`to_pem`](Self::to_pem) into a file of mode 0600, in place of
+    /// one that is there. The file appears whole or not at all. Blocks on the
+    /// disk.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        store::write(path.as_ref(), &self.to_pem(), PRIVATE)
+    }
+}
+
+impl fmt::Debug for Issued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Issued").field(&self.identity).finish()
+    }
+}
+
+/// Parameters with a checked name, a random serial number and both ends of
+/// the lifetime at 1970, to be moved.
+fn params(name: &str) -> Result<CertificateParams, Error> {
+    let length = name.chars().count();
+    if !(1..=64).contains(&length) || name.chars().any(char::is_control) || name.trim().is_empty() {
+        return Err(BadRequest::Name(name.to_owned()).into());
+    }
+    let mut serial = [0; 16];
+    provider()?
+        .secure_random
+        .fill(&mut serial)
+        .map_err(|_| Error::Crypto("no random bytes".to_owned()))?;
+    // Positive, and of one length: the first bit clear, the second set.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    let mut params = CertificateParams::default();
+    params.serial_number = Some(serial.to_vec().into());
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_after = params.not_before;
+    Ok(params)
+}
+
+/// The ends of a lifetime in seconds since 1970.
+fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64), BadRequest> {
+    if !(1..=MAX_DAYS).contains(&days) {
+        return Err(BadRequest::Days(days));
+    }
+    let start = from.unwrap_or_else(inspect::now);
+    let start = start
+        .duration_since(UNIX_EPOCH)
+        .map_err(|_| BadRequest::Start)?
+        .as_secs();
+    let end = start.saturating_add(u64::from(days) * DAY);
+    if start >= LAST_SECOND {
+        return Err(BadRequest::Start);
+    }
+    let skew = if from.is_some() { 0 } else { CLOCK_SKEW };
+    Ok((start.saturating_sub(skew), end.min(LAST_SECOND)))
+}
+
+fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<SanType>, Error> {
+    let mut names = Vec::new();
+    for host in hosts {
+        let name = match host {
+            Host::Name(name) => SanType::DnsName(name.as_str().try_into().map_err(crypto)?),
+            Host::Address(address) => SanType::IpAddress(*address),
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    match uuid {
+        Some(uuid) if uuid.is_nil() => return Err(BadRequest::NilUuid.into()),
+        Some(uuid) => names.push(SanType::URI(
+            format!("urn:uuid:{uuid}").try_into().map_err(crypto)?,
+        )),
+        None => {}
+    }
+    Ok(names)
+}
+
+fn default_hosts() -> Vec<Host> {
+    let this_machine = rustix::system::uname();
+    let this_machine = this_machine.nodename().to_str().unwrap_or_default();
+    ["localhost", "127.0.0.1", "::1", this_machine]
+        .into_iter()
+        // A machine may be called anything, even what no certificate can say.
+        .filter_map(|host| host.parse().ok())
+        .collect()
+}
+
+fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
+    KeyPair::try_from(key).map_err(|_| {
+        let why = match key {
+            PrivateKeyDer::Pkcs8(_) => "this kind of key cannot sign certificates",
+            _ => "this form of key cannot sign certificates; convert it to PKCS#8",
+        };
+        Fault::UnusableKey(why.to_owned())
+    })
+}
+
+/// What the issuing library has to know of an authority, read back from its
+/// certificate: its name, its key's identifier, and that it may sign at all.
+fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
+    let unfit = |fault| Error::content(origin)(fault);
+    let parsed = inspect::parse(&authority.der).map_err(unfit)?;
+    let usage = parsed.key_usage();
+    let usage = usage.map_err(|error| unfit(Fault::BadCertificate(format!("key usage: {error}"))))?;
+    // A certificate that limits its key's usage must allow this one.
+    if usage.is_some_and(|usage| !usage.value.key_cert_sign()) {
+        let subject = authority.subject.clone();
+        return Err(unfit(Fault::NotAuthority { subject }));
+    }
+    let mut params = CertificateParams::default();
+    params.distinguished_name = issuer_name(parsed.subject()).ok_or(BadRequest::AuthorityName)?;
+    for extension in parsed.iter_extensions() {
+        if let ParsedExtension::SubjectKeyIdentifier(identifier) = extension.parsed_extension() {
+            params.key_identifier_method = KeyIdMethod::PreSpecified(identifier.0.to_vec());
+        }
+    }
+    Ok(params)
+}
+
+/// `None` for parts of several attributes and for rare kinds of text.
+fn issuer_name(subject: &X509Name<'_>) -> Option<DistinguishedName> {
+    let mut name = DistinguishedName::new();
+    for part in subject.iter_rdn() {
+        let mut attributes = part.iter();
+        let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
+            return None;
+        };
+        let kind: Vec<u64> = attribute.attr_type().iter()?.collect();
+        let text = attribute.as_str().ok()?;
+        let value = match attribute.attr_value().tag() {
+            Tag::Utf8String => DnValue::Utf8String(text.to_owned()),
+            Tag::PrintableString => DnValue::PrintableString(text.try_into().ok()?),
+            Tag::Ia5String => DnValue::Ia5String(text.try_into().ok()?),
+            _ => return None,
+        };
+        name.push(DnType::from_oid(&kind), value);
+    }
+    Some(name)
+}
+
+fn crypto(error: rcgen::Error) -> Error {
+    Error::Crypto(error.to_string())
+}
