@@ -1,3 +1,4 @@
 //! SSNTP itself: the protocol core, the server and the client.
 
 pub mod proto;
+mod wire;

@@ -58,7 +58,7 @@ impl Acceptor {
     /// was compiled in.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let roots = Arc::new(trust.roots().clone());
+        let roots = Arc::clone(trust.roots());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
             .map_err(|e| TlsError::Configuration(e.to_string()))?;
@@ -110,7 +110,7 @@ impl Connector {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(Arc::new(trust.roots().clone()))
+            .with_root_certificates(Arc::clone(trust.roots()))
             .with_client_auth_cert(identity.chain().to_vec(), identity.key())?;
         config.resumption = Resumption::disabled();
         Ok(Self {
