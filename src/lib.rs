@@ -14,4 +14,4 @@ mod ssntp;
 pub mod transport;
 
 pub use role::{ParseRoleError, Role};
-pub use ssntp::proto;
+pub use ssntp::{proto, server};

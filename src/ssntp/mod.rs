@@ -1,4 +1,5 @@
 //! SSNTP itself: the protocol core, the server and the client.
 
 pub mod proto;
+pub mod server;
 mod wire;

@@ -296,11 +296,17 @@ impl fmt::Display for ServerError {
         match self {
             Self::NoAddress => f.write_str("no address to listen at"),
             Self::Listen(address, e) => write!(f, "cannot listen at {address}: {e}"),
-            Self::Role { advertised, certified } if advertised.intersects(Role::SERVER | Role::SCHEDULER) => {
+            Self::Role {
+                advertised,
+                certified,
+            } if advertised.intersects(Role::SERVER | Role::SCHEDULER) => {
                 write!(f, "the certificate holds the roles {certified}, not {advertised}")
             }
             Self::Role { advertised, .. } => {
-                write!(f, "a server's role is server or scheduler, this one's is {advertised}")
+                write!(
+                    f,
+                    "a server's role is server or scheduler, this one's is {advertised}"
+                )
             }
             Self::BorrowedUuid(bound) => write!(f, "the certificate is bound to the UUID {bound}"),
             Self::Rules(e) => e.fmt(f),
@@ -339,7 +345,10 @@ impl ServerConfig {
         let certified = self.identity.roles();
         let is_server = self.role.intersects(Role::SERVER | Role::SCHEDULER);
         if !is_server || !self.role.may_be_advertised_with(certified) {
-            return Err(ServerError::Role { advertised: self.role, certified });
+            return Err(ServerError::Role {
+                advertised: self.role,
+                certified,
+            });
         }
         if let Some(bound) = self.identity.uuid()
             && bound != self.uuid

@@ -43,12 +43,19 @@ impl Default for Filter {
 impl Filter {
     /// Everybody may send everything.
     pub fn allow_all() -> Self {
-        Self { senders: KindTable::new(), default: Role::ALL, action: FilterAction::default() }
+        Self {
+            senders: KindTable::new(),
+            default: Role::ALL,
+            action: FilterAction::default(),
+        }
     }
 
     /// Nobody may send anything that [`allow`](Self::allow) does not permit.
     pub fn deny_all() -> Self {
-        Self { default: Role::NONE, ..Self::allow_all() }
+        Self {
+            default: Role::NONE,
+            ..Self::allow_all()
+        }
     }
 
     /// The table of a cluster's scheduler (cluster.md, "Routing and role
@@ -140,18 +147,33 @@ mod tests {
     #[test]
     fn the_spec_filter_is_the_table_of_cluster_md() {
         let rows: &[(&str, &str)] = &[
-            ("START STOP DELETE RESTART EVACUATE Restore AttachVolume DetachVolume", "controller"),
-            ("AssignPublicIP ReleasePublicIP RefreshCNCI CONFIGURE", "controller"),
+            (
+                "START STOP DELETE RESTART EVACUATE Restore AttachVolume DetachVolume",
+                "controller",
+            ),
+            (
+                "AssignPublicIP ReleasePublicIP RefreshCNCI CONFIGURE",
+                "controller",
+            ),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),
             ("InstanceDeleted InstanceStopped", "agent,netagent"),
             ("ConcentratorInstanceAdded", "netagent,cnciagent"),
             ("PublicIPAssigned PublicIPUnassigned", "cnciagent"),
-            ("TraceReport", "server,controller,agent,scheduler,netagent,cnciagent"),
-            ("StartFailure StopFailure DeleteFailure RestartFailure", "agent,netagent"),
+            (
+                "TraceReport",
+                "server,controller,agent,scheduler,netagent,cnciagent",
+            ),
+            (
+                "StartFailure StopFailure DeleteFailure RestartFailure",
+                "agent,netagent",
+            ),
             ("AttachVolumeFailure DetachVolumeFailure", "agent,netagent"),
             ("AssignPublicIPFailure UnassignPublicIPFailure", "cnciagent"),
-            ("InvalidConfiguration InvalidFrameType", "server,controller,agent,scheduler,netagent,cnciagent"),
+            (
+                "InvalidConfiguration InvalidFrameType",
+                "server,controller,agent,scheduler,netagent,cnciagent",
+            ),
         ];
         let filter = Filter::spec();
         let mut seen = 0;
@@ -160,7 +182,11 @@ mod tests {
             for name in kinds.split(' ') {
                 let kind: FrameKind = name.parse().unwrap();
                 for role in Role::ALL.iter() {
-                    assert_eq!(filter.allows(role, kind), senders.contains(role), "{role} sends {kind}");
+                    assert_eq!(
+                        filter.allows(role, kind),
+                        senders.contains(role),
+                        "{role} sends {kind}"
+                    );
                 }
                 seen += 1;
             }

@@ -154,7 +154,9 @@ const OPERANDS: usize = 16;
 
 impl<T> KindTable<T> {
     pub(super) fn new() -> Self {
-        Self { cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect() }
+        Self {
+            cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect(),
+        }
     }
 
     fn cell(kind: FrameKind) -> Option<usize> {
@@ -203,12 +205,32 @@ mod tests {
         let stats = FrameKind::from(Command::STATS);
         let unknown = FrameKind::new(FrameType::COMMAND, 0x77);
         let cases = [
-            (Rules::new().multicast(stats, Role::CONTROLLER).multicast(stats, Role::AGENT), RuleError::Duplicate(stats)),
-            (Rules::new().route(unknown, |_, _, _| Decision::Discard), RuleError::Unknown(unknown)),
-            (Rules::new().multicast(Command::CONNECT, Role::AGENT), RuleError::Handshake(Command::CONNECT.into())),
-            (Rules::new().multicast(Status::CONNECTED, Role::AGENT), RuleError::Handshake(Status::CONNECTED.into())),
-            (Rules::new().multicast(stats, Role::NONE), RuleError::Role(stats, Role::NONE)),
-            (Rules::new().multicast(stats, Role::from_bits(0x40)), RuleError::Role(stats, Role::from_bits(0x40))),
+            (
+                Rules::new()
+                    .multicast(stats, Role::CONTROLLER)
+                    .multicast(stats, Role::AGENT),
+                RuleError::Duplicate(stats),
+            ),
+            (
+                Rules::new().route(unknown, |_, _, _| Decision::Discard),
+                RuleError::Unknown(unknown),
+            ),
+            (
+                Rules::new().multicast(Command::CONNECT, Role::AGENT),
+                RuleError::Handshake(Command::CONNECT.into()),
+            ),
+            (
+                Rules::new().multicast(Status::CONNECTED, Role::AGENT),
+                RuleError::Handshake(Status::CONNECTED.into()),
+            ),
+            (
+                Rules::new().multicast(stats, Role::NONE),
+                RuleError::Role(stats, Role::NONE),
+            ),
+            (
+                Rules::new().multicast(stats, Role::from_bits(0x40)),
+                RuleError::Role(stats, Role::from_bits(0x40)),
+            ),
         ];
         for (rules, error) in cases {
             assert_eq!(rules.check(), Err(error));

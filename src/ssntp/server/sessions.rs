@@ -115,7 +115,14 @@ impl Session {
         let (frames_sent, bytes_sent) = self.outbox.written();
         let (frames_waiting, bytes_waiting) = self.outbox.waiting();
         let bad_traces = self.gate.bad_traces.load(Ordering::Relaxed);
-        Counters { frames_sent, bytes_sent, frames_waiting, bytes_waiting, bad_traces, ..self.counters }
+        Counters {
+            frames_sent,
+            bytes_sent,
+            frames_waiting,
+            bytes_waiting,
+            bad_traces,
+            ..self.counters
+        }
     }
 }
 

@@ -1,0 +1,263 @@
+//! What an application implements, and what it may do from there.
+
+use std::fmt;
+use std::time::Instant;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::dispatcher::State;
+use super::filter::Filter;
+use super::held::HeldId;
+use super::routing::{RuleError, RuleTable, Rules};
+use super::sessions::{Counters, Directory, SessionInfo};
+use crate::Role;
+use crate::proto::{ErrorCode, Frame, FrameKind, Run};
+
+/// An application on top of a server. Every method has a default that does
+/// nothing.
+///
+/// # Threads
+/// All calls come from the dispatcher thread, one at a time, so an
+/// application needs no locks; while one runs, nothing is routed, so none
+/// should block. A panic is caught and logged, and the server goes on.
+pub trait Handler: Send + 'static {
+    /// A session stands. Frames sent to it from here follow its CONNECTED.
+    fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let _ = (cx, session);
+    }
+
+    /// A session is over; frames can no longer be sent to it.
+    fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+        let _ = (cx, session, reason);
+    }
+
+    /// A frame that passed the role filter, after the forwarding rules have
+    /// been applied to it.
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        let _ = (cx, from, frame);
+    }
+
+    /// Consecutive frames of one kind. The default hands them to
+    /// [`frame`](Self::frame) one by one; an application that does not look
+    /// at every frame saves that by its own version.
+    fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
+        for frame in run.frames() {
+            self.frame(cx, from, frame);
+        }
+    }
+
+    /// A frame that a routing function queued was not released in time, or
+    /// found the queue full.
+    fn expired(&mut self, cx: &mut Context<'_>, held: HeldFrame) {
+        let _ = (cx, held);
+    }
+
+    /// When [`timer`](Self::timer) is to be called next; asked after every
+    /// call of the handler.
+    fn next_timer(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The time of [`next_timer`](Self::next_timer) has come.
+    fn timer(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+}
+
+/// An application that does nothing: the server only filters and routes.
+impl Handler for () {
+    fn run(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: &Run) {}
+}
+
+/// A frame that a routing function queued for later.
+#[derive(Clone, Debug)]
+pub struct HeldFrame {
+    /// Its name for [`Context::release`].
+    pub id: HeldId,
+    /// Who sent it.
+    pub from: Uuid,
+    /// The frame.
+    pub frame: Frame,
+}
+
+/// Why a session is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DisconnectReason {
+    /// The client closed it in order.
+    PeerClosed,
+    /// The client sent ConnectionFailure or ConnectionAborted.
+    PeerRefused(ErrorCode),
+    /// Reading or writing failed, or the connection was cut.
+    Lost(String),
+    /// The client broke the protocol.
+    Protocol(String),
+    /// The same client connected again.
+    Replaced,
+    /// Its queue was full.
+    SlowConsumer,
+    /// The application ended it.
+    Application,
+    /// The server stops.
+    Stopped,
+}
+
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerClosed => f.write_str("closed by the client"),
+            Self::PeerRefused(code) => write!(f, "the client sent {code}"),
+            Self::Lost(why) => f.write_str(why),
+            Self::Protocol(why) => write!(f, "protocol error: {why}"),
+            Self::Replaced => f.write_str("the client connected again"),
+            Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
+            Self::Application => f.write_str("ended by the application"),
+            Self::Stopped => f.write_str("the server stops"),
+        }
+    }
+}
+
+/// Why a frame was not queued for a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SendError {
+    /// No session of that UUID.
+    NotConnected(Uuid),
+    /// CONNECT, CONNECTED, or a kind that the protocol does not define.
+    Kind(FrameKind),
+    /// The session's queue is full; the policy for slow consumers has been
+    /// applied to it.
+    QueueFull(Uuid),
+    /// The server has stopped.
+    Stopped,
+    /// A blocking call from the dispatcher thread itself, which would wait
+    /// for itself: use the [`Context`] there.
+    OnDispatcher,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotConnected(uuid) => write!(f, "{uuid} is not connected"),
+            Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
+            Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
+            Self::Stopped => f.write_str("the server has stopped"),
+            Self::OnDispatcher => f.write_str("a handler has to use its context, not a handle"),
+        }
+    }
+}
+
+impl std::error::Error for SendError {}
+
+/// What a handler, or a closure given to
+/// [`ServerHandle::with`](super::ServerHandle::with), may do. It exists on
+/// the dispatcher thread alone, and nothing in it blocks.
+#[derive(Debug)]
+pub struct Context<'a> {
+    pub(super) state: &'a mut State,
+}
+
+impl Context<'_> {
+    /// The server's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.state.shared.uuid
+    }
+
+    /// The roles that the server advertises.
+    pub fn role(&self) -> Role {
+        self.state.shared.role
+    }
+
+    /// Queues a frame for one entity.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.state.send(to, frame)
+    }
+
+    /// Queues a frame for every session with at least one of the roles, and
+    /// says for how many.
+    ///
+    /// # Errors
+    /// [`SendError::Kind`].
+    pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
+        self.state
+            .send_where(frame, |sessions, each| sessions.with_role(to).for_each(each))
+    }
+
+    /// Queues a frame for every session, and says for how many.
+    ///
+    /// # Errors
+    /// [`SendError::Kind`].
+    pub fn broadcast(&mut self, frame: &Frame) -> Result<usize, SendError> {
+        self.state
+            .send_where(frame, |sessions, each| sessions.iter().for_each(each))
+    }
+
+    /// Who is connected.
+    pub fn directory(&self) -> Directory<'_> {
+        Directory {
+            sessions: &self.state.sessions,
+        }
+    }
+
+    /// What the session of `uuid` has carried so far.
+    pub fn counters(&self, uuid: Uuid) -> Option<Counters> {
+        let id = self.state.sessions.id_of(uuid)?;
+        self.state.sessions.get(id).map(|session| session.counters())
+    }
+
+    /// Ends the session of `uuid` once its queue is flushed; false where
+    /// there is none.
+    pub fn disconnect(&mut self, uuid: Uuid) -> bool {
+        self.state.disconnect(uuid)
+    }
+
+    /// The cluster configuration that the next CONNECTED carries.
+    pub fn configuration(&self) -> &Bytes {
+        &self.state.configuration
+    }
+
+    /// Replaces the cluster configuration. Who is connected already is not
+    /// told: send CONFIGURE for that.
+    pub fn set_configuration(&mut self, yaml: impl Into<Bytes>) {
+        self.state.configuration = yaml.into();
+    }
+
+    /// Replaces the forwarding rules; frames queued by the old ones stay.
+    ///
+    /// # Errors
+    /// [`RuleError`]; the old rules stay.
+    pub fn set_rules(&mut self, rules: Rules) -> Result<(), RuleError> {
+        self.state.rules = RuleTable::try_from(rules)?;
+        Ok(())
+    }
+
+    /// Replaces the role filter.
+    pub fn set_filter(&mut self, filter: Filter) {
+        self.state.filter = filter;
+    }
+
+    /// The frames that routing functions queued, oldest first.
+    pub fn held(&self) -> impl Iterator<Item = &HeldFrame> {
+        self.state.held.iter()
+    }
+
+    /// Sends a queued frame to these entities and forgets it; says to how
+    /// many it went, `None` where there is no such frame any more.
+    pub fn release(&mut self, id: HeldId, to: &[Uuid]) -> Option<usize> {
+        let held = self.state.held.take(id)?;
+        Some(
+            to.iter()
+                .filter(|uuid| self.state.send(**uuid, &held.frame).is_ok())
+                .count(),
+        )
+    }
+
+    /// Forgets a queued frame.
+    pub fn discard(&mut self, id: HeldId) -> Option<HeldFrame> {
+        self.state.held.take(id)
+    }
+}
