@@ -19,4 +19,5 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Cert(cmd::cert::Args),
+    Decode(cmd::decode::Args),
 }

@@ -4,8 +4,10 @@
 //! | file | subcommand |
 //! |---|---|
 //! | `cert` | make, show and check certificates |
+//! | `decode` | name the fields of frames |
 
 pub(crate) mod cert;
+pub(crate) mod decode;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -14,5 +16,6 @@ use crate::failure::Failure;
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Cert(args) => cert::run(args),
+        Command::Decode(args) => decode::run(args),
     }
 }
