@@ -141,6 +141,10 @@ fn keys_of_every_kind_issue_and_are_issued() {
         let identity = Identity::from_pem(issued.to_pem().as_bytes(), "memory").unwrap();
         authority.trust().verify(identity.chain()).unwrap();
         assert_eq!(kind.to_string().parse(), Ok(kind));
+        if kind == KeyKind::Ed25519 {
+            // The first version of PKCS#8, which every OpenSSL reads.
+            assert_eq!(identity.key().secret_der().len(), 48);
+        }
     }
 }
 
@@ -345,7 +349,7 @@ fn faults_name_the_file_they_are_in() {
 
 #[test]
 fn keys_in_all_three_forms_load() {
-    let trust = Trust::load(fixture("authority.pem")).unwrap();
+    let trust = Trust::load(fixture("authority/ca.pem")).unwrap();
     for (file, key) in [
         ("pkcs1.pem", "RSA 2048"),
         ("sec1.pem", "P-256"),
@@ -364,7 +368,7 @@ fn keys_in_all_three_forms_load() {
 
 #[test]
 fn a_chain_needs_its_intermediate() {
-    let trust = Trust::load(fixture("authority.pem")).unwrap();
+    let trust = Trust::load(fixture("authority/ca.pem")).unwrap();
     let identity = Identity::load(fixture("chain.pem")).unwrap();
     assert_eq!(identity.chain().len(), 2);
     trust.verify(identity.chain()).unwrap();
@@ -379,7 +383,7 @@ fn a_chain_needs_its_intermediate() {
 
 #[test]
 fn any_usage_gives_the_role_but_no_way_through_tls() {
-    let trust = Trust::load(fixture("authority.pem")).unwrap();
+    let trust = Trust::load(fixture("authority/ca.pem")).unwrap();
     let identity = Identity::load(fixture("any-usage.pem")).unwrap();
     assert_eq!(identity.roles(), Role::AGENT);
     assert_eq!(trust.verify(identity.chain()), Err(Fault::NotForClients));
@@ -482,6 +486,17 @@ fn an_authority_is_saved_once_and_issues_again_after_loading() {
 }
 
 #[test]
+fn an_authority_made_by_openssl_issues() {
+    let authority = Authority::load(fixture("authority")).unwrap();
+    assert_eq!(authority.info().subject, "C=AQ, O=Fixtures, CN=authority");
+    let issued = authority
+        .issue(&CertificateRequest::new(Role::SCHEDULER))
+        .unwrap();
+    let trust = Trust::load(fixture("authority/ca.pem")).unwrap();
+    trust.verify(issued.identity().chain()).unwrap();
+}
+
+#[test]
 fn an_authority_of_other_files_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
@@ -530,4 +545,31 @@ fn nothing_prints_a_private_key() {
     ] {
         assert!(!text.contains(secret) && !text.contains("key_pem"), "{text}");
     }
+}
+
+#[test]
+fn a_damaged_certificate_is_read_or_refused_without_panic() {
+    let request = CertificateRequest::new(Role::SCHEDULER).uuid(Uuid::from_u128(7));
+    let authority = authority();
+    let der = authority.issue(&request).unwrap().info().der.to_vec();
+    for at in 0..der.len() {
+        for flip in [0x01, 0x20, 0x80, 0xff] {
+            let mut der = der.clone();
+            der[at] ^= flip;
+            let damaged = CertificateDer::from(der);
+            let _ = roles_of(&damaged);
+            assert!(authority.trust().verify(&[damaged]).is_err());
+        }
+        assert!(CertificateInfo::from_der(&CertificateDer::from(&der[..at])).is_err());
+    }
+}
+
+#[test]
+fn everything_may_cross_threads() {
+    fn crosses<T: Send + Sync>() {}
+    crosses::<Authority>();
+    crosses::<Identity>();
+    crosses::<Trust>();
+    crosses::<CertificateInfo>();
+    crosses::<Error>();
 }

@@ -3,24 +3,23 @@
 use std::fmt;
 use std::fs;
 use std::path::Path;
-use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, SanType,
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::extensions::ParsedExtension;
 use x509_parser::x509::X509Name;
 
 use super::identity::check_key;
+use super::request::{AuthorityRequest, CertificateRequest, KeyKind};
 use super::{
     BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, eku, inspect, provider, store,
 };
-use crate::Role;
 
 const CERTIFICATE_FILE: &str = "ca.pem";
 const KEY_FILE: &str = "ca.key";
@@ -33,248 +32,6 @@ const MAX_DAYS: u32 = 36_500;
 const LAST_SECOND: u64 = 253_402_300_799;
 /// How far the lifetimes begin in the past, for peers whose clocks are slow.
 const CLOCK_SKEW: u64 = 600;
-
-/// The kind of a private key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum KeyKind {
-    /// ECDSA on the curve P-256, the default: small and quick.
-    #[default]
-    P256,
-    /// RSA with 2048 bits; needs the feature `aws-lc-rs`.
-    Rsa2048,
-    /// RSA with 4096 bits; needs the feature `aws-lc-rs`, and seconds to make.
-    Rsa4096,
-    /// Ed25519.
-    Ed25519,
-}
-
-impl KeyKind {
-    const TABLE: [(Self, &'static str); 4] = [
-        (Self::P256, "p256"),
-        (Self::Rsa2048, "rsa2048"),
-        (Self::Rsa4096, "rsa4096"),
-        (Self::Ed25519, "ed25519"),
-    ];
-
-    fn generate(self) -> Result<KeyPair, Error> {
-        let pair = match self {
-            Self::P256 => KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
-            Self::Ed25519 => KeyPair::generate_for(&rcgen::PKCS_ED25519),
-            #[cfg(feature = "aws-lc-rs")]
-            Self::Rsa2048 => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048),
-            #[cfg(feature = "aws-lc-rs")]
-            Self::Rsa4096 => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_4096),
-            #[cfg(not(feature = "aws-lc-rs"))]
-            Self::Rsa2048 | Self::Rsa4096 => return Err(BadRequest::Key("RSA").into()),
-        };
-        pair.map_err(crypto)
-    }
-}
-
-impl fmt::Display for KeyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::TABLE.into_iter().find(|(kind, _)| kind == self);
-        f.write_str(name.map_or("", |(_, name)| name))
-    }
-}
-
-impl FromStr for KeyKind {
-    type Err = BadRequest;
-
-    /// Reads `p256`, `rsa2048`, `rsa4096` or `ed25519` in any case.
-    fn from_str(text: &str) -> Result<Self, BadRequest> {
-        Self::TABLE
-            .into_iter()
-            .find(|(_, name)| name.eq_ignore_ascii_case(text))
-            .map(|(kind, _)| kind)
-            .ok_or_else(|| BadRequest::UnknownKey(text.to_owned()))
-    }
-}
-
-/// What a new authority should be like.
-///
-/// ```
-/// use ssntp::pki::AuthorityRequest;
-///
-/// let request = AuthorityRequest::default().name("Example").days(30);
-/// assert_eq!(request.name, "Example");
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct AuthorityRequest {
-    /// The organization, 1 to 64 characters.
-    /// Default: `ssntp`.
-    pub name: String,
-    /// Where clients may look for a server, see [`Trust::names`].
-    /// Default: nowhere.
-    pub hosts: Vec<Host>,
-    /// The kind of its key.
-    /// Default: P-256.
-    pub key: KeyKind,
-    /// Its lifetime from the start on, 1 to 36,500 days.
-    /// Default: 3650.
-    pub days: u32,
-    /// When its lifetime starts.
-    /// Default: ten minutes ago, the days counted from now on.
-    pub valid_from: Option<SystemTime>,
-}
-
-impl Default for AuthorityRequest {
-    fn default() -> Self {
-        Self {
-            name: "ssntp".to_owned(),
-            hosts: Vec::new(),
-            key: KeyKind::default(),
-            days: 3650,
-            valid_from: None,
-        }
-    }
-}
-
-impl AuthorityRequest {
-    /// Sets the organization.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// Adds a place to look for a server.
-    #[must_use]
-    pub fn host(mut self, host: Host) -> Self {
-        self.hosts.push(host);
-        self
-    }
-
-    /// Sets the kind of key.
-    #[must_use]
-    pub fn key(mut self, key: KeyKind) -> Self {
-        self.key = key;
-        self
-    }
-
-    /// Sets the lifetime.
-    #[must_use]
-    pub fn days(mut self, days: u32) -> Self {
-        self.days = days;
-        self
-    }
-
-    /// Sets the start of the lifetime.
-    #[must_use]
-    pub fn valid_from(mut self, start: SystemTime) -> Self {
-        self.valid_from = Some(start);
-        self
-    }
-}
-
-/// What a certificate to be issued should say.
-///
-/// ```
-/// use ssntp::Role;
-/// use ssntp::pki::CertificateRequest;
-///
-/// let request = CertificateRequest::new(Role::SCHEDULER).host("sched.example".parse()?).days(90);
-/// assert_eq!(request.name, "scheduler");
-/// # Ok::<(), ssntp::pki::ParseHostError>(())
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CertificateRequest {
-    /// The roles that it gives. None is allowed, for tests of peers that
-    /// have none.
-    pub roles: Role,
-    /// Its holder's name, 1 to 64 characters.
-    /// Default: the roles' names, joined with `-`.
-    pub name: String,
-    /// The DNS names and addresses of a server.
-    /// Default: for a server or scheduler `localhost`, 127.0.0.1, ::1 and
-    /// this machine's own name; none for the others.
-    pub hosts: Vec<Host>,
-    /// The UUID to bind its holder to, not nil.
-    /// Default: any UUID may be used with it.
-    pub uuid: Option<Uuid>,
-    /// The kind of its key.
-    /// Default: P-256.
-    pub key: KeyKind,
-    /// Its lifetime from the start on, 1 to 36,500 days; cut where the
-    /// authority's own ends.
-    /// Default: 365.
-    pub days: u32,
-    /// When its lifetime starts.
-    /// Default: ten minutes ago, the days counted from now on.
-    pub valid_from: Option<SystemTime>,
-}
-
-impl CertificateRequest {
-    /// A certificate with these roles and the defaults elsewhere.
-    pub fn new(roles: Role) -> Self {
-        Self {
-            roles,
-            name: roles.to_string().replace(',', "-"),
-            hosts: Vec::new(),
-            uuid: None,
-            key: KeyKind::default(),
-            days: 365,
-            valid_from: None,
-        }
-    }
-
-    /// Sets the name.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// Adds a DNS name or an address, in place of the default ones.
-    #[must_use]
-    pub fn host(mut self, host: Host) -> Self {
-        self.hosts.push(host);
-        self
-    }
-
-    /// Binds the holder to a UUID.
-    #[must_use]
-    pub fn uuid(mut self, uuid: Uuid) -> Self {
-        self.uuid = Some(uuid);
-        self
-    }
-
-    /// Sets the kind of key.
-    #[must_use]
-    pub fn key(mut self, key: KeyKind) -> Self {
-        self.key = key;
-        self
-    }
-
-    /// Sets the lifetime.
-    #[must_use]
-    pub fn days(mut self, days: u32) -> Self {
-        self.days = days;
-        self
-    }
-
-    /// Sets the start of the lifetime.
-    #[must_use]
-    pub fn valid_from(mut self, start: SystemTime) -> Self {
-        self.valid_from = Some(start);
-        self
-    }
-
-    fn is_server(&self) -> bool {
-        self.roles.intersects(Role::SERVER | Role::SCHEDULER)
-    }
-
-    fn all_hosts(&self) -> Vec<Host> {
-        if self.hosts.is_empty() && self.is_server() {
-            default_hosts()
-        } else {
-            self.hosts.clone()
-        }
-    }
-}
 
 /// A certificate authority with its private key.
 ///
@@ -295,7 +52,7 @@ impl Authority {
     /// # Errors
     /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].
     pub fn new(request: &AuthorityRequest) -> Result<Self, Error> {
-        let key = request.key.generate()?;
+        let key = generate(request.key)?;
         let mut params = params(&request.name)?;
         params
             .distinguished_name
@@ -427,7 +184,7 @@ impl Authority {
         params.subject_alt_names = alternatives(&request.all_hosts(), request.uuid)?;
         params.use_authority_key_identifier_extension = true;
 
-        let key = request.key.generate()?;
+        let key = generate(request.key)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
         self.check_issuer_name(certificate.der())?;
         let origin = format!("the certificate issued to {:?}", request.name);
@@ -600,14 +357,35 @@ fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<SanType>, Erro
     Ok(names)
 }
 
-fn default_hosts() -> Vec<Host> {
-    let this_machine = rustix::system::uname();
-    let this_machine = this_machine.nodename().to_str().unwrap_or_default();
-    ["localhost", "127.0.0.1", "::1", this_machine]
-        .into_iter()
-        // A machine may be called anything, even what no certificate can say.
-        .filter_map(|host| host.parse().ok())
-        .collect()
+fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
+    let pair = match kind {
+        KeyKind::P256 => KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
+        KeyKind::Ed25519 => KeyPair::generate_for(&rcgen::PKCS_ED25519).and_then(|pair| plain_ed25519(&pair)),
+        #[cfg(feature = "aws-lc-rs")]
+        KeyKind::Rsa2048 => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048),
+        #[cfg(feature = "aws-lc-rs")]
+        KeyKind::Rsa4096 => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_4096),
+        #[cfg(not(feature = "aws-lc-rs"))]
+        KeyKind::Rsa2048 | KeyKind::Rsa4096 => return Err(BadRequest::Key("RSA").into()),
+    };
+    pair.map_err(crypto)
+}
+
+/// The same key in the first version of PKCS#8. Generators write the second,
+/// which repeats the public key, and OpenSSL before 3.2 cannot read that.
+fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
+    const HEAD: [u8; 16] = [
+        0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
+    ];
+    // Both versions hold the algorithm and the 32 secret bytes at the same
+    // place; length and version number before them differ.
+    let der = pair.serialized_der();
+    if der.get(5..16) != Some(&HEAD[5..]) {
+        return Err(rcgen::Error::CouldNotParseKeyPair);
+    }
+    let secret = der.get(16..48).ok_or(rcgen::Error::CouldNotParseKeyPair)?;
+    let plain = PrivatePkcs8KeyDer::from([&HEAD[..], secret].concat());
+    KeyPair::from_pkcs8_der_and_sign_algo(&plain, &rcgen::PKCS_ED25519)
 }
 
 fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {

@@ -21,7 +21,8 @@
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `store` | PEM text and files, [`load_certificates`] |
-//! | `issue` | [`Authority`] and what it issues (feature `issue`) |
+//! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
+//! | `issue` | `Authority` and what it issues (feature `issue`) |
 //! | `provider` | which cryptography is used, [`provider()`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
@@ -56,6 +57,8 @@ mod inspect;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod issue;
 mod provider;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod request;
 mod store;
 mod trust;
 
@@ -65,7 +68,9 @@ pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-pub use self::issue::{Authority, AuthorityRequest, CertificateRequest, Issued, KeyKind};
+pub use self::issue::{Authority, Issued};
 pub use self::provider::provider;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::store::load_certificates;
 pub use self::trust::Trust;

@@ -1,0 +1,21 @@
+//! The subcommands. Each file has `Args`, what the command line says, and
+//! `run`, which does it.
+//!
+//! | file | subcommand |
+//! |---|---|
+//! | `cert` | make, show and check certificates |
+//! | `decode` | name the fields of frames |
+
+pub(crate) mod cert;
+pub(crate) mod decode;
+
+use crate::args::Command;
+use crate::failure::Failure;
+
+/// Runs a subcommand to its end.
+pub(crate) fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Cert(args) => cert::run(args),
+        Command::Decode(args) => decode::run(args),
+    }
+}

@@ -1,0 +1,85 @@
+//! How a subcommand fails.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use ssntp::pki::{BadRequest, Error};
+
+use crate::output::printable;
+
+/// What the user is told, and the exit code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: Option<String>,
+    code: u8,
+}
+
+impl Failure {
+    /// It did not work: exit code 1.
+    pub(crate) fn new(message: impl Display) -> Self {
+        Self {
+            message: Some(message.to_string()),
+            code: 1,
+        }
+    }
+
+    /// It was asked for wrongly: exit code 2.
+    pub(crate) fn usage(message: impl Display) -> Self {
+        Self {
+            message: Some(message.to_string()),
+            code: 2,
+        }
+    }
+
+    /// The standard output did not take what was written. Whoever closed it
+    /// has seen enough, which is no failure.
+    pub(crate) fn output(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self {
+                message: None,
+                code: 0,
+            };
+        }
+        Self::new(format!("standard output: {error}"))
+    }
+
+    /// Tells the user in one line.
+    pub(crate) fn report(self) -> ExitCode {
+        if let Some(message) = self.message {
+            let line = one_line(&message);
+            // Nobody can be told that nobody can be told.
+            let _ = writeln!(io::stderr(), "ssntp: {line}");
+        }
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        use BadRequest as Bad;
+        match &error {
+            // The authority is what it is; the rest was asked for wrongly.
+            Error::Request(Bad::AuthorityExpires { .. } | Bad::AuthorityName | Bad::Key(_)) => {
+                Self::new(error)
+            }
+            Error::Request(_) => Self::usage(error),
+            _ => Self::new(error),
+        }
+    }
+}
+
+/// File names and peers' texts may hold anything.
+fn one_line(message: &str) -> String {
+    printable(message).replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_stays_one_line() {
+        assert_eq!(one_line("a\nb\u{1b}[31m \u{fc}"), "a\\nb\\u{1b}[31m \u{fc}");
+    }
+}

@@ -1,0 +1,42 @@
+//! The standard output. Whoever reads it may go away at any time, as in
+//! `ssntp … | head -1`, and `println!` would panic then.
+
+use std::fmt::Display;
+use std::io::{self, BufWriter, StdoutLock, Write};
+
+use crate::failure::Failure;
+
+/// The standard output, held for the time of a subcommand. What is buffered
+/// is written when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Output(BufWriter<StdoutLock<'static>>);
+
+impl Output {
+    pub(crate) fn new() -> Self {
+        Self(BufWriter::new(io::stdout().lock()))
+    }
+
+    /// Writes one line.
+    pub(crate) fn line(&mut self, line: impl Display) -> Result<(), Failure> {
+        writeln!(self.0, "{line}").map_err(|error| Failure::output(&error))
+    }
+
+    /// Writes out what is buffered; call it at the end to hear of errors.
+    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
+        self.0.flush().map_err(|error| Failure::output(&error))
+    }
+}
+
+/// A peer's text as a terminal may show it: control characters are escaped,
+/// lines stay lines.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}

@@ -1,0 +1,231 @@
+//! `ssntp cert` as a user meets it: files, texts and exit codes.
+
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use ssntp::Role;
+use ssntp::pki::Identity;
+use tempfile::TempDir;
+
+/// Runs `ssntp` with the words of a line, in a directory.
+fn ssntp(directory: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ssntp"))
+        .args(line.split_whitespace())
+        .current_dir(directory)
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn succeed(directory: &Path, line: &str) -> String {
+    let output = ssntp(directory, line);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{line}: {errors}");
+    assert_eq!(errors, "", "{line}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line on standard error of a call that fails with `code`.
+fn fail(directory: &Path, line: &str, code: i32) -> String {
+    let output = ssntp(directory, line);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.starts_with("ssntp: "), "{errors}");
+    errors
+}
+
+/// A directory with an authority in `pki`.
+fn with_authority() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    succeed(directory.path(), "cert ca --dir pki");
+    directory
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn every_role_is_issued_and_verified() {
+    let directory = with_authority();
+    let at = directory.path();
+    assert_eq!(mode(&at.join("pki/ca.key")), 0o600);
+    for role in Role::ALL.iter() {
+        succeed(at, &format!("cert issue --dir pki --role {role}"));
+        let file = at.join(format!("pki/{role}.pem"));
+        assert_eq!(mode(&file), 0o600);
+        assert_eq!(Identity::load(file).unwrap().roles(), role);
+        let text = succeed(at, &format!("cert verify --ca pki/ca.pem pki/{role}.pem"));
+        assert!(text.starts_with(&format!("pki/{role}.pem: good for {role}, valid until ")));
+    }
+}
+
+#[test]
+fn what_was_asked_for_is_in_the_certificate() {
+    const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+    let directory = with_authority();
+    let at = directory.path();
+    succeed(
+        at,
+        &format!(
+            "cert issue --dir pki --role scheduler,agent --host sched.example --host [::1] \
+             --uuid {UUID} --key ed25519 --days 7 --name both"
+        ),
+    );
+    let text = succeed(at, "cert inspect pki/both.pem");
+    for part in [
+        "CN=both",
+        "agent,scheduler",
+        "sched.example, ::1",
+        "Ed25519",
+        "serverAuth, clientAuth",
+        UUID,
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let json: Value = serde_json::from_str(&succeed(at, "cert inspect --json pki/both.pem")).unwrap();
+    let certificate = &json["certificates"][0];
+    assert_eq!(certificate["uuid"], UUID);
+    assert_eq!(certificate["valid_now"], true);
+    assert_eq!(certificate["roles"], serde_json::json!(["agent", "scheduler"]));
+    assert_eq!(json["private_key"], "matches");
+    let json: Value = serde_json::from_str(&succeed(at, "cert inspect --json pki/ca.pem")).unwrap();
+    assert_eq!(json["certificates"][0]["is_authority"], true);
+    assert_eq!(json["private_key"], "none");
+}
+
+#[test]
+fn an_authority_is_replaced_by_force_only() {
+    let directory = with_authority();
+    let at = directory.path();
+    let before = fs::read(at.join("pki/ca.pem")).unwrap();
+    assert!(fail(at, "cert ca --dir pki", 1).contains("pki/ca.pem: exists already"));
+    assert_eq!(fs::read(at.join("pki/ca.pem")).unwrap(), before);
+    succeed(
+        at,
+        "cert ca --dir pki --force --name Other --key ed25519 --host a.example",
+    );
+    let text = succeed(at, "cert inspect pki/ca.pem");
+    assert!(
+        text.contains("O=Other, CN=Other CA") && text.contains("a.example"),
+        "{text}"
+    );
+    // A key alone is as worth keeping.
+    fs::remove_file(at.join("pki/ca.pem")).unwrap();
+    assert!(fail(at, "cert ca --dir pki", 1).contains("pki/ca.key: exists already"));
+}
+
+#[test]
+fn failures_name_the_file_and_exit_with_1() {
+    let directory = with_authority();
+    let at = directory.path();
+    succeed(at, "cert ca --dir other --name Other");
+    succeed(at, "cert issue --dir pki --role agent");
+    fs::write(at.join("text"), "no certificate").unwrap();
+    for (line, parts) in [
+        (
+            "cert issue --dir none --role agent",
+            ["none/ca.pem: cannot read", "cert ca"],
+        ),
+        ("cert inspect none.pem", ["none.pem: cannot read", "No such file"]),
+        ("cert inspect text", ["text: not PEM", ""]),
+        ("cert inspect pki/ca.key", ["pki/ca.key: no certificate", ""]),
+        (
+            "cert verify --ca other/ca.pem pki/agent.pem",
+            ["pki/agent.pem: ", "not trusted"],
+        ),
+        (
+            "cert verify --ca pki/agent.pem pki/agent.pem",
+            ["pki/agent.pem: ", "not a certificate authority's"],
+        ),
+        (
+            "cert verify --ca pki/ca.pem pki/ca.pem",
+            ["pki/ca.pem: ", "authority's"],
+        ),
+    ] {
+        let text = fail(at, line, 1);
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+    let output = ssntp(at, "cert verify --json --ca other/ca.pem pki/agent.pem");
+    assert_eq!(output.status.code(), Some(1));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["ok"], false);
+    assert!(json["reason"].as_str().unwrap().contains("not trusted"));
+}
+
+#[test]
+fn a_key_of_another_certificate_does_not_verify() {
+    let directory = with_authority();
+    let at = directory.path();
+    succeed(at, "cert issue --dir pki --role agent --name one");
+    succeed(at, "cert issue --dir pki --role agent --name two");
+    let one = fs::read_to_string(at.join("pki/one.pem")).unwrap();
+    let two = fs::read_to_string(at.join("pki/two.pem")).unwrap();
+    let key = two.find("-----BEGIN PRIVATE").unwrap();
+    let own_key = one.find("-----BEGIN PRIVATE").unwrap();
+    fs::write(
+        at.join("mixed.pem"),
+        format!("{}{}", &one[..own_key], &two[key..]),
+    )
+    .unwrap();
+    fs::write(at.join("public.pem"), &one[..own_key]).unwrap();
+    let text = fail(at, "cert verify --ca pki/ca.pem mixed.pem", 1);
+    assert!(
+        text.contains("mixed.pem: the private key does not belong"),
+        "{text}"
+    );
+    succeed(at, "cert verify --ca pki/ca.pem public.pem");
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_writes_nothing() {
+    let directory = with_authority();
+    let at = directory.path();
+    for line in [
+        "",
+        "cert",
+        "cert issue --dir pki",
+        "cert issue --dir pki --role root",
+        "cert issue --dir pki --role agent --key dsa",
+        "cert issue --dir pki --role agent --days 0",
+        "cert issue --dir pki --role agent --host sched.example:8888",
+        "cert issue --dir pki --role agent --uuid 7",
+        "cert issue --dir pki --role agent --uuid 00000000-0000-0000-0000-000000000000",
+        "cert issue --dir pki --role agent --name CA",
+        "cert issue --dir pki --role agent --name ../agent",
+        "cert verify pki/ca.pem",
+        "certificate",
+    ] {
+        let output = ssntp(at, line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(!output.stderr.is_empty());
+    }
+    assert_eq!(fs::read_dir(at.join("pki")).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(at).unwrap().count(), 1);
+}
+
+#[test]
+fn a_closed_standard_output_is_no_failure() {
+    let directory = with_authority();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+        .args(["cert", "inspect", "pki/ca.pem"])
+        .current_dir(directory.path())
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stderr, b"");
+}

@@ -1,0 +1,101 @@
+//! `ssntp decode` as a user meets it.
+
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use ssntp::Role;
+use ssntp::proto::{Connect, Connected, Frame, Status};
+use uuid::Uuid;
+
+fn decode(arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ssntp"))
+        .arg("decode")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It need not read all of it.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+fn conversation() -> Vec<u8> {
+    let mut bytes = Connect::new(Role::AGENT, Uuid::from_u128(1), false)
+        .encode()
+        .to_vec();
+    let connected = Connected {
+        role: Role::SCHEDULER,
+        server: Uuid::from_u128(2),
+        client: Uuid::from_u128(1),
+        trace: false,
+        payload: "configure: {}\n".into(),
+    };
+    bytes.extend(connected.encode());
+    bytes.extend(Frame::new(Status::FULL).encode());
+    bytes
+}
+
+#[test]
+fn raw_bytes_and_digits_give_the_same() {
+    let raw = conversation();
+    let digits: Vec<String> = raw.iter().map(|byte| format!("{byte:02x}")).collect();
+    let one = decode(&[], &raw);
+    assert_eq!(one.status.code(), Some(0));
+    assert_eq!(one.stderr, b"");
+    assert_eq!(decode(&["-"], digits.join(" ").as_bytes()).stdout, one.stdout);
+    assert_eq!(
+        decode(&[], format!("0x{}\n", digits.concat()).as_bytes()).stdout,
+        one.stdout
+    );
+    let text = String::from_utf8(one.stdout).unwrap();
+    for part in [
+        "frame 1: COMMAND CONNECT, 40 bytes at 0x0",
+        "frame 2: STATUS CONNECTED, 58 bytes at 0x28",
+        "frame 3: STATUS FULL, 8 bytes at 0x62",
+        "0x000054  payload              14 bytes of text",
+        "00000000-0000-0000-0000-000000000002",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn json_is_one_object_a_frame_and_line() {
+    let output = decode(&["--json"], &conversation());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let frames: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let operands: Vec<&str> = frames.iter().map(|f| f["operand"].as_str().unwrap()).collect();
+    assert_eq!(operands, ["CONNECT", "CONNECTED", "FULL"]);
+    assert_eq!(frames[1]["fields"]["payload"]["value"], "configure: {}\n");
+    assert_eq!(frames[1]["fields"]["payload_length"]["offset"], 80);
+    assert_eq!(frames[2]["offset"], 98);
+}
+
+#[test]
+fn a_bad_frame_is_told_in_one_line() {
+    let mut input = conversation();
+    input.truncate(102);
+    let output = decode(&[], &input);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let expected = "ssntp: standard input: offset 0x66: \
+                    the input ends inside payload length, with 0 of its 4 bytes\n";
+    assert_eq!(errors, expected);
+    assert!(!output.stdout.is_empty());
+    for (input, part) in [("", "no frame"), ("0", "odd number"), ("zz", "major version 122")] {
+        let output = decode(&["--json"], input.as_bytes());
+        assert_eq!(output.status.code(), Some(1));
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(part), "{errors}");
+        assert_eq!(errors.lines().count(), 1);
+    }
+}
