@@ -28,9 +28,19 @@
 //!
 //! | file | frames |
 //! |---|---|
-//! | `stats`, `ready` | STATS; READY, MAINTENANCE |
+//! | `start` | START and its further documents |
+//! | `stop`, `delete`, `restart` | STOP, DELETE, RESTART |
+//! | `evacuate`, `restore` | EVACUATE, Restore |
+//! | `public_ip` | AssignPublicIP, ReleasePublicIP, PublicIPAssigned, PublicIPUnassigned |
+//! | `volume` | AttachVolume, DetachVolume |
+//! | `refresh_cnci` | RefreshCNCI |
 //! | `configure` | CONFIGURE, the payload of CONNECTED, InvalidConfiguration |
-//! | `trace_report`, `timestamp` | TraceReport |
+//! | `stats`, `ready` | STATS; READY, MAINTENANCE |
+//! | `tenant` | TenantAdded, TenantRemoved |
+//! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
+//! | `node` | NodeConnected, NodeDisconnected |
+//! | `trace_report` | TraceReport |
+//! | `failure/` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
 //! and beside them:
@@ -38,6 +48,8 @@
 //! | file | holds |
 //! |---|---|
 //! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
+//! | [`timestamp`] | points in time as TraceReport writes them |
+//! | `workload` | what START and RESTART share |
 //! | `id` | [`Id`], a text that names an entity |
 //! | `names` | texts with known values, in which others survive |
 //!
@@ -51,13 +63,27 @@
 //! written and limited is told in [`yaml`].
 
 mod configure;
+mod delete;
+mod evacuate;
+mod failure;
 mod id;
+mod instance;
 mod invalid_frame_type;
 mod names;
+mod node;
+mod public_ip;
 mod ready;
+mod refresh_cnci;
+mod restart;
+mod restore;
+mod start;
 mod stats;
+mod stop;
+mod tenant;
 pub mod timestamp;
 mod trace_report;
+mod volume;
+mod workload;
 pub mod yaml;
 
 use std::fmt;
@@ -69,11 +95,25 @@ use serde::de::DeserializeOwned;
 pub use self::configure::{
     Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
 };
+pub use self::delete::Delete;
+pub use self::evacuate::{Evacuate, NextState};
+pub use self::failure::*;
 pub use self::id::Id;
+pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceStopped};
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
+pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
+pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};
+pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
+pub use self::restart::Restart;
+pub use self::restore::Restore;
+pub use self::start::{MarkerInside, RawDocument, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
+pub use self::stop::Stop;
+pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
+pub use self::volume::{AttachVolume, DetachVolume};
+pub use self::workload::{FwType, Networking, Persistence, Requirements};
 use crate::proto::{Frame, FrameKind};
 
 /// A schema: the content of one kind of frame.

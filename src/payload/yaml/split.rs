@@ -135,6 +135,14 @@ impl Marker {
     }
 }
 
+/// The first line, from 1, that would end a document of these bytes.
+pub(in crate::payload) fn first_marker(bytes: &[u8]) -> Option<usize> {
+    let mut lines = bytes.split(|b| *b == b'\n');
+    lines
+        .position(|line| Marker::of(line).is_some())
+        .map(|index| index + 1)
+}
+
 fn has_content(bytes: &[u8]) -> bool {
     bytes
         .split(|b| *b == b'\n')

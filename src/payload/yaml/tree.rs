@@ -20,11 +20,10 @@ pub(crate) struct Tree<'a> {
 impl<'a> Tree<'a> {
     /// Reads a document that begins in line `line` of its payload.
     pub(crate) fn parse(document: &'a [u8], line: usize, max_len: usize) -> Result<Self, Error> {
+        let start = Position { line, column: 1 };
         if document.len() > max_len {
-            return Err(Error::new(ErrorKind::TooLong {
-                len: document.len(),
-                limit: max_len,
-            }));
+            let (len, limit) = (document.len(), max_len);
+            return Err(Error::new(ErrorKind::TooLong { len, limit }).at(start));
         }
         let text = std::str::from_utf8(document).map_err(|error| {
             let before = &document[..error.valid_up_to()];

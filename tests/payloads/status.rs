@@ -1,55 +1,8 @@
-//! The payload schemas against documents written by the peer library
-//! (`fixtures/payloads`), documents of our own, and bad input.
-
-use std::fmt::Debug;
-use std::path::Path;
+//! STATS, READY, MAINTENANCE, CONFIGURE, TraceReport and InvalidFrameType.
 
 use ssntp::payload::{self, *};
 
-/// A document of `fixtures/payloads`.
-fn fixture(name: &str) -> Vec<u8> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/payloads");
-    std::fs::read(folder.join(name).with_extension("yaml")).unwrap()
-}
-
-/// Checks that what was read is written so that it reads back equal, here and
-/// by an independent parser.
-fn survives<T: Payload + PartialEq + Debug>(value: &T) {
-    let written = value.encode();
-    let again = T::decode(&written).unwrap_or_else(|e| panic!("{e}\n{}", text(&written)));
-    assert_eq!(&again, value);
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
-
-fn yaml_value(bytes: &[u8]) -> serde_yaml::Value {
-    serde_yaml::from_slice(bytes).unwrap_or_else(|e| panic!("{e}\n{}", text(bytes)))
-}
-
-/// Reads a document in the current form, and checks that what is written says
-/// the same to an independent parser.
-fn current<T: Payload + PartialEq + Debug>(document: &[u8]) -> T {
-    let value = T::decode(document).unwrap();
-    survives(&value);
-    assert_eq!(yaml_value(&value.encode()), yaml_value(document));
-    value
-}
-
-/// Reads a document in an older form, which is written in the current one.
-fn older<T: Payload + PartialEq + Debug>(document: &[u8]) -> T {
-    let value = T::decode(document).unwrap();
-    survives(&value);
-    value
-}
-
-const NODE: &str = "5be1c0de-7d1a-4b52-8a55-90d2c3b4a501";
-const INSTANCE: &str = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";
-const SECOND_INSTANCE: &str = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1002";
-const TENANT: &str = "93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50";
-const CNCI: &str = "c2a1f0e9-8d7c-4b6a-9584-736251403f2e";
-const VOLUME: &str = "7c9e6679-7425-40de-944b-e07fc1f90ae7";
+use super::*;
 
 #[test]
 fn stats() {
