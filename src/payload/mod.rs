@@ -1,1 +1,313 @@
-//! The YAML payloads.
+//! The payloads: what the YAML inside each frame says, as types.
+//!
+//! Each schema is a type that implements [`Payload`]: it knows the kind of
+//! frame it belongs to, reads a payload and writes one. Nothing here does I/O.
+//!
+//! ```
+//! use ssntp::payload::{InstanceState, Stats};
+//! use ssntp::proto::{Command, Frame};
+//!
+//! let payload = "\
+//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+//! status: READY
+//! mem_total_mb: 64000
+//! instances:
+//! - instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//!   state: active
+//! ";
+//! let frame = Frame::with_payload(Command::STATS, payload);
+//! let stats: Stats = frame.payload()?;
+//! assert_eq!(stats.mem_total_mb, 64000);
+//! assert_eq!(stats.mem_available_mb, -1, "unknown");
+//! assert_eq!(stats.instances[0].state, InstanceState::Active);
+//!
+//! let again = Frame::of(&stats);
+//! assert_eq!(again.kind(), Command::STATS);
+//! # Ok::<(), ssntp::payload::Error>(())
+//! ```
+//!
+//! | file | frames |
+//! |---|---|
+//! | `start` | START and its further documents |
+//! | `stop`, `delete`, `restart` | STOP, DELETE, RESTART |
+//! | `evacuate`, `restore` | EVACUATE, Restore |
+//! | `public_ip` | AssignPublicIP, ReleasePublicIP, PublicIPAssigned, PublicIPUnassigned |
+//! | `volume` | AttachVolume, DetachVolume |
+//! | `refresh_cnci` | RefreshCNCI |
+//! | `configure` | CONFIGURE, the payload of CONNECTED, InvalidConfiguration |
+//! | `stats`, `ready` | STATS; READY, MAINTENANCE |
+//! | `tenant` | TenantAdded, TenantRemoved |
+//! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
+//! | `node` | NodeConnected, NodeDisconnected |
+//! | `trace_report` | TraceReport |
+//! | `failure/` | StartFailure and the other failures of commands |
+//! | `invalid_frame_type` | InvalidFrameType |
+//!
+//! and beside them:
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
+//! | [`timestamp`] | points in time as TraceReport writes them |
+//! | `workload` | what START and RESTART share |
+//! | `id` | [`Id`], a text that names an entity |
+//! | `names` | texts with known values, in which others survive |
+//!
+//! FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
+//!
+//! # Rules all schemas share
+//! Every field may be missing unless its schema requires it, and then has its
+//! default; unknown keys are ignored; a text with known values keeps a value
+//! that isn't known. Numbers are whole; sizes are in MB (10^6 bytes or 2^20,
+//! as the sender counts) unless the field says otherwise. How YAML is read,
+//! written and limited is told in [`yaml`].
+
+mod configure;
+mod delete;
+mod evacuate;
+mod failure;
+mod id;
+mod instance;
+mod invalid_frame_type;
+mod names;
+mod node;
+mod public_ip;
+mod ready;
+mod refresh_cnci;
+mod restart;
+mod restore;
+mod start;
+mod stats;
+mod stop;
+mod tenant;
+pub mod timestamp;
+mod trace_report;
+mod volume;
+mod workload;
+pub mod yaml;
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use self::configure::{
+    Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
+};
+pub use self::delete::Delete;
+pub use self::evacuate::{Evacuate, NextState};
+pub use self::failure::*;
+pub use self::id::Id;
+pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceStopped};
+pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
+pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
+pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
+pub use self::ready::{Maintenance, Ready};
+pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
+pub use self::restart::Restart;
+pub use self::restore::Restore;
+pub use self::start::{MarkerInside, RawDocument, Start, StartPayload, Storage, VmType};
+pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
+pub use self::stop::Stop;
+pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
+pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
+pub use self::volume::{AttachVolume, DetachVolume};
+pub use self::workload::{FwType, Networking, Persistence, Requirements};
+use crate::proto::{Frame, FrameKind};
+
+/// A schema: the content of one kind of frame.
+pub trait Payload: Sized {
+    /// The kind of frame that carries it.
+    const KIND: FrameKind;
+
+    /// Reads a payload.
+    ///
+    /// # Errors
+    /// [`Error::Document`] when it isn't YAML within the limits of [`yaml`],
+    /// or isn't what the schema says, with the path and the line.
+    fn decode(payload: &[u8]) -> Result<Self, Error>;
+
+    /// Writes a payload that [`decode`](Self::decode) reads back equal.
+    fn encode(&self) -> Bytes;
+}
+
+/// A payload that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The frame is of another kind than the schema belongs to. A mistake of
+    /// the caller, not of the peer.
+    OtherKind {
+        /// The kind that the schema belongs to.
+        expected: FrameKind,
+        /// The frame's kind.
+        found: FrameKind,
+    },
+    /// The document isn't what the schema says. A mistake of the peer, who is
+    /// told by the matching failure: `invalid_payload` when
+    /// [`is_malformed`](yaml::Error::is_malformed), `invalid_data` otherwise.
+    Document(yaml::Error),
+}
+
+impl Error {
+    /// Where in the document, as `start.storage[0].size`; empty for all of it.
+    pub fn path(&self) -> String {
+        match self {
+            Self::OtherKind { .. } => String::new(),
+            Self::Document(error) => error.path(),
+        }
+    }
+
+    /// The line in the payload, from 1.
+    pub fn line(&self) -> Option<usize> {
+        match self {
+            Self::OtherKind { .. } => None,
+            Self::Document(error) => error.line(),
+        }
+    }
+
+    /// Whether the payload isn't a document at all: see
+    /// [`yaml::Error::is_malformed`].
+    pub fn is_malformed(&self) -> bool {
+        matches!(self, Self::Document(error) if error.is_malformed())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherKind { expected, found } => {
+                write!(f, "a payload of {expected} was asked of a {found} frame")
+            }
+            Self::Document(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::OtherKind { .. } => None,
+            Self::Document(error) => Some(error),
+        }
+    }
+}
+
+impl From<yaml::Error> for Error {
+    fn from(error: yaml::Error) -> Self {
+        Self::Document(error)
+    }
+}
+
+impl Frame {
+    /// Reads the frame's payload.
+    ///
+    /// # Errors
+    /// [`Error::OtherKind`] when `T` belongs to another kind of frame,
+    /// otherwise as [`Payload::decode`].
+    pub fn payload<T: Payload>(&self) -> Result<T, Error> {
+        if self.kind() != T::KIND {
+            return Err(Error::OtherKind {
+                expected: T::KIND,
+                found: self.kind(),
+            });
+        }
+        T::decode(self.payload_bytes())
+    }
+
+    /// The frame that carries `payload`.
+    pub fn of<T: Payload>(payload: &T) -> Self {
+        Self::with_payload(T::KIND, payload.encode())
+    }
+}
+
+/// Reads the only document of a payload, under its key `root` where the
+/// schema has one.
+fn read<'a, T: DeserializeOwned>(
+    payload: &'a [u8],
+    root: Option<&str>,
+) -> Result<(T, yaml::Tree<'a>), Error> {
+    let tree = yaml::Tree::parse(payload, 1, yaml::MAX_DOCUMENT_LEN)?;
+    Ok((tree.decode(root)?, tree))
+}
+
+fn write<T: Serialize>(value: &T, root: Option<&'static str>) -> Bytes {
+    let written = match root {
+        Some(root) => yaml::encode_under(root, value),
+        None => yaml::encode(value),
+    };
+    // Schemas hold text, numbers, lists and maps with text as keys: all of it
+    // can be written.
+    debug_assert!(written.is_ok(), "{written:?}");
+    written.unwrap_or_default()
+}
+
+/// A value at `path`, below `root`, that breaks a rule of its schema.
+fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Error {
+    root.iter()
+        .chain(path)
+        .rev()
+        .fold(yaml::Error::new(kind), |error, key| {
+            error.under(yaml::Segment::key(key))
+        })
+}
+
+/// Implements [`Payload`] for a schema that serde reads and writes: its frame,
+/// the key that wraps it where there is one, and the fields that mustn't be
+/// empty.
+macro_rules! payload {
+    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, requires $($field:ident),+)?) => {
+        impl $crate::payload::Payload for $name {
+            const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
+
+            fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
+                let root = $crate::payload::root!($($root)?);
+                #[allow(unused_variables, reason = "only used where a field is required")]
+                let (value, tree): (Self, _) = $crate::payload::read(payload, root)?;
+                $($(
+                    if value.$field.is_empty() {
+                        let missing = $crate::payload::yaml::ErrorKind::Missing;
+                        let error = $crate::payload::refusal(root, &[stringify!($field)], missing);
+                        return Err(tree.locate(error).into());
+                    }
+                )+)?
+                Ok(value)
+            }
+
+            fn encode(&self) -> ::bytes::Bytes {
+                $crate::payload::write(self, $crate::payload::root!($($root)?))
+            }
+        }
+    };
+}
+
+macro_rules! root {
+    () => {
+        None
+    };
+    ($root:literal) => {
+        Some($root)
+    };
+}
+
+/// The kind of an operand, as a constant.
+macro_rules! kind {
+    (Command::$constant:ident) => {
+        $crate::payload::kind!(COMMAND, $crate::proto::Command::$constant)
+    };
+    (Status::$constant:ident) => {
+        $crate::payload::kind!(STATUS, $crate::proto::Status::$constant)
+    };
+    (Event::$constant:ident) => {
+        $crate::payload::kind!(EVENT, $crate::proto::Event::$constant)
+    };
+    (ErrorCode::$constant:ident) => {
+        $crate::payload::kind!(ERROR, $crate::proto::ErrorCode::$constant)
+    };
+    ($frame_type:ident, $operand:expr) => {
+        $crate::proto::FrameKind::new($crate::proto::FrameType::$frame_type, $operand.0)
+    };
+}
+
+use {kind, payload, root};

@@ -1,0 +1,298 @@
+//! CONFIGURE: the configuration of the whole cluster (COMMAND 0x9), which is
+//! also the payload of CONNECTED; and InvalidConfiguration, which returns it
+//! (ERROR 0x7).
+//!
+//! ```yaml
+//! configure:
+//!   scheduler:
+//!     storage_uri: file:///etc/ciao/configuration.yaml
+//!   storage:
+//!     ceph_id: ciao
+//!   controller:
+//!     ciao_port: 8889
+//!     compute_ca: /etc/pki/ciao/controller_cert.pem
+//!     compute_cert: /etc/pki/ciao/controller_key.pem
+//!     cnci_vcpus: 4
+//!     cnci_mem: 2048
+//!     cnci_disk: 2048
+//!     admin_ssh_key: ssh-ed25519 AAAA example
+//!     client_auth_ca_cert_path: /etc/pki/ciao/auth-CA.pem
+//!     cnci_net: 192.168.0.0
+//!   launcher:
+//!     compute_net:
+//!     - 10.0.0.0/24
+//!     mgmt_net:
+//!     - 10.0.0.0/24
+//!     disk_limit: true
+//!     mem_limit: true
+//!     child_user: ciao
+//! ```
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::yaml::{self, ErrorKind, Segment};
+use super::{Error, Payload, kind, payload, read, refusal};
+use crate::proto::FrameKind;
+
+const ROOT: &str = "configure";
+
+/// The configuration of the cluster.
+///
+/// Decoding checks the types alone; [`validate`](Self::validate) checks the
+/// values, and [`decode_valid`](Self::decode_valid) does both.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Configure {
+    /// For the scheduler.
+    pub scheduler: SchedulerConfig,
+    /// For storage.
+    pub storage: StorageConfig,
+    /// For controllers.
+    pub controller: ControllerConfig,
+    /// For the agents of compute and network nodes.
+    pub launcher: LauncherConfig,
+}
+
+payload!(Configure = Command::CONFIGURE, under "configure");
+
+/// What the scheduler is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SchedulerConfig {
+    /// Where the configuration is kept: a URI, or an absolute path; default:
+    /// empty.
+    pub storage_uri: String,
+}
+
+/// What concerns storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StorageConfig {
+    /// The name under which the nodes use Ceph; default: empty.
+    pub ceph_id: String,
+}
+
+/// What controllers are told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ControllerConfig {
+    /// The TCP port of the controller's API; default: 8889.
+    pub ciao_port: i64,
+    /// The API's CA certificate, an absolute path; default: empty.
+    pub compute_ca: String,
+    /// The API's certificate, an absolute path; default: empty.
+    pub compute_cert: String,
+    /// CPUs of a concentrator instance; default: 4.
+    pub cnci_vcpus: i64,
+    /// Memory of a concentrator instance in MB; default: 2048.
+    pub cnci_mem: i64,
+    /// Disk of a concentrator instance in MB; default: 2048.
+    pub cnci_disk: i64,
+    /// The SSH key that opens concentrator instances; default: empty.
+    pub admin_ssh_key: String,
+    /// The CA of the API's clients, an absolute path; default: empty.
+    pub client_auth_ca_cert_path: String,
+    /// The network of the tunnels between concentrators; default: 192.168.0.0.
+    pub cnci_net: String,
+}
+
+impl Default for ControllerConfig {
+    fn default() -> Self {
+        Self {
+            ciao_port: 8889,
+            compute_ca: String::new(),
+            compute_cert: String::new(),
+            cnci_vcpus: 4,
+            cnci_mem: 2048,
+            cnci_disk: 2048,
+            admin_ssh_key: String::new(),
+            client_auth_ca_cert_path: String::new(),
+            cnci_net: "192.168.0.0".to_owned(),
+        }
+    }
+}
+
+/// What agents are told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LauncherConfig {
+    /// The networks of the instances' traffic, in CIDR form; a single text is
+    /// read too. Default: none.
+    #[serde(deserialize_with = "networks")]
+    pub compute_net: Vec<String>,
+    /// The networks of the nodes' own traffic, in CIDR form; a single text is
+    /// read too. Default: none.
+    #[serde(deserialize_with = "networks")]
+    pub mgmt_net: Vec<String>,
+    /// Whether a node counts its disk before it takes an instance; default:
+    /// true.
+    pub disk_limit: bool,
+    /// Whether a node counts its memory before it takes an instance; default:
+    /// true.
+    pub mem_limit: bool,
+    /// The user that instances run as; default: empty, the agent's own.
+    pub child_user: String,
+}
+
+impl Default for LauncherConfig {
+    fn default() -> Self {
+        Self {
+            compute_net: Vec::new(),
+            mgmt_net: Vec::new(),
+            disk_limit: true,
+            mem_limit: true,
+            child_user: String::new(),
+        }
+    }
+}
+
+fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let mut networks: Vec<String> = yaml::one_or_many(deserializer)?;
+    // A writer of the single form has the empty text for "none".
+    networks.retain(|network| !network.is_empty());
+    Ok(networks)
+}
+
+impl Configure {
+    /// Reads a payload and checks its values, so that an error about a value
+    /// has its line too.
+    ///
+    /// # Errors
+    /// As [`decode`](Payload::decode) and [`validate`](Self::validate).
+    pub fn decode_valid(payload: &[u8]) -> Result<Self, Error> {
+        let (configure, tree): (Self, _) = read(payload, Some(ROOT))?;
+        configure.check().map_err(|error| tree.locate(error))?;
+        Ok(configure)
+    }
+
+    /// Checks the values: ports and sizes are in range, networks are CIDR
+    /// (`cnci_net` may be an address alone), and `storage_uri`, `compute_ca`,
+    /// `compute_cert` and `client_auth_ca_cert_path`, where given, are a URI
+    /// or an absolute path.
+    ///
+    /// # Errors
+    /// [`Error::Document`] with the path of the first value that is wrong,
+    /// and without a line.
+    pub fn validate(&self) -> Result<(), Error> {
+        self.check().map_err(Error::from)
+    }
+
+    fn check(&self) -> Result<(), yaml::Error> {
+        let controller = &self.controller;
+        for (path, location) in [
+            (["scheduler", "storage_uri"], &self.scheduler.storage_uri),
+            (["controller", "compute_ca"], &controller.compute_ca),
+            (["controller", "compute_cert"], &controller.compute_cert),
+            (
+                ["controller", "client_auth_ca_cert_path"],
+                &controller.client_auth_ca_cert_path,
+            ),
+        ] {
+            if !location.is_empty() && !is_location(location) {
+                return Err(invalid(path, "neither a URI nor an absolute path"));
+            }
+        }
+        for (key, number, maximum, what) in [
+            (
+                "ciao_port",
+                controller.ciao_port,
+                65535,
+                "not a port (1 to 65535)",
+            ),
+            ("cnci_vcpus", controller.cnci_vcpus, MAX_SIZE, OUT_OF_RANGE),
+            ("cnci_mem", controller.cnci_mem, MAX_SIZE, OUT_OF_RANGE),
+            ("cnci_disk", controller.cnci_disk, MAX_SIZE, OUT_OF_RANGE),
+        ] {
+            if !(1..=maximum).contains(&number) {
+                return Err(invalid(["controller", key], what));
+            }
+        }
+        let net = &controller.cnci_net;
+        if !net.is_empty() && net.parse::<IpAddr>().is_err() && !is_cidr(net) {
+            return Err(invalid(["controller", "cnci_net"], "not a network"));
+        }
+        for (key, networks) in [
+            ("compute_net", &self.launcher.compute_net),
+            ("mgmt_net", &self.launcher.mgmt_net),
+        ] {
+            if let Some(index) = networks.iter().position(|network| !is_cidr(network)) {
+                let error = yaml::Error::new(ErrorKind::Invalid("not a network in CIDR form".to_owned()));
+                let error = error.under(Segment::Index(index));
+                return Err([key, "launcher", ROOT]
+                    .into_iter()
+                    .fold(error, |error, key| error.under(Segment::key(key))));
+            }
+        }
+        Ok(())
+    }
+}
+
+const MAX_SIZE: i64 = i32::MAX as i64;
+const OUT_OF_RANGE: &str = "out of range (1 to 2147483647)";
+
+fn invalid(path: [&str; 2], what: &str) -> yaml::Error {
+    refusal(Some(ROOT), &path, ErrorKind::Invalid(what.to_owned()))
+}
+
+/// An absolute path, or a scheme and something after it, in which every `%`
+/// begins two hexadecimal digits.
+fn is_location(text: &str) -> bool {
+    if text.chars().any(char::is_control) {
+        return false;
+    }
+    if text.starts_with('/') {
+        return true;
+    }
+    let Some((scheme, rest)) = text.split_once(':') else {
+        return false;
+    };
+    let scheme_ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    let escapes_ok = rest.split('%').skip(1).all(|after| {
+        let digits = after.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    });
+    scheme_ok && escapes_ok && !rest.is_empty() && !rest.contains(char::is_whitespace)
+}
+
+/// `10.0.0.0/24`, `fd00::/8`. Bits of the address past the prefix are allowed:
+/// senders write a node's own address there.
+fn is_cidr(text: &str) -> bool {
+    let Some((address, prefix)) = text.split_once('/') else {
+        return false;
+    };
+    let width = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    let digits = !prefix.is_empty() && prefix.bytes().all(|b| b.is_ascii_digit());
+    digits && prefix.parse::<u8>().is_ok_and(|prefix| prefix <= width)
+}
+
+/// A CONFIGURE that wasn't taken, returned as it came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InvalidConfiguration {
+    /// The refused payload, unchanged and possibly not YAML at all.
+    pub refused: Bytes,
+}
+
+impl Payload for InvalidConfiguration {
+    const KIND: FrameKind = kind!(ErrorCode::INVALID_CONFIGURATION);
+
+    /// Takes the payload whatever it is: it was refused for a reason.
+    fn decode(payload: &[u8]) -> Result<Self, Error> {
+        Ok(Self {
+            refused: Bytes::copy_from_slice(payload),
+        })
+    }
+
+    fn encode(&self) -> Bytes {
+        self.refused.clone()
+    }
+}

@@ -1,0 +1,44 @@
+//! EVACUATE: empty a node of its instances (COMMAND 0x4).
+//!
+//! ```yaml
+//! evacuate:
+//!   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+//!   next_state: reboot
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::names::names;
+use super::{Id, payload};
+
+/// Empty a node, and what it does afterwards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Evacuate {
+    /// The node; required.
+    pub workload_agent_uuid: Id,
+    /// What the node does afterwards; default: maintenance, and then left out.
+    #[serde(skip_serializing_if = "is_maintenance")]
+    pub next_state: NextState,
+}
+
+payload!(Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid);
+
+fn is_maintenance(next_state: &NextState) -> bool {
+    *next_state == NextState::Maintenance
+}
+
+names! {
+    /// What a node does once it is empty. The default is `Maintenance`.
+    NextState {
+        /// It shuts down.
+        Shutdown = "shutdown";
+        /// It updates its software.
+        Update = "update";
+        /// It boots again.
+        Reboot = "reboot";
+        /// It waits in maintenance until it is restored.
+        Maintenance = "maintenance" | "";
+    }
+    default Maintenance
+}

@@ -1,0 +1,41 @@
+//! DeleteFailure: an instance was not deleted (ERROR 0x4).
+//!
+//! ```yaml
+//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+//! instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//! reason: no_instance
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::super::names::names;
+use super::super::{Id, payload};
+use super::reason_of_error;
+
+/// An instance was not deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeleteFailure {
+    /// The node; default: empty.
+    pub node_uuid: Id,
+    /// The instance; default: empty.
+    pub instance_uuid: Id,
+    /// Why; default: empty.
+    pub reason: DeleteFailureReason,
+}
+
+payload!(DeleteFailure = ErrorCode::DELETE_FAILURE);
+
+names! {
+    /// Why an instance was not deleted.
+    DeleteFailureReason {
+        /// The node has no such instance, or isn't connected.
+        NoInstance = "no_instance";
+        /// The payload is no document.
+        InvalidPayload = "invalid_payload";
+        /// The payload isn't what its schema says.
+        InvalidData = "invalid_data";
+    }
+}
+
+reason_of_error!(DeleteFailureReason);

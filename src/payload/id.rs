@@ -1,0 +1,98 @@
+//! A text that names an entity.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// A text that names a node, an instance, a tenant, a volume…: a UUID as a
+/// rule, but not every sender keeps to it, and many schemas allow it empty.
+/// So the text survives as it came.
+///
+/// ```
+/// use ssntp::payload::Id;
+/// use uuid::Uuid;
+///
+/// let id = Id::from("0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001");
+/// assert_eq!(id, Uuid::from_u128(0x0f7a5a1e_3c55_4a0b_9d3c_6f1f2f9a1001));
+/// assert_eq!(Id::from("rack1").uuid(), None);
+/// assert!(Id::default().is_empty());
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Id(String);
+
+impl Id {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether nothing is named.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The UUID, where the text is one in its usual form: 8-4-4-4-12
+    /// hexadecimal digits, in either case.
+    pub fn uuid(&self) -> Option<Uuid> {
+        parse_uuid(&self.0)
+    }
+}
+
+/// Reads a UUID in its usual form alone: `uuid` itself also takes braces, URNs
+/// and 32 digits in a row, which other readers of a payload don't.
+pub(super) fn parse_uuid(text: &str) -> Option<Uuid> {
+    match text.len() {
+        36 => Uuid::try_parse(text).ok(),
+        _ => None,
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl From<Uuid> for Id {
+    fn from(uuid: Uuid) -> Self {
+        Self(uuid.to_string())
+    }
+}
+
+impl From<&str> for Id {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl From<String> for Id {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl PartialEq<Uuid> for Id {
+    fn eq(&self, uuid: &Uuid) -> bool {
+        self.uuid() == Some(*uuid)
+    }
+}
+
+impl PartialEq<str> for Id {
+    fn eq(&self, text: &str) -> bool {
+        self.0 == text
+    }
+}
+
+impl PartialEq<&str> for Id {
+    fn eq(&self, text: &&str) -> bool {
+        self.0 == *text
+    }
+}

@@ -1,0 +1,63 @@
+//! InstanceDeleted, InstanceStopped and ConcentratorInstanceAdded: what
+//! became of an instance (EVENT 0x2, 0x9, 0x3).
+//!
+//! ```yaml
+//! instance_deleted:
+//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//! ```
+//!
+//! ```yaml
+//! instance_stopped:
+//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//! ```
+//!
+//! ```yaml
+//! concentrator_instance_added:
+//!   instance_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+//!   concentrator_ip: 10.0.0.33
+//!   concentrator_mac: 02:42:0a:00:00:21
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::{Id, payload};
+
+/// An instance was deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InstanceDeleted {
+    /// The instance; default: empty.
+    pub instance_uuid: Id,
+}
+
+payload!(InstanceDeleted = Event::INSTANCE_DELETED, under "instance_deleted");
+
+/// An instance stopped, and its node no longer counts it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InstanceStopped {
+    /// The instance; default: empty.
+    pub instance_uuid: Id,
+}
+
+payload!(InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped");
+
+/// A concentrator instance runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConcentratorInstanceAdded {
+    /// The instance; default: empty.
+    pub instance_uuid: Id,
+    /// The tenant it serves; default: empty.
+    pub tenant_uuid: Id,
+    /// Its address; default: empty.
+    pub concentrator_ip: String,
+    /// The MAC address of its interface; default: empty.
+    pub concentrator_mac: String,
+}
+
+payload!(
+    ConcentratorInstanceAdded = Event::CONCENTRATOR_INSTANCE_ADDED,
+    under "concentrator_instance_added"
+);

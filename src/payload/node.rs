@@ -1,0 +1,48 @@
+//! NodeConnected and NodeDisconnected (EVENT 0x6, 0x7), made by the scheduler.
+//!
+//! ```yaml
+//! node_connected:
+//!   node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+//!   node_type: compute_node
+//! ```
+//!
+//! NodeDisconnected has the key `node_disconnected` and the same fields.
+
+use serde::{Deserialize, Serialize};
+
+use super::names::names;
+use super::{Id, payload};
+
+/// A node connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeConnected {
+    /// The node; default: empty.
+    pub node_uuid: Id,
+    /// What the node is for; default: empty.
+    pub node_type: NodeType,
+}
+
+payload!(NodeConnected = Event::NODE_CONNECTED, under "node_connected");
+
+/// A node disconnected.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeDisconnected {
+    /// The node; default: empty.
+    pub node_uuid: Id,
+    /// What the node is for; default: empty.
+    pub node_type: NodeType,
+}
+
+payload!(NodeDisconnected = Event::NODE_DISCONNECTED, under "node_disconnected");
+
+names! {
+    /// What a node is for.
+    NodeType {
+        /// Tenants' instances.
+        ComputeNode = "compute_node";
+        /// Concentrators.
+        NetworkNode = "network_node";
+    }
+}

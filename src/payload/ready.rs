@@ -1,0 +1,88 @@
+//! READY and MAINTENANCE: what a node has to give (STATUS 0x1, 0x4).
+//!
+//! ```yaml
+//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+//! mem_total_mb: 64000
+//! mem_available_mb: 48211
+//! disk_total_mb: 500000
+//! disk_available_mb: 256000
+//! load: 3
+//! cpus_online: 16
+//! networks:
+//! - ip: 10.0.0.7
+//!   mac: "52:54:00:12:34:56"
+//! hostname: rack1-n07
+//! ```
+//!
+//! MAINTENANCE carries the same, or nothing.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Id, NodeNetwork, Payload, kind, payload};
+use crate::proto::FrameKind;
+
+/// A node takes commands, and what it can hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ready {
+    /// The node; required.
+    pub node_uuid: Id,
+    /// Memory in MB; default: -1, unknown.
+    pub mem_total_mb: i64,
+    /// Memory that is free, in MB; default: -1, unknown.
+    pub mem_available_mb: i64,
+    /// Disk in MB; default: -1, unknown.
+    pub disk_total_mb: i64,
+    /// Disk that is free, in MB; default: -1, unknown.
+    pub disk_available_mb: i64,
+    /// Load average over one minute, rounded; default: -1, unknown.
+    pub load: i64,
+    /// CPUs in use by the operating system; default: -1, unknown.
+    pub cpus_online: i64,
+    /// The node's addresses; default: none.
+    pub networks: Vec<NodeNetwork>,
+    /// The node's name; default: empty.
+    pub hostname: String,
+}
+
+payload!(Ready = Status::READY, requires node_uuid);
+
+impl Default for Ready {
+    fn default() -> Self {
+        Self {
+            node_uuid: Id::default(),
+            mem_total_mb: -1,
+            mem_available_mb: -1,
+            disk_total_mb: -1,
+            disk_available_mb: -1,
+            load: -1,
+            cpus_online: -1,
+            networks: Vec::new(),
+            hostname: String::new(),
+        }
+    }
+}
+
+/// A node is in maintenance; it may tell what it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Maintenance {
+    /// What READY would say; `None` in a frame without payload. Default: none.
+    pub ready: Option<Ready>,
+}
+
+impl Payload for Maintenance {
+    const KIND: FrameKind = kind!(Status::MAINTENANCE);
+
+    fn decode(payload: &[u8]) -> Result<Self, Error> {
+        let ready = match payload.trim_ascii().is_empty() {
+            true => None,
+            false => Some(Ready::decode(payload)?),
+        };
+        Ok(Self { ready })
+    }
+
+    fn encode(&self) -> Bytes {
+        self.ready.as_ref().map_or_else(Bytes::new, Ready::encode)
+    }
+}

@@ -1,0 +1,41 @@
+//! RefreshCNCI: tell a concentrator of its peers (COMMAND 0xd).
+//!
+//! ```yaml
+//! cnci_refresh:
+//!   cnci_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+//!   cncis:
+//!   - physical_ip: 10.0.0.33
+//!     subnet: 172.16.0.0/24
+//!     tunnel_ip: 192.168.0.1
+//!     tunnel_id: 3735928559
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::{Id, payload};
+
+/// Tell a concentrator of every concentrator of its tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RefreshCnci {
+    /// The concentrator that is told; required.
+    pub cnci_uuid: Id,
+    /// The concentrators; default: none.
+    pub cncis: Vec<CnciPeer>,
+}
+
+payload!(RefreshCnci = Command::REFRESH_CNCI, under "cnci_refresh", requires cnci_uuid);
+
+/// A concentrator as another one reaches it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CnciPeer {
+    /// Its address in the cluster's network; default: empty.
+    pub physical_ip: String,
+    /// The subnet it concentrates, in CIDR form; default: empty.
+    pub subnet: String,
+    /// Its address inside the tunnel; default: empty.
+    pub tunnel_ip: String,
+    /// The tunnel; default: 0.
+    pub tunnel_id: u32,
+}

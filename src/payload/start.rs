@@ -1,0 +1,419 @@
+//! START: start a workload (COMMAND 0x1).
+//!
+//! ```yaml
+//! start:
+//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//!   docker_image: ""
+//!   fw_type: legacy
+//!   persistence: host
+//!   vm_type: qemu
+//!   networking:
+//!     vnic_mac: 02:42:ac:10:00:05
+//!     vnic_uuid: 2b1d4c6e-9f80-4a3b-8c2d-1e0f9a8b7c6d
+//!     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+//!     concentrator_ip: 10.0.0.33
+//!     subnet: 172.16.0.0/24
+//!     subnet_key: "4096"
+//!     subnet_uuid: d9b2d63d-a233-4123-847a-7090f1c2e301
+//!     private_ip: 172.16.0.5
+//!     public_ip: false
+//!   storage:
+//!   - id: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+//!     boot: true
+//!     size: 20
+//!   requirements:
+//!     mem_mb: 512
+//!     vcpus: 2
+//!   restart: false
+//! ---
+//! #cloud-config
+//! hostname: web-1
+//! ---
+//! {"uuid": "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001", "hostname": "web-1"}
+//! ```
+//!
+//! [`Start`] is the command alone, [`StartPayload`] the command with the
+//! documents after it. A scheduler reads either and forwards the frame as it
+//! came.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::id::parse_uuid;
+use super::names::names;
+use super::workload::{Resource, is_false};
+use super::yaml::{self, ErrorKind, Position, Tree};
+use super::{Error, FwType, Id, Networking, Payload, Persistence, Requirements, kind, refusal, write};
+use crate::proto::FrameKind;
+
+const ROOT: &str = "start";
+
+/// The command: what to start, and where.
+///
+/// Older forms are read and never written: `requested_resources` and
+/// `estimated_resources` in place of `requirements`, a single map for
+/// `storage`, and `image_uuid`, which becomes a local volume to boot from
+/// where no volume is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Form")]
+pub struct Start {
+    /// Whose instance it is; default: empty.
+    pub tenant_uuid: Id,
+    /// The new instance; required, and a UUID.
+    pub instance_uuid: Uuid,
+    /// The image of a container; default: empty.
+    pub docker_image: String,
+    /// How a virtual machine boots; default: empty.
+    pub fw_type: FwType,
+    /// What outlives the instance's end; default: empty.
+    pub persistence: Persistence,
+    /// What kind of instance it is; default: empty, which is `qemu`.
+    pub vm_type: VmType,
+    /// How it is wired; default: nothing said.
+    pub networking: Networking,
+    /// Its volumes; default: none. Left out when empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub storage: Vec<Storage>,
+    /// What it needs of its node; default: nothing.
+    pub requirements: Requirements,
+    /// Whether this starts an instance again that was there before; default:
+    /// false.
+    pub restart: bool,
+    /// The program of a process and its arguments; required for `process`.
+    /// Default: none. Left out when empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// What a process finds in its environment; default: nothing. Left out
+    /// when empty.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// The directory a process starts in; default: empty, the agent's choice.
+    /// Left out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub dir: String,
+}
+
+/// A volume of an instance. Every field is left out when empty, false or 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Storage {
+    /// The volume; default: empty, one that is made with the instance.
+    #[serde(skip_serializing_if = "Id::is_empty")]
+    pub id: Id,
+    /// Whether the instance may boot from it; default: false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub boot: bool,
+    /// Its place among those it may boot from, lowest first; default: 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub boot_index: i64,
+    /// Whether it goes with the instance; default: false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub ephemeral: bool,
+    /// Whether it is made on the node; default: false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub local: bool,
+    /// Whether it is for swapping; default: false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub swap: bool,
+    /// A name for people; default: empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tag: String,
+    /// Its size in GiB; default: 0, not said.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub size: i64,
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
+}
+
+names! {
+    /// What kind of instance it is. The default is `Unset`.
+    VmType {
+        /// A virtual machine.
+        Qemu = "qemu";
+        /// A container.
+        Docker = "docker";
+        /// A process of the node itself. An extension of this crate.
+        Process = "process";
+        /// Not said: a virtual machine.
+        Unset = "";
+    }
+    default Unset
+}
+
+/// All that is read of a START, older forms included.
+#[derive(Deserialize)]
+struct Form {
+    #[serde(default)]
+    tenant_uuid: Id,
+    #[serde(deserialize_with = "required_uuid")]
+    instance_uuid: Uuid,
+    #[serde(default)]
+    image_uuid: Id,
+    #[serde(default)]
+    docker_image: String,
+    #[serde(default)]
+    fw_type: FwType,
+    #[serde(default)]
+    persistence: Persistence,
+    #[serde(default)]
+    vm_type: VmType,
+    #[serde(default)]
+    networking: Networking,
+    #[serde(default, deserialize_with = "yaml::one_or_many")]
+    storage: Vec<Storage>,
+    requirements: Option<Requirements>,
+    #[serde(default)]
+    requested_resources: Vec<Resource>,
+    #[serde(default)]
+    estimated_resources: Vec<Resource>,
+    #[serde(default)]
+    restart: bool,
+    #[serde(default)]
+    command: Vec<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    dir: String,
+}
+
+impl From<Form> for Start {
+    fn from(form: Form) -> Self {
+        let mut storage = form.storage;
+        // Then, the image was a file that the node copied.
+        if !form.image_uuid.is_empty() && !storage.iter().any(|volume| volume.boot) {
+            let image = Storage {
+                id: form.image_uuid,
+                boot: true,
+                local: true,
+                ..Storage::default()
+            };
+            storage.insert(0, image);
+        }
+        let requirements = form.requirements.unwrap_or_else(|| {
+            Requirements::of_resources(&form.requested_resources, &form.estimated_resources)
+        });
+        Self {
+            tenant_uuid: form.tenant_uuid,
+            instance_uuid: form.instance_uuid,
+            docker_image: form.docker_image,
+            fw_type: form.fw_type,
+            persistence: form.persistence,
+            vm_type: form.vm_type,
+            networking: form.networking,
+            storage,
+            requirements,
+            restart: form.restart,
+            command: form.command,
+            env: form.env,
+            dir: form.dir,
+        }
+    }
+}
+
+fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
+    use serde::de::{Error, Unexpected};
+
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        // Its name is known where it is missing altogether.
+        return Err(D::Error::missing_field(""));
+    }
+    parse_uuid(&text).ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &"a UUID"))
+}
+
+impl Payload for Start {
+    const KIND: FrameKind = kind!(Command::START);
+
+    /// Reads the command; the documents around it are looked over, not read.
+    fn decode(payload: &[u8]) -> Result<Self, Error> {
+        StartPayload::decode(payload).map(|payload| payload.start)
+    }
+
+    fn encode(&self) -> Bytes {
+        write(self, Some(ROOT))
+    }
+}
+
+/// The whole payload of a START: the command, and up to two documents for the
+/// instance, which are handed on byte for byte.
+///
+/// The command is found wherever it stands among the first three documents.
+/// Of the others the first is user data and the second is meta data; where
+/// there is only one, it is meta data. An empty document is none, and what
+/// follows the third is dropped.
+///
+/// ```
+/// use ssntp::payload::{Payload, RawDocument, StartPayload};
+///
+/// let payload = "\
+/// start:
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// ---
+/// #cloud-config
+/// ---
+/// {\"hostname\": \"web-1\"}
+/// ";
+/// let start = StartPayload::decode(payload.as_bytes())?;
+/// assert_eq!(start.user_data, Some(RawDocument::new("#cloud-config\n").unwrap()));
+/// assert!(start.encode().ends_with(b"---\n#cloud-config\n---\n{\"hostname\": \"web-1\"}\n"));
+/// # Ok::<(), ssntp::payload::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartPayload {
+    /// The command; required.
+    pub start: Start,
+    /// Cloud-init's user data, normally beginning with `#cloud-config`;
+    /// default: none.
+    pub user_data: Option<RawDocument>,
+    /// Cloud-init's meta data, normally JSON; default: none.
+    pub meta_data: Option<RawDocument>,
+}
+
+impl From<Start> for StartPayload {
+    fn from(start: Start) -> Self {
+        Self {
+            start,
+            ..Self::default()
+        }
+    }
+}
+
+impl Payload for StartPayload {
+    const KIND: FrameKind = kind!(Command::START);
+
+    fn decode(payload: &[u8]) -> Result<Self, Error> {
+        let documents: Vec<_> = yaml::documents(payload).take(3).collect();
+        let (command, tree) = find_command(&documents)?;
+        let start: Start = tree.decode(Some(ROOT))?;
+        if start.vm_type == VmType::Process && start.command.is_empty() {
+            let missing = refusal(Some(ROOT), &["command"], ErrorKind::Missing);
+            return Err(tree.locate(missing).into());
+        }
+        let mut others = documents
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| *index != command)
+            .map(|(_, document)| {
+                let kept = || RawDocument(Bytes::copy_from_slice(document.bytes));
+                (!document.bytes.is_empty()).then(kept)
+            });
+        let (first, second) = (others.next(), others.next());
+        let (user_data, meta_data) = match second {
+            Some(second) => (first.flatten(), second),
+            None => (None, first.flatten()),
+        };
+        Ok(Self {
+            start,
+            user_data,
+            meta_data,
+        })
+    }
+
+    fn encode(&self) -> Bytes {
+        let mut payload = self.start.encode().to_vec();
+        let given = |document: &Option<RawDocument>| document.clone().filter(|d| !d.0.is_empty());
+        let user_data = given(&self.user_data);
+        // A document alone would be meta data: an empty one follows it.
+        let meta_data = given(&self.meta_data).or(user_data.as_ref().map(|_| RawDocument::default()));
+        for document in user_data.iter().chain(&meta_data) {
+            if !payload.ends_with(b"\n") {
+                payload.push(b'\n');
+            }
+            payload.extend(b"---\n");
+            payload.extend(&document.0);
+        }
+        payload.into()
+    }
+}
+
+/// The document with the key `start`, and its place. Only documents that could
+/// be it are parsed, since the others may be anything.
+fn find_command<'a>(documents: &[yaml::Document<'a>]) -> Result<(usize, Tree<'a>), yaml::Error> {
+    let mut broken = None;
+    let mut first_broken = None;
+    for (index, document) in documents.iter().enumerate() {
+        let short = document.bytes.len() <= yaml::MAX_DOCUMENT_LEN;
+        if index > 0 && short && !document.bytes.windows(5).any(|bytes| bytes == b"start") {
+            continue;
+        }
+        match Tree::parse(document.bytes, document.line, yaml::MAX_DOCUMENT_LEN) {
+            Ok(tree) if tree.has_key(ROOT) => return Ok((index, tree)),
+            Ok(_) => {}
+            Err(error) if begins_command(document.bytes) => broken = broken.or(Some(error)),
+            Err(error) if index == 0 => first_broken = Some(error),
+            Err(_) => {}
+        }
+    }
+    match broken.or(first_broken) {
+        Some(error) => Err(error),
+        None => Err(refusal(None, &[ROOT], ErrorKind::Missing).at(Position { line: 1, column: 1 })),
+    }
+}
+
+/// Whether a line says that the document, though broken, was the command.
+fn begins_command(document: &[u8]) -> bool {
+    let mut lines = document.split(|b| *b == b'\n');
+    lines.any(|line| {
+        let rest = line.strip_prefix(b"start".as_slice());
+        rest.is_some_and(|rest| rest.trim_ascii_start().starts_with(b":"))
+    })
+}
+
+/// A document that is carried through a START untouched.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct RawDocument(Bytes);
+
+impl RawDocument {
+    /// A document of these bytes. Where another follows it and it doesn't end
+    /// with a line break, one is added when it is written.
+    ///
+    /// # Errors
+    /// [`MarkerInside`] when a line in it would end the document: `---` or
+    /// `...`, alone or before a blank.
+    pub fn new(bytes: impl Into<Bytes>) -> Result<Self, MarkerInside> {
+        let bytes = bytes.into();
+        match yaml::first_marker(&bytes) {
+            Some(line) => Err(MarkerInside { line }),
+            None => Ok(Self(bytes)),
+        }
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// The text, where it is UTF-8.
+    pub fn as_text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+}
+
+impl fmt::Debug for RawDocument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A text that can't be a document of a payload, since one of its lines
+/// separates documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkerInside {
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl fmt::Display for MarkerInside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {} separates documents (--- or ...)", self.line)
+    }
+}
+
+impl std::error::Error for MarkerInside {}

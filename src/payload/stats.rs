@@ -1,0 +1,165 @@
+//! STATS: what a node and its instances use (COMMAND 0x3).
+//!
+//! ```yaml
+//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+//! status: READY
+//! mem_total_mb: 64000
+//! mem_available_mb: 48211
+//! disk_total_mb: 500000
+//! disk_available_mb: 256000
+//! load: 3
+//! cpus_online: 16
+//! hostname: rack1-n07
+//! networks:
+//! - ip: 10.0.0.7
+//!   mac: "52:54:00:12:34:56"
+//! instances:
+//! - instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//!   state: active
+//!   ssh_ip: 10.0.0.33
+//!   ssh_port: 33005
+//!   memory_usage_mb: 410
+//!   disk_usage_mb: 900
+//!   cpu_usage: 12
+//!   volumes:
+//!   - 7c9e6679-7425-40de-944b-e07fc1f90ae7
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::names::names;
+use super::{Id, payload};
+
+/// The load of a node and of each of its instances, sent periodically.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stats {
+    /// The node; required.
+    pub node_uuid: Id,
+    /// What the node takes; default: empty.
+    pub status: NodeStatus,
+    /// Memory in MB; default: -1, unknown.
+    pub mem_total_mb: i64,
+    /// Memory that is free, in MB; default: -1, unknown.
+    pub mem_available_mb: i64,
+    /// Disk in MB; default: -1, unknown.
+    pub disk_total_mb: i64,
+    /// Disk that is free, in MB; default: -1, unknown.
+    pub disk_available_mb: i64,
+    /// Load average over one minute, rounded; default: -1, unknown.
+    pub load: i64,
+    /// CPUs in use by the operating system; default: -1, unknown.
+    pub cpus_online: i64,
+    /// The node's name; default: empty.
+    pub hostname: String,
+    /// The node's addresses; default: none.
+    pub networks: Vec<NodeNetwork>,
+    /// The node's instances; default: none.
+    pub instances: Vec<InstanceStats>,
+}
+
+payload!(Stats = Command::STATS, requires node_uuid);
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            node_uuid: Id::default(),
+            status: NodeStatus::default(),
+            mem_total_mb: -1,
+            mem_available_mb: -1,
+            disk_total_mb: -1,
+            disk_available_mb: -1,
+            load: -1,
+            cpus_online: -1,
+            hostname: String::new(),
+            networks: Vec::new(),
+            instances: Vec::new(),
+        }
+    }
+}
+
+/// One address of a node, in STATS and READY.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeNetwork {
+    /// The IP address; default: empty.
+    pub ip: String,
+    /// The MAC address of its interface; default: empty.
+    pub mac: String,
+}
+
+/// One instance in STATS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InstanceStats {
+    /// The instance; default: empty.
+    pub instance_uuid: Id,
+    /// What it is doing; default: empty.
+    pub state: InstanceState,
+    /// The address at which its SSH server is reached; default: empty.
+    pub ssh_ip: String,
+    /// The port there; default: 0, none.
+    pub ssh_port: i64,
+    /// Memory it uses, in MB; default: -1, unknown.
+    pub memory_usage_mb: i64,
+    /// Disk it uses, in MB; default: -1, unknown.
+    pub disk_usage_mb: i64,
+    /// CPU time it uses, in percent of all its CPUs together (0 to 100);
+    /// default: -1, unknown.
+    pub cpu_usage: i64,
+    /// The volumes attached to it; default: none.
+    pub volumes: Vec<Id>,
+}
+
+impl Default for InstanceStats {
+    fn default() -> Self {
+        Self {
+            instance_uuid: Id::default(),
+            state: InstanceState::default(),
+            ssh_ip: String::new(),
+            ssh_port: 0,
+            memory_usage_mb: -1,
+            disk_usage_mb: -1,
+            cpu_usage: -1,
+            volumes: Vec::new(),
+        }
+    }
+}
+
+names! {
+    /// What a node takes, as STATS tells it.
+    NodeStatus {
+        /// It takes commands.
+        Ready = "READY";
+        /// It has no capacity left.
+        Full = "FULL";
+        /// It is connected and takes no command.
+        Offline = "OFFLINE";
+        /// It is in maintenance.
+        Maintenance = "MAINTENANCE";
+    }
+}
+
+names! {
+    /// What an instance is doing.
+    InstanceState {
+        /// It is being started.
+        Pending = "pending";
+        /// It runs. Older senders say `running`, which is read too.
+        Active = "active" | "running";
+        /// It has stopped and may be restarted.
+        Exited = "exited";
+        /// It is being stopped.
+        Stopping = "stopping";
+        /// It couldn't be stopped.
+        ExitFailed = "exit_failed";
+        /// It is paused.
+        ExitPaused = "exit_paused";
+        /// It was deleted.
+        Deleted = "deleted";
+        /// It doesn't answer any more.
+        Hung = "hung";
+        /// The node no longer finds it.
+        Missing = "missing";
+    }
+}

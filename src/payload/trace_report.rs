@@ -1,0 +1,190 @@
+//! TraceReport: where traced frames have been, and when (EVENT 0x5).
+//!
+//! ```yaml
+//! frames:
+//! - label: job-17
+//!   type: COMMAND
+//!   operand: START
+//!   start_timestamp: 2017-07-14T02:40:00.000000005Z
+//!   end_timestamp: 2017-07-14T02:40:00.25Z
+//!   nodes:
+//!   - ssntp_node_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+//!     ssntp_role: Controller
+//!     tx_timestamp: 2017-07-14T02:40:00.1Z
+//!     rx_timestamp: ""
+//! ```
+//!
+//! Timestamps are those of [`timestamp`](super::timestamp), empty where unset.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Id, payload, timestamp};
+use crate::Role;
+use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Trace};
+
+/// Traces of frames.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TraceReport {
+    /// One entry a frame; default: none.
+    pub frames: Vec<FrameTrace>,
+}
+
+payload!(TraceReport = Event::TRACE_REPORT);
+
+impl TraceReport {
+    /// The report of the frames that carry a trace.
+    ///
+    /// ```
+    /// use ssntp::Role;
+    /// use ssntp::payload::TraceReport;
+    /// use ssntp::proto::{Command, Frame, Trace};
+    /// use uuid::Uuid;
+    ///
+    /// let mut trace = Trace::new("job-17");
+    /// trace.stamp_sent(Uuid::from_u128(1), Role::CONTROLLER, 1_500_000_000_100_000_000);
+    /// let frame = Frame::new(Command::STATS).traced(trace);
+    ///
+    /// let report = TraceReport::from_frames([&frame]);
+    /// assert_eq!(report.frames[0].operand, "STATISTICS");
+    /// assert_eq!(report.frames[0].nodes[0].tx_timestamp, "2017-07-14T02:40:00.1Z");
+    /// ```
+    pub fn from_frames<'a>(frames: impl IntoIterator<Item = &'a Frame>) -> Self {
+        let traced = |frame: &'a Frame| Some(FrameTrace::new(frame.kind(), frame.trace()?));
+        Self {
+            frames: frames.into_iter().filter_map(traced).collect(),
+        }
+    }
+}
+
+/// Where one frame has been.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FrameTrace {
+    /// What the frame's sender called the work; default: empty.
+    pub label: String,
+    /// The name of the frame's type (`COMMAND`); default: empty.
+    #[serde(rename = "type")]
+    pub frame_type: String,
+    /// The name of its operand as traces print it (`START`, `STATISTICS`,
+    /// `Assign public IP`; the number in an ERROR frame); default: empty.
+    pub operand: String,
+    /// When the work began; default: empty, unset.
+    pub start_timestamp: String,
+    /// When it ended; default: empty, unset.
+    pub end_timestamp: String,
+    /// The hops, origin first; default: none.
+    pub nodes: Vec<NodeTrace>,
+}
+
+impl FrameTrace {
+    /// The trace of a frame of kind `kind`.
+    pub fn new(kind: FrameKind, trace: &Trace) -> Self {
+        let node = |node: &crate::proto::TraceNode| NodeTrace {
+            ssntp_node_uuid: node.uuid.into(),
+            ssntp_role: role_name(node.role),
+            tx_timestamp: timestamp::format(node.sent_at),
+            rx_timestamp: timestamp::format(node.received_at),
+        };
+        Self {
+            label: trace.label().into_owned(),
+            frame_type: kind.frame_type.to_string(),
+            operand: operand_name(kind),
+            start_timestamp: timestamp::format(trace.start),
+            end_timestamp: timestamp::format(trace.end),
+            nodes: trace.nodes().iter().map(node).collect(),
+        }
+    }
+}
+
+/// One hop of a frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeTrace {
+    /// Who; default: empty.
+    pub ssntp_node_uuid: Id,
+    /// As what: `Server`, `Controller`, `CNAgent`, `Scheduler`,
+    /// `NetworkingAgent`, `CNCIAgent`, several joined with `-`; default: empty.
+    pub ssntp_role: String,
+    /// When the frame left; default: empty, unset.
+    pub tx_timestamp: String,
+    /// When the frame arrived; default: empty, unset.
+    pub rx_timestamp: String,
+}
+
+/// A role as traces print it. Bits without a name follow in hexadecimal.
+fn role_name(role: Role) -> String {
+    const NAMES: [(Role, &str); 6] = [
+        (Role::SERVER, "Server"),
+        (Role::CONTROLLER, "Controller"),
+        (Role::AGENT, "CNAgent"),
+        (Role::SCHEDULER, "Scheduler"),
+        (Role::NETAGENT, "NetworkingAgent"),
+        (Role::CNCIAGENT, "CNCIAgent"),
+    ];
+    let known = NAMES.iter().filter(|(bit, _)| role.contains(*bit));
+    let mut names: Vec<String> = known.map(|(_, name)| (*name).to_owned()).collect();
+    if role.unknown_bits() != 0 {
+        names.push(format!("{:#x}", role.unknown_bits()));
+    }
+    names.join("-")
+}
+
+/// An operand as traces print it, which is not always the name of its frame.
+fn operand_name(kind: FrameKind) -> String {
+    let printed = match (kind.frame_type, Command(kind.operand)) {
+        (FrameType::COMMAND, Command::STATS) => "STATISTICS",
+        (FrameType::COMMAND, Command::ASSIGN_PUBLIC_IP) => "Assign public IP",
+        (FrameType::COMMAND, Command::RELEASE_PUBLIC_IP) => "Release public IP",
+        (FrameType::COMMAND, Command::ATTACH_VOLUME) => "Attach storage volume",
+        (FrameType::COMMAND, Command::DETACH_VOLUME) => "Detach storage volume",
+        (FrameType::COMMAND, Command::REFRESH_CNCI) => "Refresh CNCI List",
+        (FrameType::ERROR, _) => return ErrorCode(kind.operand).0.to_string(),
+        _ => match kind.name() {
+            Some(name) => name,
+            None => return kind.operand.to_string(),
+        },
+    };
+    printed.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Event, Status};
+
+    #[test]
+    fn operands_print_as_the_peers_print_them() {
+        let printed: Vec<_> = Command::ALL.iter().map(|c| operand_name((*c).into())).collect();
+        let expected = [
+            "CONNECT",
+            "START",
+            "STOP",
+            "STATISTICS",
+            "EVACUATE",
+            "DELETE",
+            "RESTART",
+            "Assign public IP",
+            "Release public IP",
+            "CONFIGURE",
+            "Attach storage volume",
+            "Detach storage volume",
+            "Restore",
+            "Refresh CNCI List",
+        ];
+        assert_eq!(printed, expected);
+        assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");
+        assert_eq!(operand_name(Status::READY.into()), "READY");
+        assert_eq!(operand_name(Event::NODE_CONNECTED.into()), "NodeConnected");
+        assert_eq!(operand_name(FrameKind::new(FrameType::COMMAND, 0x77)), "119");
+    }
+
+    #[test]
+    fn roles_print_as_the_peers_print_them() {
+        assert_eq!(role_name(Role::AGENT | Role::NETAGENT), "CNAgent-NetworkingAgent");
+        assert_eq!(role_name(Role::SERVER | Role::SCHEDULER), "Server-Scheduler");
+        assert_eq!(role_name(Role::CNCIAGENT), "CNCIAgent");
+        assert_eq!(role_name(Role::from_bits(0x42)), "Controller-0x40");
+        assert_eq!(role_name(Role::NONE), "");
+    }
+}

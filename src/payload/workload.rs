@@ -1,0 +1,118 @@
+//! What START and RESTART say alike: how an instance boots, what it needs and
+//! how it is wired; and the older lists of resources, which are read in place
+//! of [`Requirements`].
+
+use serde::{Deserialize, Serialize};
+
+use super::Id;
+use super::names::names;
+
+names! {
+    /// How a virtual machine boots. The default is `Unset`.
+    FwType {
+        /// With an EFI firmware.
+        Efi = "efi";
+        /// With a BIOS.
+        Legacy = "legacy";
+        /// Not said, or not a virtual machine.
+        Unset = "";
+    }
+    default Unset
+}
+
+names! {
+    /// What of an instance outlives its end. The default is `Unset`.
+    Persistence {
+        /// Everything.
+        All = "all";
+        /// The virtual machine.
+        Vm = "vm";
+        /// What lies on the host.
+        Host = "host";
+        /// Not said: nothing.
+        Unset = "";
+    }
+    default Unset
+}
+
+/// How an instance is wired.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Networking {
+    /// The MAC address of its interface; default: empty.
+    pub vnic_mac: String,
+    /// Its interface; default: empty.
+    pub vnic_uuid: Id,
+    /// The concentrator of its tenant; default: empty.
+    pub concentrator_uuid: Id,
+    /// The concentrator's address; default: empty.
+    pub concentrator_ip: String,
+    /// Its subnet in CIDR form; default: empty.
+    pub subnet: String,
+    /// The key of the subnet's tunnel; default: empty. Text here, a number in
+    /// TenantAdded.
+    pub subnet_key: String,
+    /// Its subnet; default: empty.
+    pub subnet_uuid: Id,
+    /// Its address inside the subnet; default: empty.
+    pub private_ip: String,
+    /// Whether it has a public IP address; default: false.
+    pub public_ip: bool,
+}
+
+/// What an instance needs of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Requirements {
+    /// Memory in MB; default: 0.
+    pub mem_mb: i64,
+    /// CPUs; default: 0.
+    pub vcpus: i64,
+    /// The only node that will do; default: empty, any. Left out when empty.
+    #[serde(skip_serializing_if = "Id::is_empty")]
+    pub node_id: Id,
+    /// The name of the only node that will do; default: empty, any. Left out
+    /// when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub hostname: String,
+    /// Whether it needs a network node, as concentrators do; default: false.
+    /// Left out when false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub network_node: bool,
+    /// Whether a container has all rights on its node; default: false. Left
+    /// out when false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub privileged: bool,
+}
+
+impl Requirements {
+    /// What the older lists say: what was requested, and for the rest what
+    /// was estimated. `disk_mb` and `physical_network` have no place in the
+    /// current form.
+    pub(super) fn of_resources(requested: &[Resource], estimated: &[Resource]) -> Self {
+        let value = |name| {
+            let mut resources = requested.iter().chain(estimated);
+            resources.find(|r| r.name == name).map_or(0, |r| r.value)
+        };
+        Self {
+            mem_mb: value("mem_mb"),
+            vcpus: value("vcpus"),
+            network_node: value("network_node") != 0,
+            ..Self::default()
+        }
+    }
+}
+
+/// An entry of `requested_resources` or `estimated_resources`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Resource {
+    #[serde(rename = "type")]
+    name: String,
+    value: i64,
+}
+
+/// For fields that are left out when false.
+pub(super) fn is_false(value: &bool) -> bool {
+    !value
+}

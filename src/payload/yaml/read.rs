@@ -1,0 +1,516 @@
+//! The tree as a serde `Deserializer`: where text, numbers and empty values
+//! become what a schema expects.
+
+use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor,
+};
+
+use super::Error;
+use super::error::{Segment, shortened};
+use super::tree::{Entry, Node, Style, Value};
+
+/// Reads a list, or a single value as a list of one, as older writers did.
+pub(in crate::payload) fn one_or_many<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    // The name asks the tree's deserializer for it.
+    #[derive(Deserialize)]
+    #[serde(rename = "ssntp::OneOrMany")]
+    struct OneOrMany<T>(Vec<T>);
+
+    OneOrMany::deserialize(deserializer).map(|list| list.0)
+}
+
+const ONE_OR_MANY: &str = "ssntp::OneOrMany";
+
+impl Node<'_> {
+    /// The error of a value that isn't what was expected.
+    pub(super) fn expected(&self, what: &str) -> Error {
+        Error::type_error(what, self.describe()).at(self.position)
+    }
+
+    fn describe(&self) -> String {
+        match self.value() {
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a map".to_owned(),
+            Value::Scalar(_, Style::Binary) => "binary data".to_owned(),
+            Value::Scalar(..) if self.is_empty() => "nothing".to_owned(),
+            Value::Scalar(text, Style::Plain) if boolean(text).is_some() => format!("boolean {text}"),
+            Value::Scalar(text, Style::Plain) if integer(text).is_some() || float(text).is_some() => {
+                format!("number {}", shortened(text))
+            }
+            Value::Scalar(text, _) if text.is_empty() => "empty text".to_owned(),
+            Value::Scalar(text, _) => format!("text {:?}", shortened(text)),
+            // `value` sees through anchors.
+            Value::Shared(_) => String::new(),
+        }
+    }
+
+    /// A scalar's text as it was written; empty where nothing stands.
+    fn text(&self) -> Result<&str, Error> {
+        match self.value() {
+            Value::Scalar(..) if self.is_empty() => Ok(""),
+            Value::Scalar(text, Style::Plain | Style::Text) => Ok(text),
+            _ => Err(self.expected("text")),
+        }
+    }
+
+    /// An unquoted integer; 0 where nothing stands.
+    fn integer(&self, minimum: i128, maximum: i128) -> Result<i128, Error> {
+        let found = match self.value() {
+            Value::Scalar(..) if self.is_empty() => Some(0),
+            Value::Scalar(text, Style::Plain) => integer(text),
+            _ => None,
+        };
+        match found {
+            Some(number) if (minimum..=maximum).contains(&number) => Ok(number),
+            Some(_) => Err(self.expected(&format!("an integer from {minimum} to {maximum}"))),
+            None => Err(self.expected("an integer")),
+        }
+    }
+
+    fn elements(&self) -> Result<&[Self], Error> {
+        match self.value() {
+            Value::List(nodes) => Ok(nodes),
+            _ if self.is_empty() => Ok(&[]),
+            _ => Err(self.expected("a list")),
+        }
+    }
+}
+
+macro_rules! integers {
+    ($($method:ident $visit:ident $type:ty;)*) => {
+        $(
+            fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+                let number = self.integer(<$type>::MIN.into(), <$type>::MAX.into())?;
+                // In range: it was just checked.
+                visitor.$visit(<$type>::try_from(number).unwrap_or_default())
+            }
+        )*
+    };
+}
+
+impl<'de> Deserializer<'de> for &Node<'_> {
+    type Error = Error;
+
+    integers! {
+        deserialize_i8 visit_i8 i8;
+        deserialize_i16 visit_i16 i16;
+        deserialize_i32 visit_i32 i32;
+        deserialize_i64 visit_i64 i64;
+        deserialize_u8 visit_u8 u8;
+        deserialize_u16 visit_u16 u16;
+        deserialize_u32 visit_u32 u32;
+        deserialize_u64 visit_u64 u64;
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value() {
+            Value::List(_) => self.deserialize_seq(visitor),
+            Value::Map(_) => self.deserialize_map(visitor),
+            Value::Scalar(..) if self.is_empty() => visitor.visit_unit(),
+            Value::Scalar(text, Style::Plain) => {
+                if let Some(value) = boolean(text) {
+                    visitor.visit_bool(value)
+                } else if let Some(number) = integer(text).and_then(|n| u64::try_from(n).ok()) {
+                    visitor.visit_u64(number)
+                } else if let Some(number) = integer(text).and_then(|n| i64::try_from(n).ok()) {
+                    visitor.visit_i64(number)
+                } else if let Some(number) = float(text) {
+                    visitor.visit_f64(number)
+                } else {
+                    visitor.visit_str(text)
+                }
+            }
+            _ => visitor.visit_str(self.text()?),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value() {
+            Value::Scalar(..) if self.is_empty() => visitor.visit_bool(false),
+            Value::Scalar(text, Style::Plain) => match boolean(text) {
+                Some(value) => visitor.visit_bool(value),
+                None => Err(self.expected("a boolean")),
+            },
+            _ => Err(self.expected("a boolean")),
+        }
+    }
+
+    fn deserialize_f32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_f64(visitor)
+    }
+
+    fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value() {
+            Value::Scalar(..) if self.is_empty() => visitor.visit_f64(0.0),
+            Value::Scalar(text, Style::Plain) => match float(text) {
+                Some(number) => visitor.visit_f64(number),
+                None => Err(self.expected("a number")),
+            },
+            _ => Err(self.expected("a number")),
+        }
+    }
+
+    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor
+            .visit_str(self.text()?)
+            .map_err(|error: Error| error.at(self.position))
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        if self.is_empty() {
+            visitor.visit_none()
+        } else {
+            visitor.visit_some(self)
+        }
+    }
+
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        if self.is_empty() {
+            visitor.visit_unit()
+        } else {
+            Err(self.expected("nothing"))
+        }
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        self.deserialize_unit(visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        if name == ONE_OR_MANY && !self.is_empty() && !matches!(self.value(), Value::List(_)) {
+            return visitor.visit_newtype_struct(Single(self));
+        }
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor
+            .visit_seq(Elements {
+                nodes: self.elements()?,
+                next: 0,
+            })
+            .map_err(|error| error.at(self.position))
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _len: usize, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _len: usize,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor
+            .visit_map(Entries {
+                entries: self.entries()?,
+                next: 0,
+                skip_empty: false,
+            })
+            .map_err(|error| error.at(self.position))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor
+            .visit_map(Entries {
+                entries: self.entries()?,
+                next: 0,
+                // An empty value is the field's default, as if it were missing.
+                skip_empty: true,
+            })
+            .map_err(|error| error.at(self.position))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor
+            .visit_enum(Name(self.text()?))
+            .map_err(|error| error.at(self.position))
+    }
+
+    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_unit()
+    }
+}
+
+struct Elements<'n, 'a> {
+    nodes: &'n [Node<'a>],
+    next: usize,
+}
+
+impl<'de> SeqAccess<'de> for Elements<'_, '_> {
+    type Error = Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
+        let Some(node) = self.nodes.get(self.next) else {
+            return Ok(None);
+        };
+        let index = self.next;
+        self.next += 1;
+        seed.deserialize(node)
+            .map(Some)
+            .map_err(|error| error.at(node.position).under(Segment::Index(index)))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.nodes.len() - self.next)
+    }
+}
+
+struct Entries<'n, 'a> {
+    entries: &'n [Entry<'a>],
+    next: usize,
+    skip_empty: bool,
+}
+
+impl<'de> MapAccess<'de> for Entries<'_, '_> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
+        while let Some(entry) = self.entries.get(self.next) {
+            if self.skip_empty && entry.value.is_empty() {
+                self.next += 1;
+                continue;
+            }
+            let key: serde::de::value::StrDeserializer<'_, Error> = (*entry.key).into_deserializer();
+            return seed
+                .deserialize(key)
+                .map(Some)
+                .map_err(|error| error.at(entry.at));
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Error> {
+        // serde asks for a value only after its key.
+        let Some(entry) = self.entries.get(self.next) else {
+            return Err(serde::de::Error::custom("a value without its key"));
+        };
+        self.next += 1;
+        seed.deserialize(&entry.value)
+            .map_err(|error| error.at(entry.value.position).under(Segment::key(&entry.key)))
+    }
+}
+
+/// A single value as a list of one.
+struct Single<'n, 'a>(&'n Node<'a>);
+
+impl<'de> Deserializer<'de> for Single<'_, '_> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_seq(Elements {
+            nodes: std::slice::from_ref(self.0),
+            next: 0,
+        })
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+/// The name of a variant without content.
+struct Name<'n>(&'n str);
+
+impl<'de> EnumAccess<'de> for Name<'_> {
+    type Error = Error;
+    type Variant = Self;
+
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Error> {
+        let name: serde::de::value::StrDeserializer<'_, Error> = self.0.into_deserializer();
+        Ok((seed.deserialize(name)?, self))
+    }
+}
+
+impl<'de> VariantAccess<'de> for Name<'_> {
+    type Error = Error;
+
+    fn unit_variant(self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _seed: T) -> Result<T::Value, Error> {
+        Err(serde::de::Error::custom("a variant with content"))
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, Error> {
+        Err(serde::de::Error::custom("a variant with content"))
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        _fields: &'static [&'static str],
+        _visitor: V,
+    ) -> Result<V::Value, Error> {
+        Err(serde::de::Error::custom("a variant with content"))
+    }
+}
+
+/// The booleans of YAML 1.1: each word in lower case, capitalized or in
+/// upper case.
+fn boolean(text: &str) -> Option<bool> {
+    let value = match text.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "y" => true,
+        "false" | "no" | "off" | "n" => false,
+        _ => return None,
+    };
+    let (first, rest) = text.split_at(1);
+    let capitalized = first == first.to_ascii_uppercase() && rest == rest.to_ascii_lowercase();
+    let same_case = text == text.to_ascii_lowercase() || text == text.to_ascii_uppercase();
+    (capitalized || same_case).then_some(value)
+}
+
+/// An integer: decimal, or with `0x`, `0o`, `0b`; `_` between digits. A
+/// leading zero is refused: YAML 1.1 reads it as octal, YAML 1.2 doesn't.
+fn integer(text: &str) -> Option<i128> {
+    let (negative, digits) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let (radix, digits) = match digits.get(..2) {
+        Some("0x") => (16, &digits[2..]),
+        Some("0o") => (8, &digits[2..]),
+        Some("0b") => (2, &digits[2..]),
+        Some(start) if start.starts_with('0') => return None,
+        _ => (10, digits),
+    };
+    let outer = digits.starts_with('_') || digits.ends_with('_');
+    if digits.is_empty() || outer || !digits.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+        return None;
+    }
+    // Longer ones don't fit, however many zeros they begin with.
+    if digits.len() > 128 {
+        return None;
+    }
+    let magnitude = i128::from_str_radix(&digits.replace('_', ""), radix).ok()?;
+    Some(if negative { -magnitude } else { magnitude })
+}
+
+/// A number with a fraction or an exponent, or an integer.
+fn float(text: &str) -> Option<f64> {
+    let unsigned = text.trim_start_matches(['-', '+']);
+    match unsigned {
+        ".inf" | ".Inf" | ".INF" => {
+            return Some(if text.starts_with('-') {
+                f64::NEG_INFINITY
+            } else {
+                f64::INFINITY
+            });
+        }
+        ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
+        _ => {}
+    }
+    // Rust also reads "infinity" and "nan", which are text in YAML.
+    let numeric = unsigned
+        .bytes()
+        .all(|b| b.is_ascii_digit() || b".eE+-".contains(&b));
+    let begins = unsigned
+        .trim_start_matches('.')
+        .starts_with(|c: char| c.is_ascii_digit());
+    (numeric && begins).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_those_of_yaml() {
+        for (text, number) in [
+            ("0", Some(0)),
+            ("-1", Some(-1)),
+            ("+12", Some(12)),
+            ("1_000", Some(1000)),
+            ("0x1f", Some(31)),
+            ("-0b11", Some(-3)),
+            ("0o17", Some(15)),
+            ("010", None),
+            ("1:30", None),
+            ("_1", None),
+            ("1_", None),
+            ("", None),
+            ("-", None),
+            ("0x", None),
+            ("--1", None),
+            ("0x-1", None),
+            ("1.0", None),
+            ("99999999999999999999999999999999999999999", None),
+            ("é1", None),
+        ] {
+            assert_eq!(integer(text), number, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn booleans_are_those_of_yaml_1_1() {
+        for text in ["true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "y", "Y"] {
+            assert_eq!(boolean(text), Some(true), "{text:?}");
+        }
+        for text in ["false", "False", "no", "NO", "off", "Off", "n", "N"] {
+            assert_eq!(boolean(text), Some(false), "{text:?}");
+        }
+        for text in ["", "tRUE", "yEs", "1", "oN", "é"] {
+            assert_eq!(boolean(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn floats_are_not_words() {
+        for text in ["1.5", ".5", "-1e3", "0.", "6.02E+23"] {
+            assert!(float(text).is_some(), "{text:?}");
+        }
+        for text in ["", ".", "inf", "nan", "1.2.3", "e3", "10.0.0.7"] {
+            assert!(float(text).is_none(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The events but TraceReport.
+
+use std::net::Ipv4Addr;
+
+use ssntp::payload::*;
+
+use super::*;
+
+#[test]
+fn tenant_added_and_removed() {
+    let added: TenantAdded = current(&fixture("TenantAdded"));
+    let expected = TenantAdded {
+        agent_uuid: NODE.into(),
+        agent_ip: "10.0.0.7".to_owned(),
+        tenant_uuid: TENANT.into(),
+        tenant_subnet: "172.16.0.0/24".to_owned(),
+        concentrator_uuid: CNCI.into(),
+        concentrator_ip: "10.0.0.33".to_owned(),
+        subnet_key: 4268,
+    };
+    assert_eq!(added, expected);
+    assert_eq!(added.subnet_key, subnet_key(Ipv4Addr::new(172, 16, 0, 0)));
+    assert_eq!(subnet_key(Ipv4Addr::new(10, 0, 0, 255)), 0xff00_000a);
+
+    let removed: TenantRemoved = current(&fixture("TenantRemoved"));
+    assert_eq!(removed.agent_uuid, NODE);
+    assert_eq!(removed.agent_ip, "10.0.0.7");
+    assert_eq!(removed.tenant_uuid, TENANT);
+    assert_eq!(removed.tenant_subnet, "172.16.0.0/24");
+    assert_eq!(removed.concentrator_uuid, CNCI);
+    assert_eq!(removed.concentrator_ip, "10.0.0.33");
+    assert_eq!(removed.subnet_key, 4268);
+}
+
+#[test]
+fn instance_deleted_and_stopped() {
+    let deleted: InstanceDeleted = current(&fixture("InstanceDeleted"));
+    assert_eq!(deleted.instance_uuid, INSTANCE);
+    let stopped: InstanceStopped = current(&fixture("InstanceStopped"));
+    assert_eq!(stopped.instance_uuid, INSTANCE);
+    assert_eq!(InstanceStopped::decode(b""), Ok(InstanceStopped::default()));
+}
+
+#[test]
+fn concentrator_instance_added() {
+    let found: ConcentratorInstanceAdded = current(&fixture("ConcentratorInstanceAdded"));
+    let expected = ConcentratorInstanceAdded {
+        instance_uuid: CNCI.into(),
+        tenant_uuid: TENANT.into(),
+        concentrator_ip: "10.0.0.33".to_owned(),
+        concentrator_mac: "02:42:0a:00:00:21".to_owned(),
+    };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn public_ip_assigned_and_unassigned() {
+    let assigned: PublicIpAssigned = current(&fixture("PublicIPAssigned"));
+    let expected = PublicIpAssigned {
+        concentrator_uuid: CNCI.into(),
+        instance_uuid: INSTANCE.into(),
+        public_ip: "198.51.100.20".to_owned(),
+        private_ip: "172.16.0.5".to_owned(),
+    };
+    assert_eq!(assigned, expected);
+    let unassigned: PublicIpUnassigned = current(&fixture("PublicIPUnassigned"));
+    assert_eq!(unassigned.concentrator_uuid, CNCI);
+    assert_eq!(unassigned.instance_uuid, INSTANCE);
+    assert_eq!(unassigned.public_ip, "198.51.100.20");
+    assert_eq!(unassigned.private_ip, "172.16.0.5");
+}
+
+#[test]
+fn node_connected_and_disconnected() {
+    let connected: NodeConnected = current(&fixture("NodeConnected"));
+    assert_eq!(connected.node_uuid, NODE);
+    assert_eq!(connected.node_type, NodeType::ComputeNode);
+    let disconnected: NodeDisconnected = current(&fixture("NodeDisconnected"));
+    assert_eq!(disconnected.node_uuid, NODE);
+    assert_eq!(disconnected.node_type, NodeType::NetworkNode);
+}
+
+#[test]
+fn names_that_are_not_known_survive() {
+    let document = format!("node_connected:\n  node_uuid: {NODE}\n  node_type: storage_node\n");
+    let found: NodeConnected = current(document.as_bytes());
+    assert_eq!(found.node_type, NodeType::Other("storage_node".to_owned()));
+    assert!(!found.node_type.is_known());
+    assert_eq!(NodeType::from("compute_node"), NodeType::ComputeNode);
+}

@@ -1,0 +1,176 @@
+//! The failures of commands.
+
+use ssntp::payload::*;
+
+use super::*;
+
+#[test]
+fn start_failure() {
+    let found: StartFailure = current(&fixture("StartFailure"));
+    let expected = StartFailure {
+        node_uuid: NODE.into(),
+        instance_uuid: INSTANCE.into(),
+        reason: StartFailureReason::FullCn,
+        restart: true,
+    };
+    assert_eq!(found, expected);
+
+    let found: StartFailure = older(&fixture("old2017_StartFailure"));
+    assert!(found.node_uuid.is_empty(), "made by the scheduler");
+    assert_eq!(found.instance_uuid, INSTANCE);
+    assert_eq!(found.reason, StartFailureReason::FullCloud);
+    assert!(!found.restart);
+}
+
+#[test]
+fn only_two_reasons_leave_an_instance_there() {
+    let there: Vec<_> = StartFailureReason::ALL
+        .iter()
+        .filter(|r| r.instance_is_there())
+        .collect();
+    assert_eq!(
+        there,
+        [
+            &StartFailureReason::AlreadyRunning,
+            &StartFailureReason::InstanceExists
+        ]
+    );
+    assert!(!StartFailureReason::Other("gone".to_owned()).instance_is_there());
+}
+
+#[test]
+fn stop_failure() {
+    let found: StopFailure = older(&fixture("old2017_StopFailure"));
+    assert!(found.node_uuid.is_empty());
+    assert_eq!(found.instance_uuid, INSTANCE);
+    assert_eq!(found.reason, StopFailureReason::AlreadyStopped);
+    let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: no_instance\n");
+    let found: StopFailure = current(document.as_bytes());
+    assert_eq!(
+        (found.node_uuid, found.reason),
+        (NODE.into(), StopFailureReason::NoInstance)
+    );
+}
+
+#[test]
+fn restart_failure() {
+    let found: RestartFailure = older(&fixture("old2017_RestartFailure"));
+    assert!(found.node_uuid.is_empty());
+    assert_eq!(found.instance_uuid, INSTANCE);
+    assert_eq!(found.reason, RestartFailureReason::InstanceCorrupt);
+    let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: launch_failure\n");
+    let found: RestartFailure = current(document.as_bytes());
+    assert_eq!(found.reason, RestartFailureReason::LaunchFailure);
+}
+
+#[test]
+fn delete_failure() {
+    let found: DeleteFailure = current(&fixture("DeleteFailure"));
+    let expected = DeleteFailure {
+        node_uuid: NODE.into(),
+        instance_uuid: INSTANCE.into(),
+        reason: DeleteFailureReason::NoInstance,
+    };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn volume_failures() {
+    let attach: AttachVolumeFailure = current(&fixture("AttachVolumeFailure"));
+    let expected = AttachVolumeFailure {
+        node_uuid: NODE.into(),
+        instance_uuid: INSTANCE.into(),
+        volume_uuid: VOLUME.into(),
+        reason: AttachVolumeFailureReason::AlreadyAttached,
+    };
+    assert_eq!(attach, expected);
+    let detach: DetachVolumeFailure = older(&fixture("old2017_DetachVolumeFailure"));
+    let expected = DetachVolumeFailure {
+        node_uuid: Id::default(),
+        instance_uuid: INSTANCE.into(),
+        volume_uuid: VOLUME.into(),
+        reason: DetachVolumeFailureReason::NotAttached,
+    };
+    assert_eq!(detach, expected);
+}
+
+#[test]
+fn public_ip_failures_repeat_the_command() {
+    let failure: AssignPublicIpFailure = current(&fixture("AssignPublicIPFailure"));
+    let command = AssignPublicIp::decode(&fixture("AssignPublicIP")).unwrap();
+    let expected = AssignPublicIpFailure::new(command, PublicIpFailureReason::AssignFailure);
+    assert_eq!(failure, expected);
+
+    let failure: UnassignPublicIpFailure = current(&fixture("UnassignPublicIPFailure"));
+    let command = ReleasePublicIp::decode(&fixture("ReleasePublicIP")).unwrap();
+    let expected = UnassignPublicIpFailure::new(command, PublicIpFailureReason::ReleaseFailure);
+    assert_eq!(failure, expected);
+    assert_eq!(failure.concentrator_uuid, CNCI);
+}
+
+#[test]
+fn reasons_are_those_of_the_protocol() {
+    fn words<'a, T>(all: &'a [T], text: fn(&'a T) -> &'a str) -> String {
+        all.iter().map(text).collect::<Vec<_>>().join(" ")
+    }
+    assert_eq!(
+        words(StartFailureReason::ALL, |r| r.as_str()),
+        "full_cloud full_cn node_maintenance no_cn no_net_cn invalid_payload invalid_data already_running \
+         instance_exists image_failure launch_failure network_failure"
+    );
+    assert_eq!(
+        words(StopFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data already_stopped"
+    );
+    assert_eq!(
+        words(RestartFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data already_running instance_corrupt launch_failure \
+         network_failure"
+    );
+    assert_eq!(
+        words(DeleteFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data"
+    );
+    assert_eq!(
+        words(AttachVolumeFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data attach_failure already_attached state_failure \
+         instance_failure not_supported"
+    );
+    assert_eq!(
+        words(DetachVolumeFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data detach_failure not_attached state_failure \
+         instance_failure not_supported"
+    );
+    assert_eq!(
+        words(PublicIpFailureReason::ALL, |r| r.as_str()),
+        "no_instance invalid_payload invalid_data assign_failure release_failure"
+    );
+    assert_eq!(
+        words(InvalidFrameTypeReason::ALL, |r| r.as_str()),
+        "unsupported_type unsupported_operand role_not_allowed"
+    );
+    assert_eq!(
+        words(InstanceState::ALL, |s| s.as_str()),
+        "pending active exited stopping exit_failed exit_paused deleted hung missing"
+    );
+}
+
+#[test]
+fn a_refused_payload_is_invalid_payload_or_invalid_data() {
+    let cases = [
+        ("start: [", StartFailureReason::InvalidPayload),
+        ("start: a: b", StartFailureReason::InvalidPayload),
+        ("start:\n  a: 1\n  a: 2", StartFailureReason::InvalidPayload),
+        ("stop:\n  a: 1", StartFailureReason::InvalidData),
+        ("", StartFailureReason::InvalidData),
+        ("start:", StartFailureReason::InvalidData),
+        ("start:\n  restart: 5", StartFailureReason::InvalidData),
+        ("hello", StartFailureReason::InvalidData),
+    ];
+    for (payload, reason) in cases {
+        let error = Start::decode(payload.as_bytes()).unwrap_err();
+        assert_eq!(StartFailureReason::from(&error), reason, "{payload:?}: {error}");
+    }
+    let error = Stop::decode(b"stop:").unwrap_err();
+    assert_eq!(StopFailureReason::from(&error), StopFailureReason::InvalidData);
+}
