@@ -20,4 +20,5 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Cert(cmd::cert::Args),
     Decode(cmd::decode::Args),
+    Server(cmd::server::Args),
 }

@@ -5,9 +5,11 @@
 //! |---|---|
 //! | `cert` | make, show and check certificates |
 //! | `decode` | name the fields of frames |
+//! | `server` | filter and route |
 
 pub(crate) mod cert;
 pub(crate) mod decode;
+pub(crate) mod server;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -17,5 +19,6 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Cert(args) => cert::run(args),
         Command::Decode(args) => decode::run(args),
+        Command::Server(args) => server::run(args),
     }
 }

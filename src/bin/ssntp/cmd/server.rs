@@ -1,0 +1,164 @@
+//! `ssntp server`: accepts clients, filters and routes what they send.
+
+use std::path::{Path, PathBuf};
+
+use clap::{ValueEnum, value_parser};
+use ssntp::Role;
+use ssntp::payload::{Configure, Payload};
+use ssntp::pki::{Identity, Trust};
+use ssntp::proto::FrameKind;
+use ssntp::server::{Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer};
+use ssntp::transport::Address;
+use uuid::Uuid;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Run a server that checks roles, filters and routes
+///
+/// Prints one line with its address once it accepts clients.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
+    /// lets the system choose
+    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    listen: Vec<Address>,
+    /// The authority that clients' certificates have to come from
+    #[arg(long, value_name = "FILE")]
+    ca: PathBuf,
+    /// The server's certificate and key
+    #[arg(long, value_name = "FILE")]
+    cert: PathBuf,
+    /// Forward frames of a kind to every session with a role, as in
+    /// STATS=controller; may be given several times
+    #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = forward, num_args = 1..)]
+    forwards: Vec<(FrameKind, Role)>,
+    /// The cluster configuration that clients get
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Who may send what
+    #[arg(long, value_enum, default_value_t = FilterName::AllowAll)]
+    filter: FilterName,
+    /// What happens to a frame that its sender may not send
+    #[arg(long, value_enum, default_value_t = ActionName::Reject)]
+    filter_action: ActionName,
+    /// The most sessions at a time [default: what the system allows]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_sessions: Option<u32>,
+    /// The longest payload to take
+    #[arg(long, value_name = "BYTES", default_value_t = ssntp::proto::DEFAULT_MAX_PAYLOAD)]
+    max_payload: u32,
+    /// How long TLS and CONNECT together may take
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    handshake_timeout: Seconds,
+    /// What happens to a session whose queue is full
+    #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
+    slow_consumer: PolicyName,
+    /// The server's UUID [default: its certificate's, else a random one]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FilterName {
+    /// Everybody may send everything
+    AllowAll,
+    /// The table of the cluster's roles
+    Spec,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ActionName {
+    /// Drop it and tell its sender
+    Reject,
+    /// Drop it
+    Drop,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PolicyName {
+    /// End that session
+    Disconnect,
+    /// Drop what does not fit
+    DropNewest,
+    /// Drop what has waited longest
+    DropOldest,
+}
+
+fn forward(text: &str) -> Result<(FrameKind, Role), String> {
+    let (kind, role) = text.split_once('=').ok_or("it is not OPERAND=ROLE")?;
+    let kind = kind.trim().parse::<FrameKind>().map_err(|e| e.to_string())?;
+    let role = role.parse::<Role>().map_err(|e| e.to_string())?;
+    Ok((kind, role))
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let rules = args
+        .forwards
+        .iter()
+        .fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role));
+    rules
+        .check()
+        .map_err(|e| Failure::usage(format!("--forward: {e}")))?;
+    let filter = match args.filter {
+        FilterName::AllowAll => Filter::allow_all(),
+        FilterName::Spec => Filter::spec(),
+    };
+    let filter = filter.action(match args.filter_action {
+        ActionName::Reject => FilterAction::Reject,
+        ActionName::Drop => FilterAction::Drop,
+    });
+    let policy = match args.slow_consumer {
+        PolicyName::Disconnect => SlowConsumer::Disconnect,
+        PolicyName::DropNewest => SlowConsumer::DropNewest,
+        PolicyName::DropOldest => SlowConsumer::DropOldest,
+    };
+    let mut config = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
+        .rules(rules)
+        .filter(filter)
+        .max_payload(args.max_payload)
+        .handshake_timeout(args.handshake_timeout.into())
+        .slow_consumer(policy)
+        .configuration_check(check_configuration);
+    if let Some(path) = &args.config {
+        config = config.configuration(load_configuration(path)?);
+    }
+    if let Some(sessions) = args.max_sessions {
+        config = config.max_sessions(sessions as usize);
+    }
+    if let Some(uuid) = args.uuid {
+        config = config.uuid(uuid);
+    }
+    for address in args.listen {
+        config = config.listen(address);
+    }
+    let server = Server::start(config, ()).map_err(|e| match e {
+        ServerError::TooManySessions(why) => Failure::new(format!("--max-sessions: {why}")),
+        other => Failure::new(other),
+    })?;
+    let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
+    // Flushed and let go of: somebody waits for this line.
+    let mut output = Output::new();
+    output.line(format!("listening at {}", addresses.join(", ")))?;
+    output.flush()?;
+    drop(output);
+    stop.wait();
+    server.stop();
+    Ok(())
+}
+
+/// Reads a cluster configuration and checks it; its bytes go out unchanged.
+pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
+    let shown = path.display();
+    let bytes = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
+    check_configuration(&bytes).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+    Ok(bytes)
+}
+
+fn check_configuration(payload: &[u8]) -> Result<(), String> {
+    let configure = Configure::decode(payload).map_err(|e| e.to_string())?;
+    configure.validate().map_err(|e| e.to_string())
+}
