@@ -117,6 +117,8 @@ struct Pool {
     shared: Arc<Shared>,
     events: Sender<Event>,
     jobs: (Sender<Arc<Watched>>, Receiver<Arc<Watched>>),
+    /// Disconnected, which wakes idle workers, once the pool is closed.
+    closed: Receiver<()>,
     max: usize,
     started: Instant,
     state: Mutex<PoolState>,
@@ -126,6 +128,8 @@ struct Pool {
 #[derive(Default)]
 struct PoolState {
     closed: bool,
+    /// Dropped to disconnect [`Pool::closed`].
+    open: Option<Sender<()>>,
     next: u64,
     /// Every newcomer that is not admitted or gone yet.
     pending: HashMap<u64, Arc<Watched>>,
@@ -143,14 +147,19 @@ impl std::fmt::Debug for Pool {
 
 impl Pool {
     fn new(shared: Arc<Shared>, max: usize, events: Sender<Event>) -> Self {
+        let (open, closed) = crossbeam_channel::bounded(0);
         Self {
             shared,
             events,
+            closed,
             // At most one job for each pending handshake.
             jobs: crossbeam_channel::bounded(max),
             max,
             started: now(),
-            state: Mutex::default(),
+            state: Mutex::new(PoolState {
+                open: Some(open),
+                ..PoolState::default()
+            }),
             freed: Condvar::new(),
         }
     }
@@ -220,9 +229,14 @@ impl Pool {
 
     fn work(&self) {
         loop {
-            let job = match self.jobs.1.recv_timeout(IDLE) {
-                Ok(job) => job,
-                Err(_) => {
+            let job = crossbeam_channel::select! {
+                recv(self.jobs.1) -> job => job.ok(),
+                recv(self.closed) -> _ => None,
+                default(IDLE) => None,
+            };
+            let job = match job {
+                Some(job) => job,
+                None => {
                     let mut state = self.lock();
                     // A job may have been promised to this worker meanwhile.
                     match self.jobs.1.try_recv() {
@@ -262,6 +276,7 @@ impl Pool {
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
+        state.open = None;
         for pending in state.pending.values() {
             pending.cut();
         }
