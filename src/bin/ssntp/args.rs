@@ -18,6 +18,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
     Decode(cmd::decode::Args),
     Server(cmd::server::Args),
