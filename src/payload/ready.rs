@@ -19,7 +19,8 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Id, NodeNetwork, Payload, kind, payload};
+use super::yaml::ErrorKind;
+use super::{Error, Id, NodeNetwork, Payload, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
 /// A node takes commands, and what it can hold.
@@ -75,10 +76,11 @@ impl Payload for Maintenance {
     const KIND: FrameKind = kind!(Status::MAINTENANCE);
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
-        let ready = match payload.trim_ascii().is_empty() {
-            true => None,
-            false => Some(Ready::decode(payload)?),
-        };
+        let (ready, tree): (Option<Ready>, _) = read(payload, None)?;
+        if ready.as_ref().is_some_and(|ready| ready.node_uuid.is_empty()) {
+            let missing = refusal(None, &["node_uuid"], ErrorKind::Missing);
+            return Err(tree.locate(missing).into());
+        }
         Ok(Self { ready })
     }
 
