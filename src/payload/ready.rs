@@ -1,19 +1,5 @@
 //! READY and MAINTENANCE: what a node has to give (STATUS 0x1, 0x4).
 //!
-//! ```yaml
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! mem_total_mb: 64000
-//! mem_available_mb: 48211
-//! disk_total_mb: 500000
-//! disk_available_mb: 256000
-//! load: 3
-//! cpus_online: 16
-//! networks:
-//! - ip: 10.0.0.7
-//!   mac: "52:54:00:12:34:56"
-//! hostname: rack1-n07
-//! ```
-//!
 //! MAINTENANCE carries the same, or nothing.
 
 use bytes::Bytes;
@@ -24,6 +10,22 @@ use super::{Error, Id, NodeNetwork, Payload, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
 /// A node takes commands, and what it can hold.
+///
+/// The payload of READY (STATUS 0x1):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// mem_total_mb: 64000
+/// mem_available_mb: 48211
+/// disk_total_mb: 500000
+/// disk_available_mb: 256000
+/// load: 3
+/// cpus_online: 16
+/// networks:
+/// - ip: 10.0.0.7
+///   mac: "52:54:00:12:34:56"
+/// hostname: rack1-n07
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ready {
@@ -66,6 +68,8 @@ impl Default for Ready {
 }
 
 /// A node is in maintenance; it may tell what it has.
+///
+/// The payload of MAINTENANCE (STATUS 0x4): that of READY, or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maintenance {
     /// What READY would say; `None` in a frame without payload. Default: none.

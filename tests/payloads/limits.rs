@@ -177,3 +177,24 @@ fn markers_repeated_to_a_frame_s_length_take_little_time() {
     let count = soon("all of them", &payload, |bytes| yaml::documents(bytes).count());
     assert_eq!(count, 4 << 20);
 }
+
+#[test]
+fn a_report_of_100_frames_is_never_too_long() {
+    use ssntp::Role;
+    use ssntp::proto::{Command, Frame, Trace, TraceNode};
+
+    let mut trace = Trace::new(&"\u{1}".repeat(255));
+    (trace.start, trace.end) = (u64::MAX, u64::MAX);
+    let node = TraceNode {
+        uuid: uuid::Uuid::max(),
+        role: Role::from_bits(u32::MAX),
+        received_at: u64::MAX,
+        sent_at: u64::MAX,
+    };
+    while trace.push(node) {}
+    let frame = Frame::new(Command::DETACH_VOLUME).traced(trace);
+    let report = TraceReport::from_frames(std::iter::repeat_n(&frame, 100));
+    let written = report.encode();
+    println!("{} bytes", written.len());
+    assert_eq!(TraceReport::decode(&written), Ok(report));
+}
