@@ -103,7 +103,7 @@ fn accept(listener: &Listener, pool: &Arc<Pool>) {
             Ok(Some(stream)) => pool.submit(stream),
             Ok(None) => return,
             Err(e) => {
-                warn!("cannot accept: {e}");
+                warn!(target: "ssntp::server", "cannot accept: {e}");
                 if pool.pause(ACCEPT_PAUSE) {
                     return;
                 }
@@ -182,7 +182,7 @@ impl Pool {
                 .max_by_key(|(w, _)| *w);
             match longest {
                 Some((waited, silent)) if waited >= PATIENCE => {
-                    debug!("{}: cut: {} handshakes are under way", silent.peer(), self.max);
+                    debug!(target: "ssntp::server", "{}: cut: {} handshakes are under way", silent.peer(), self.max);
                     // Its worker wakes, fails and makes room.
                     silent.cut();
                 }
@@ -213,11 +213,11 @@ impl Pool {
             match threads::spawn("ssntp-shake", move || pool.work()) {
                 Ok(worker) => state.workers.push(worker),
                 Err(e) if state.workers.is_empty() => {
-                    warn!("{}: refused: cannot start a thread: {e}", watched.peer());
+                    warn!(target: "ssntp::server", "{}: refused: cannot start a thread: {e}", watched.peer());
                     state.pending.remove(&watched.id);
                     return;
                 }
-                Err(e) => debug!("cannot start another handshake thread: {e}"),
+                Err(e) => debug!(target: "ssntp::server", "cannot start another handshake thread: {e}"),
             }
         } else {
             state.idle -= 1;
@@ -377,7 +377,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
     {
         Ok(secured) => secured,
         Err(e) => {
-            info!("{peer}: no TLS: {e}");
+            info!(target: "ssntp::server", "{peer}: no TLS: {e}");
             if matches!(e, TlsError::Tls(_)) {
                 // The alert says why; let the peer read it.
                 let _ = stream.shutdown(Shutdown::Write);
@@ -392,18 +392,18 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
-            info!("{peer}: refused: {e}");
+            info!(target: "ssntp::server", "{peer}: refused: {e}");
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
     let connect = match receive_connect(&mut halves, &certificate, deadline) {
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
-            info!("{peer} ({}): refused: {refusal}", certificate.subject);
+            info!(target: "ssntp::server", "{peer} ({}): refused: {refusal}", certificate.subject);
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(e)) => {
-            info!("{peer} ({}): lost before CONNECT: {e}", certificate.subject);
+            info!(target: "ssntp::server", "{peer} ({}): lost before CONNECT: {e}", certificate.subject);
             return;
         }
     };
@@ -421,7 +421,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
     let admitted = match verdict.recv() {
         Ok(Ok(admitted)) => admitted,
         Ok(Err(refusal)) => {
-            info!(
+            info!(target: "ssntp::server",
                 "{} ({}) at {peer}: refused: {refusal}",
                 connect.source, connect.role
             );

@@ -36,7 +36,7 @@ impl Server {
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(Stdio::inherit())
             .spawn()
             .map_err(|e| Failure::new(format!("cannot start the server: {e}")))?;
         let mut line = String::new();
