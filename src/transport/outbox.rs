@@ -137,6 +137,7 @@ struct Shared {
     bytes: AtomicU64,
     written_frames: AtomicU64,
     written_bytes: AtomicU64,
+    discarded: AtomicU64,
     closed: AtomicBool,
     aborted: AtomicBool,
     failure: OnceLock<std::io::Error>,
@@ -182,6 +183,7 @@ impl Outbox {
                 bytes: AtomicU64::new(0),
                 written_frames: AtomicU64::new(0),
                 written_bytes: AtomicU64::new(0),
+                discarded: AtomicU64::new(0),
                 closed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 failure: OnceLock::new(),
@@ -311,6 +313,14 @@ impl Outbox {
         )
     }
 
+    /// Frames that were taken and that nobody will send any more. Final once
+    /// the link has ended; what its owner dropped is not among them.
+    pub(crate) fn lost(&self) -> u64 {
+        // What still counts as waiting then was being written when it failed.
+        let waiting = self.shared.frames.load(Ordering::Acquire);
+        waiting + self.shared.discarded.load(Ordering::Acquire)
+    }
+
     /// Takes the oldest waiting item back and says how many frames it held;
     /// 0 when none waits.
     pub fn drop_oldest(&self) -> u32 {
@@ -396,7 +406,9 @@ impl Outbox {
     pub(super) fn discard(&self) {
         while let Ok(command) = self.shared.receiver.try_recv() {
             if let Command::Data(item) = command {
-                self.subtract(u64::from(item.frames), item.len() as u64);
+                let frames = u64::from(item.frames);
+                self.shared.discarded.fetch_add(frames, Ordering::AcqRel);
+                self.subtract(frames, item.len() as u64);
             }
         }
     }
@@ -448,6 +460,7 @@ mod tests {
         assert!(matches!(outbox.push(item(41)), Err(PushError::Full(back)) if back.len() == 41));
         outbox.push(item(40)).unwrap();
         assert_eq!(outbox.waiting(), (2, 100));
+        while outbox.receiver().try_recv().is_ok() {}
         outbox.sent(2, 100);
         for _ in 0..3 {
             outbox.push(item(1)).unwrap();
