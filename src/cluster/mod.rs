@@ -2,6 +2,8 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
 
+pub mod controller;
 pub mod machine;
