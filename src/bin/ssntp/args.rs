@@ -20,6 +20,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
+    Ctl(cmd::ctl::Args),
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
     Listen(cmd::listen::Args),
