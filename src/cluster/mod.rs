@@ -4,4 +4,5 @@
 //! |---|---|
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
 
+pub mod agent;
 pub mod machine;

@@ -1,0 +1,4 @@
+//! The agent of a compute or network node.
+
+pub mod driver;
+mod store;
