@@ -1,32 +1,6 @@
 //! CONFIGURE: the configuration of the whole cluster (COMMAND 0x9), which is
 //! also the payload of CONNECTED; and InvalidConfiguration, which returns it
 //! (ERROR 0x7).
-//!
-//! ```yaml
-//! configure:
-//!   scheduler:
-//!     storage_uri: file:///etc/ciao/configuration.yaml
-//!   storage:
-//!     ceph_id: ciao
-//!   controller:
-//!     ciao_port: 8889
-//!     compute_ca: /etc/pki/ciao/controller_cert.pem
-//!     compute_cert: /etc/pki/ciao/controller_key.pem
-//!     cnci_vcpus: 4
-//!     cnci_mem: 2048
-//!     cnci_disk: 2048
-//!     admin_ssh_key: ssh-ed25519 AAAA example
-//!     client_auth_ca_cert_path: /etc/pki/ciao/auth-CA.pem
-//!     cnci_net: 192.168.0.0
-//!   launcher:
-//!     compute_net:
-//!     - 10.0.0.0/24
-//!     mgmt_net:
-//!     - 10.0.0.0/24
-//!     disk_limit: true
-//!     mem_limit: true
-//!     child_user: ciao
-//! ```
 
 use std::net::IpAddr;
 
@@ -43,6 +17,34 @@ const ROOT: &str = "configure";
 ///
 /// Decoding checks the types alone; [`validate`](Self::validate) checks the
 /// values, and [`decode_valid`](Self::decode_valid) does both.
+///
+/// The payload of CONFIGURE (COMMAND 0x9), and of CONNECTED:
+///
+/// ```yaml
+/// configure:
+///   scheduler:
+///     storage_uri: file:///etc/ciao/configuration.yaml
+///   storage:
+///     ceph_id: ciao
+///   controller:
+///     ciao_port: 8889
+///     compute_ca: /etc/pki/ciao/controller_cert.pem
+///     compute_cert: /etc/pki/ciao/controller_key.pem
+///     cnci_vcpus: 4
+///     cnci_mem: 2048
+///     cnci_disk: 2048
+///     admin_ssh_key: ssh-ed25519 AAAA example
+///     client_auth_ca_cert_path: /etc/pki/ciao/auth-CA.pem
+///     cnci_net: 192.168.0.0
+///   launcher:
+///     compute_net:
+///     - 10.0.0.0/24
+///     mgmt_net:
+///     - 10.0.0.0/24
+///     disk_limit: true
+///     mem_limit: true
+///     child_user: ciao
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Configure {
@@ -276,6 +278,8 @@ fn is_cidr(text: &str) -> bool {
 }
 
 /// A CONFIGURE that wasn't taken, returned as it came.
+///
+/// The payload of InvalidConfiguration (ERROR 0x7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InvalidConfiguration {
     /// The refused payload, unchanged and possibly not YAML at all.

@@ -1,10 +1,4 @@
 //! EVACUATE: empty a node of its instances (COMMAND 0x4).
-//!
-//! ```yaml
-//! evacuate:
-//!   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//!   next_state: reboot
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +6,14 @@ use super::names::names;
 use super::{Id, payload};
 
 /// Empty a node, and what it does afterwards.
+///
+/// The payload of EVACUATE (COMMAND 0x4):
+///
+/// ```yaml
+/// evacuate:
+///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+///   next_state: reboot
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Evacuate {

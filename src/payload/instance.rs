@@ -1,29 +1,18 @@
 //! InstanceDeleted, InstanceStopped and ConcentratorInstanceAdded: what
 //! became of an instance (EVENT 0x2, 0x9, 0x3).
-//!
-//! ```yaml
-//! instance_deleted:
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//! ```
-//!
-//! ```yaml
-//! instance_stopped:
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//! ```
-//!
-//! ```yaml
-//! concentrator_instance_added:
-//!   instance_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//!   concentrator_ip: 10.0.0.33
-//!   concentrator_mac: 02:42:0a:00:00:21
-//! ```
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
 /// An instance was deleted.
+///
+/// The payload of InstanceDeleted (EVENT 0x2):
+///
+/// ```yaml
+/// instance_deleted:
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceDeleted {
@@ -34,6 +23,13 @@ pub struct InstanceDeleted {
 payload!(InstanceDeleted = Event::INSTANCE_DELETED, under "instance_deleted");
 
 /// An instance stopped, and its node no longer counts it.
+///
+/// The payload of InstanceStopped (EVENT 0x9):
+///
+/// ```yaml
+/// instance_stopped:
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceStopped {
@@ -44,6 +40,16 @@ pub struct InstanceStopped {
 payload!(InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped");
 
 /// A concentrator instance runs.
+///
+/// The payload of ConcentratorInstanceAdded (EVENT 0x3):
+///
+/// ```yaml
+/// concentrator_instance_added:
+///   instance_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   concentrator_ip: 10.0.0.33
+///   concentrator_mac: 02:42:0a:00:00:21
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConcentratorInstanceAdded {

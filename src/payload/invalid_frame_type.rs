@@ -1,10 +1,4 @@
 //! InvalidFrameType: a frame that the receiver didn't take (ERROR 0x0).
-//!
-//! ```yaml
-//! type: 0
-//! operand: 119
-//! reason: unsupported_operand
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +9,14 @@ use crate::proto::{FrameKind, FrameType};
 /// A frame wasn't taken, and why.
 ///
 /// Never sent in answer to an ERROR frame, so that errors don't go in circles.
+///
+/// The payload of InvalidFrameType (ERROR 0x0):
+///
+/// ```yaml
+/// type: 0
+/// operand: 119
+/// reason: unsupported_operand
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InvalidFrameType {

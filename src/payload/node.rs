@@ -1,12 +1,4 @@
 //! NodeConnected and NodeDisconnected (EVENT 0x6, 0x7), made by the scheduler.
-//!
-//! ```yaml
-//! node_connected:
-//!   node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//!   node_type: compute_node
-//! ```
-//!
-//! NodeDisconnected has the key `node_disconnected` and the same fields.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +6,14 @@ use super::names::names;
 use super::{Id, payload};
 
 /// A node connected.
+///
+/// The payload of NodeConnected (EVENT 0x6):
+///
+/// ```yaml
+/// node_connected:
+///   node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+///   node_type: compute_node
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeConnected {
@@ -26,6 +26,14 @@ pub struct NodeConnected {
 payload!(NodeConnected = Event::NODE_CONNECTED, under "node_connected");
 
 /// A node disconnected.
+///
+/// The payload of NodeDisconnected (EVENT 0x7):
+///
+/// ```yaml
+/// node_disconnected:
+///   node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+///   node_type: network_node
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeDisconnected {

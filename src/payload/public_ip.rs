@@ -1,33 +1,23 @@
 //! AssignPublicIP and ReleasePublicIP (COMMAND 0x7, 0x8), and the events that
 //! confirm them, PublicIPAssigned and PublicIPUnassigned (EVENT 0x4, 0x8).
-//!
-//! ```yaml
-//! assign_public_ip:
-//!   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   public_ip: 198.51.100.20
-//!   private_ip: 172.16.0.5
-//!   vnic_mac: 02:42:0a:00:00:21
-//! ```
-//!
-//! ReleasePublicIP has the key `release_public_ip` and the same fields.
-//!
-//! ```yaml
-//! public_ip_assigned:
-//!   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   public_ip: 198.51.100.20
-//!   private_ip: 172.16.0.5
-//! ```
-//!
-//! PublicIPUnassigned has the key `public_ip_unassigned` and the same fields.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
 /// Give a public IP address to an instance.
+///
+/// The payload of AssignPublicIP (COMMAND 0x7):
+///
+/// ```yaml
+/// assign_public_ip:
+///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   public_ip: 198.51.100.20
+///   private_ip: 172.16.0.5
+///   vnic_mac: 02:42:0a:00:00:21
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AssignPublicIp {
@@ -48,6 +38,18 @@ pub struct AssignPublicIp {
 payload!(AssignPublicIp = Command::ASSIGN_PUBLIC_IP, under "assign_public_ip", requires concentrator_uuid);
 
 /// Take a public IP address back from an instance.
+///
+/// The payload of ReleasePublicIP (COMMAND 0x8):
+///
+/// ```yaml
+/// release_public_ip:
+///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   public_ip: 198.51.100.20
+///   private_ip: 172.16.0.5
+///   vnic_mac: 02:42:0a:00:00:21
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReleasePublicIp {
@@ -68,6 +70,16 @@ pub struct ReleasePublicIp {
 payload!(ReleasePublicIp = Command::RELEASE_PUBLIC_IP, under "release_public_ip", requires concentrator_uuid);
 
 /// An instance has its public IP address.
+///
+/// The payload of PublicIPAssigned (EVENT 0x4):
+///
+/// ```yaml
+/// public_ip_assigned:
+///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   public_ip: 198.51.100.20
+///   private_ip: 172.16.0.5
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PublicIpAssigned {
@@ -84,6 +96,16 @@ pub struct PublicIpAssigned {
 payload!(PublicIpAssigned = Event::PUBLIC_IP_ASSIGNED, under "public_ip_assigned");
 
 /// An instance lost its public IP address.
+///
+/// The payload of PublicIPUnassigned (EVENT 0x8):
+///
+/// ```yaml
+/// public_ip_unassigned:
+///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   public_ip: 198.51.100.20
+///   private_ip: 172.16.0.5
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PublicIpUnassigned {

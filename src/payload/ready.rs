@@ -1,28 +1,31 @@
 //! READY and MAINTENANCE: what a node has to give (STATUS 0x1, 0x4).
 //!
-//! ```yaml
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! mem_total_mb: 64000
-//! mem_available_mb: 48211
-//! disk_total_mb: 500000
-//! disk_available_mb: 256000
-//! load: 3
-//! cpus_online: 16
-//! networks:
-//! - ip: 10.0.0.7
-//!   mac: "52:54:00:12:34:56"
-//! hostname: rack1-n07
-//! ```
-//!
 //! MAINTENANCE carries the same, or nothing.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Id, NodeNetwork, Payload, kind, payload};
+use super::yaml::ErrorKind;
+use super::{Error, Id, NodeNetwork, Payload, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
 /// A node takes commands, and what it can hold.
+///
+/// The payload of READY (STATUS 0x1):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// mem_total_mb: 64000
+/// mem_available_mb: 48211
+/// disk_total_mb: 500000
+/// disk_available_mb: 256000
+/// load: 3
+/// cpus_online: 16
+/// networks:
+/// - ip: 10.0.0.7
+///   mac: "52:54:00:12:34:56"
+/// hostname: rack1-n07
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ready {
@@ -65,6 +68,8 @@ impl Default for Ready {
 }
 
 /// A node is in maintenance; it may tell what it has.
+///
+/// The payload of MAINTENANCE (STATUS 0x4): that of READY, or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maintenance {
     /// What READY would say; `None` in a frame without payload. Default: none.
@@ -75,10 +80,11 @@ impl Payload for Maintenance {
     const KIND: FrameKind = kind!(Status::MAINTENANCE);
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
-        let ready = match payload.trim_ascii().is_empty() {
-            true => None,
-            false => Some(Ready::decode(payload)?),
-        };
+        let (ready, tree): (Option<Ready>, _) = read(payload, None)?;
+        if ready.as_ref().is_some_and(|ready| ready.node_uuid.is_empty()) {
+            let missing = refusal(None, &["node_uuid"], ErrorKind::Missing);
+            return Err(tree.locate(missing).into());
+        }
         Ok(Self { ready })
     }
 

@@ -1,20 +1,22 @@
 //! RefreshCNCI: tell a concentrator of its peers (COMMAND 0xd).
-//!
-//! ```yaml
-//! cnci_refresh:
-//!   cnci_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//!   cncis:
-//!   - physical_ip: 10.0.0.33
-//!     subnet: 172.16.0.0/24
-//!     tunnel_ip: 192.168.0.1
-//!     tunnel_id: 3735928559
-//! ```
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
 /// Tell a concentrator of every concentrator of its tenant.
+///
+/// The payload of RefreshCNCI (COMMAND 0xd):
+///
+/// ```yaml
+/// cnci_refresh:
+///   cnci_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   cncis:
+///   - physical_ip: 10.0.0.33
+///     subnet: 172.16.0.0/24
+///     tunnel_ip: 192.168.0.1
+///     tunnel_id: 3735928559
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RefreshCnci {

@@ -1,19 +1,4 @@
 //! RESTART: start a stopped persistent instance again (COMMAND 0x6).
-//!
-//! ```yaml
-//! restart:
-//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//!   fw_type: efi
-//!   persistence: host
-//!   networking:
-//!     vnic_mac: 02:42:ac:10:00:05
-//!     private_ip: 172.16.0.5
-//!   requirements:
-//!     mem_mb: 512
-//!     vcpus: 2
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +9,23 @@ use super::{FwType, Id, Networking, Persistence, Requirements, payload};
 ///
 /// `requested_resources` and `estimated_resources` are read in place of
 /// `requirements`, and never written.
+///
+/// The payload of RESTART (COMMAND 0x6):
+///
+/// ```yaml
+/// restart:
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+///   fw_type: efi
+///   persistence: host
+///   networking:
+///     vnic_mac: 02:42:ac:10:00:05
+///     private_ip: 172.16.0.5
+///   requirements:
+///     mem_mb: 512
+///     vcpus: 2
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Form")]
 pub struct Restart {

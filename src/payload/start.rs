@@ -1,38 +1,5 @@
 //! START: start a workload (COMMAND 0x1).
 //!
-//! ```yaml
-//! start:
-//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   docker_image: ""
-//!   fw_type: legacy
-//!   persistence: host
-//!   vm_type: qemu
-//!   networking:
-//!     vnic_mac: 02:42:ac:10:00:05
-//!     vnic_uuid: 2b1d4c6e-9f80-4a3b-8c2d-1e0f9a8b7c6d
-//!     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//!     concentrator_ip: 10.0.0.33
-//!     subnet: 172.16.0.0/24
-//!     subnet_key: "4096"
-//!     subnet_uuid: d9b2d63d-a233-4123-847a-7090f1c2e301
-//!     private_ip: 172.16.0.5
-//!     public_ip: false
-//!   storage:
-//!   - id: 7c9e6679-7425-40de-944b-e07fc1f90ae7
-//!     boot: true
-//!     size: 20
-//!   requirements:
-//!     mem_mb: 512
-//!     vcpus: 2
-//!   restart: false
-//! ---
-//! #cloud-config
-//! hostname: web-1
-//! ---
-//! {"uuid": "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001", "hostname": "web-1"}
-//! ```
-//!
 //! [`Start`] is the command alone, [`StartPayload`] the command with the
 //! documents after it. A scheduler reads either and forwards the frame as it
 //! came.
@@ -59,6 +26,36 @@ const ROOT: &str = "start";
 /// `estimated_resources` in place of `requirements`, a single map for
 /// `storage`, and `image_uuid`, which becomes a local volume to boot from
 /// where no volume is.
+///
+/// The first document of START (COMMAND 0x1):
+///
+/// ```yaml
+/// start:
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   docker_image: ""
+///   fw_type: legacy
+///   persistence: host
+///   vm_type: qemu
+///   networking:
+///     vnic_mac: 02:42:ac:10:00:05
+///     vnic_uuid: 2b1d4c6e-9f80-4a3b-8c2d-1e0f9a8b7c6d
+///     concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///     concentrator_ip: 10.0.0.33
+///     subnet: 172.16.0.0/24
+///     subnet_key: "4096"
+///     subnet_uuid: d9b2d63d-a233-4123-847a-7090f1c2e301
+///     private_ip: 172.16.0.5
+///     public_ip: false
+///   storage:
+///   - id: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+///     boot: true
+///     size: 20
+///   requirements:
+///     mem_mb: 512
+///     vcpus: 2
+///   restart: false
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Form")]
 pub struct Start {
@@ -231,9 +228,10 @@ fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uu
 impl Payload for Start {
     const KIND: FrameKind = kind!(Command::START);
 
-    /// Reads the command; the documents around it are looked over, not read.
+    /// Reads the command alone. Nothing after it is looked at.
     fn decode(payload: &[u8]) -> Result<Self, Error> {
-        StartPayload::decode(payload).map(|payload| payload.start)
+        let (_, start) = find_command(yaml::documents(payload).take(3))?;
+        Ok(start)
     }
 
     fn encode(&self) -> Bytes {
@@ -290,12 +288,7 @@ impl Payload for StartPayload {
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
         let documents: Vec<_> = yaml::documents(payload).take(3).collect();
-        let (command, tree) = find_command(&documents)?;
-        let start: Start = tree.decode(Some(ROOT))?;
-        if start.vm_type == VmType::Process && start.command.is_empty() {
-            let missing = refusal(Some(ROOT), &["command"], ErrorKind::Missing);
-            return Err(tree.locate(missing).into());
-        }
+        let (command, start) = find_command(documents.iter().copied())?;
         let mut others = documents
             .iter()
             .enumerate()
@@ -333,18 +326,20 @@ impl Payload for StartPayload {
     }
 }
 
-/// The document with the key `start`, and its place. Only documents that could
-/// be it are parsed, since the others may be anything.
-fn find_command<'a>(documents: &[yaml::Document<'a>]) -> Result<(usize, Tree<'a>), yaml::Error> {
+/// The command, and its place among the documents. Only those that could be
+/// it are parsed, since the others may be anything.
+fn find_command<'a>(
+    documents: impl Iterator<Item = yaml::Document<'a>>,
+) -> Result<(usize, Start), yaml::Error> {
     let mut broken = None;
     let mut first_broken = None;
-    for (index, document) in documents.iter().enumerate() {
+    for (index, document) in documents.enumerate() {
         let short = document.bytes.len() <= yaml::MAX_DOCUMENT_LEN;
         if index > 0 && short && !document.bytes.windows(5).any(|bytes| bytes == b"start") {
             continue;
         }
         match Tree::parse(document.bytes, document.line, yaml::MAX_DOCUMENT_LEN) {
-            Ok(tree) if tree.has_key(ROOT) => return Ok((index, tree)),
+            Ok(tree) if tree.has_key(ROOT) => return Ok((index, read_command(&tree)?)),
             Ok(_) => {}
             Err(error) if begins_command(document.bytes) => broken = broken.or(Some(error)),
             Err(error) if index == 0 => first_broken = Some(error),
@@ -355,6 +350,15 @@ fn find_command<'a>(documents: &[yaml::Document<'a>]) -> Result<(usize, Tree<'a>
         Some(error) => Err(error),
         None => Err(refusal(None, &[ROOT], ErrorKind::Missing).at(Position { line: 1, column: 1 })),
     }
+}
+
+fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
+    let start: Start = tree.decode(Some(ROOT))?;
+    if start.vm_type == VmType::Process && start.command.is_empty() {
+        let missing = refusal(Some(ROOT), &["command"], ErrorKind::Missing);
+        return Err(tree.locate(missing));
+    }
+    Ok(start)
 }
 
 /// Whether a line says that the document, though broken, was the command.

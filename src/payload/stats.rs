@@ -1,29 +1,4 @@
 //! STATS: what a node and its instances use (COMMAND 0x3).
-//!
-//! ```yaml
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! status: READY
-//! mem_total_mb: 64000
-//! mem_available_mb: 48211
-//! disk_total_mb: 500000
-//! disk_available_mb: 256000
-//! load: 3
-//! cpus_online: 16
-//! hostname: rack1-n07
-//! networks:
-//! - ip: 10.0.0.7
-//!   mac: "52:54:00:12:34:56"
-//! instances:
-//! - instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   state: active
-//!   ssh_ip: 10.0.0.33
-//!   ssh_port: 33005
-//!   memory_usage_mb: 410
-//!   disk_usage_mb: 900
-//!   cpu_usage: 12
-//!   volumes:
-//!   - 7c9e6679-7425-40de-944b-e07fc1f90ae7
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +6,33 @@ use super::names::names;
 use super::{Id, payload};
 
 /// The load of a node and of each of its instances, sent periodically.
+///
+/// The payload of STATS (COMMAND 0x3):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// status: READY
+/// mem_total_mb: 64000
+/// mem_available_mb: 48211
+/// disk_total_mb: 500000
+/// disk_available_mb: 256000
+/// load: 3
+/// cpus_online: 16
+/// hostname: rack1-n07
+/// networks:
+/// - ip: 10.0.0.7
+///   mac: "52:54:00:12:34:56"
+/// instances:
+/// - instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   state: active
+///   ssh_ip: 10.0.0.33
+///   ssh_port: 33005
+///   memory_usage_mb: 410
+///   disk_usage_mb: 900
+///   cpu_usage: 12
+///   volumes:
+///   - 7c9e6679-7425-40de-944b-e07fc1f90ae7
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stats {

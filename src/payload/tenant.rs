@@ -1,19 +1,6 @@
 //! TenantAdded and TenantRemoved: a node runs its first workload of a tenant,
 //! or none any more (EVENT 0x0, 0x1). The tenant's concentrator opens or
 //! closes its tunnel to the node.
-//!
-//! ```yaml
-//! tenant_added:
-//!   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//!   agent_ip: 10.0.0.7
-//!   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//!   tenant_subnet: 172.16.0.0/24
-//!   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//!   concentrator_ip: 10.0.0.33
-//!   subnet_key: 4268
-//! ```
-//!
-//! TenantRemoved has the key `tenant_removed` and the same fields.
 
 use std::net::Ipv4Addr;
 
@@ -22,6 +9,19 @@ use serde::{Deserialize, Serialize};
 use super::{Id, payload};
 
 /// A node runs its first workload of a tenant.
+///
+/// The payload of TenantAdded (EVENT 0x0):
+///
+/// ```yaml
+/// tenant_added:
+///   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+///   agent_ip: 10.0.0.7
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   tenant_subnet: 172.16.0.0/24
+///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   concentrator_ip: 10.0.0.33
+///   subnet_key: 4268
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantAdded {
@@ -44,6 +44,19 @@ pub struct TenantAdded {
 payload!(TenantAdded = Event::TENANT_ADDED, under "tenant_added", requires concentrator_uuid);
 
 /// A node runs no workload of a tenant any more.
+///
+/// The payload of TenantRemoved (EVENT 0x1):
+///
+/// ```yaml
+/// tenant_removed:
+///   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+///   agent_ip: 10.0.0.7
+///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///   tenant_subnet: 172.16.0.0/24
+///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+///   concentrator_ip: 10.0.0.33
+///   subnet_key: 4268
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantRemoved {

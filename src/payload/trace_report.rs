@@ -1,19 +1,5 @@
 //! TraceReport: where traced frames have been, and when (EVENT 0x5).
 //!
-//! ```yaml
-//! frames:
-//! - label: job-17
-//!   type: COMMAND
-//!   operand: START
-//!   start_timestamp: 2017-07-14T02:40:00.000000005Z
-//!   end_timestamp: 2017-07-14T02:40:00.25Z
-//!   nodes:
-//!   - ssntp_node_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//!     ssntp_role: Controller
-//!     tx_timestamp: 2017-07-14T02:40:00.1Z
-//!     rx_timestamp: ""
-//! ```
-//!
 //! Timestamps are those of [`timestamp`](super::timestamp), empty where unset.
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +9,22 @@ use crate::Role;
 use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Trace};
 
 /// Traces of frames.
+///
+/// The payload of TraceReport (EVENT 0x5):
+///
+/// ```yaml
+/// frames:
+/// - label: job-17
+///   type: COMMAND
+///   operand: START
+///   start_timestamp: 2017-07-14T02:40:00.000000005Z
+///   end_timestamp: 2017-07-14T02:40:00.25Z
+///   nodes:
+///   - ssntp_node_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+///     ssntp_role: Controller
+///     tx_timestamp: 2017-07-14T02:40:00.1Z
+///     rx_timestamp: ""
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TraceReport {
@@ -34,6 +36,9 @@ payload!(TraceReport = Event::TRACE_REPORT);
 
 impl TraceReport {
     /// The report of the frames that carry a trace.
+    ///
+    /// Whatever they carry, 100 frames stay below the
+    /// [longest document](super::yaml::MAX_DOCUMENT_LEN) that is read.
     ///
     /// ```
     /// use ssntp::Role;

@@ -1,19 +1,19 @@
 //! AttachVolume and DetachVolume (COMMAND 0xa, 0xb).
-//!
-//! ```yaml
-//! attach_volume:
-//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//!   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
-//!   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! ```
-//!
-//! DetachVolume has the key `detach_volume` and the same fields.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload};
 
 /// Attach a volume to an instance.
+///
+/// The payload of AttachVolume (COMMAND 0xa):
+///
+/// ```yaml
+/// attach_volume:
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AttachVolume {
@@ -32,6 +32,15 @@ payload!(
 );
 
 /// Detach a volume from an instance.
+///
+/// The payload of DetachVolume (COMMAND 0xb):
+///
+/// ```yaml
+/// detach_volume:
+///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DetachVolume {

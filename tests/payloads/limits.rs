@@ -1,1 +1,200 @@
+//! Documents made to use up memory or time are refused, and soon.
 
+use std::time::{Duration, Instant};
+
+use ssntp::payload::yaml::{self, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_DOCUMENT_LEN, MAX_NODES};
+use ssntp::payload::*;
+
+/// Even a debug build on a busy machine is far below it; a parser that can be
+/// attacked is far above.
+const SOON: Duration = Duration::from_secs(20);
+
+fn soon<T>(name: &str, document: &str, read: impl FnOnce(&[u8]) -> T) -> T {
+    let start = Instant::now();
+    let result = read(document.as_bytes());
+    let elapsed = start.elapsed();
+    println!("{name}: {} bytes, {elapsed:?}", document.len());
+    assert!(elapsed < SOON, "{name} took {elapsed:?}");
+    result
+}
+
+fn refusal(name: &str, document: &str) -> ErrorKind {
+    match soon(name, document, Stats::decode).unwrap_err() {
+        Error::Document(error) => {
+            println!("  {error}");
+            assert!(error.line().is_some());
+            error.kind().clone()
+        }
+        error => panic!("{error}"),
+    }
+}
+
+fn fill(part: &str) -> String {
+    part.repeat(MAX_DOCUMENT_LEN / part.len())
+}
+
+#[test]
+fn alias_bombs_are_refused() {
+    let too_many = |what, limit| ErrorKind::TooMany { what, limit };
+    let instance = "node_uuid: n\ninstances:\n- &a\n  instance_uuid: i\n  state: active\n  volumes: [v]\n";
+    let document = format!("{instance}{}", "- *a\n".repeat(10_000));
+    assert_eq!(
+        refusal("10,000 aliases", &document),
+        too_many("aliases", MAX_ALIASES)
+    );
+
+    let mut laughs = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for (anchor, alias) in "bcdefghi".chars().zip("abcdefgh".chars()) {
+        let aliases = vec![format!("*{alias}"); 9].join(",");
+        laughs.push_str(&format!("{anchor}: &{anchor} [{aliases}]\n"));
+    }
+    assert_eq!(
+        refusal("billion laughs", &laughs),
+        too_many("keys and values", MAX_NODES)
+    );
+
+    let text = "x".repeat(100_000);
+    let document = format!("a: &a {text}\nb: [{}]\n", vec!["*a"; 90].join(","));
+    assert!(matches!(
+        refusal("90 aliases of 100 kB", &document),
+        ErrorKind::TooMany { .. }
+    ));
+
+    let mut deep = "a: &a [[[[[[[[[[x]]]]]]]]]]\n".to_owned();
+    for (anchor, alias) in "bcdefghi".chars().zip("abcdefgh".chars()) {
+        deep.push_str(&format!("{anchor}: &{anchor} [[[[[[[[[[*{alias}]]]]]]]]]]\n"));
+    }
+    let depth = too_many("maps and lists inside each other", MAX_DEPTH);
+    assert_eq!(refusal("depth by aliases", &deep), depth);
+    assert!(matches!(
+        refusal("alias of itself", "a: &a [*a]"),
+        ErrorKind::Syntax(_)
+    ));
+    assert!(matches!(
+        refusal("alias of nothing", "a: *a"),
+        ErrorKind::Syntax(_)
+    ));
+}
+
+#[test]
+fn deep_nesting_is_refused() {
+    let depth = ErrorKind::TooMany {
+        what: "maps and lists inside each other",
+        limit: MAX_DEPTH,
+    };
+    assert_eq!(
+        refusal("100,000 [", &format!("x: {}", "[".repeat(100_000))),
+        depth
+    );
+    assert_eq!(
+        refusal("100,000 {a:", &format!("x: {}", "{a: ".repeat(100_000))),
+        depth
+    );
+    assert_eq!(refusal("100,000 -", &"- ".repeat(100_000)), depth);
+    assert_eq!(refusal("100,000 ?", &"? ".repeat(100_000)), depth);
+    let staircase: String = (0..1_000)
+        .map(|level| format!("{}a:\n", " ".repeat(level)))
+        .collect();
+    assert_eq!(refusal("1,000 maps", &staircase), depth);
+
+    // At the limit, and one past it.
+    let nested = |levels: usize| format!("node_uuid: n\nx: {}{}\n", "[".repeat(levels), "]".repeat(levels));
+    assert!(Stats::decode(nested(MAX_DEPTH - 1).as_bytes()).is_ok());
+    assert_eq!(refusal("65 levels", &nested(MAX_DEPTH)), depth);
+}
+
+#[test]
+fn deep_nesting_needs_little_stack() {
+    let document = format!("{}{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH));
+    let read = move || yaml::decode::<serde_json::Value>(document.as_bytes()).map(|_| ());
+    let thread = std::thread::Builder::new()
+        .stack_size(1 << 20)
+        .spawn(read)
+        .unwrap();
+    assert_eq!(thread.join().unwrap(), Ok(()));
+}
+
+#[test]
+fn long_documents_are_refused_unread() {
+    let too_long = |len| ErrorKind::TooLong {
+        len,
+        limit: MAX_DOCUMENT_LEN,
+    };
+    let list = format!("instances:\n{}", "- instance_uuid: a\n".repeat(1_000_000));
+    assert_eq!(refusal("1,000,000 instances", &list), too_long(list.len()));
+    let scalar = format!("hostname: {}", "x".repeat(64 << 20));
+    assert_eq!(refusal("a scalar of 64 MiB", &scalar), too_long(scalar.len()));
+    let start = format!("start:\n  dir: {}", "x".repeat(2 << 20));
+    let error = soon("START of 2 MiB", &start, Start::decode).unwrap_err();
+    assert_eq!((error.line(), error.is_malformed()), (Some(1), true));
+
+    // At the limit a scalar is only long.
+    let head = "node_uuid: n\nhostname: ";
+    let longest = format!("{head}{}", "x".repeat(MAX_DOCUMENT_LEN - head.len()));
+    assert!(soon("a scalar of 1 MiB", &longest, Stats::decode).is_ok());
+    assert_eq!(
+        refusal("a byte more", &format!("{longest}x")),
+        too_long(MAX_DOCUMENT_LEN + 1)
+    );
+    let small = yaml::decode_within::<serde_json::Value>(b"a: 1", 3).unwrap_err();
+    assert_eq!(small.kind(), &ErrorKind::TooLong { len: 4, limit: 3 });
+}
+
+#[test]
+fn wide_documents_are_refused() {
+    let too_many = ErrorKind::TooMany {
+        what: "keys and values",
+        limit: MAX_NODES,
+    };
+    assert_eq!(refusal("a list of 1 MiB", &fill("-\n")), too_many);
+    assert_eq!(
+        refusal("a flow list of 1 MiB", &format!("[{}", &fill("a,")[2..])),
+        too_many
+    );
+    // Many different keys are not an attack.
+    let keys: String = (0..70_000).map(|key| format!("k{key}: v\n")).collect();
+    let error = soon("70,000 keys", &keys, Stats::decode).unwrap_err();
+    assert_eq!(error.path(), "node_uuid");
+}
+
+#[test]
+fn tokens_repeated_to_the_limit_take_little_time() {
+    for token in [
+        "\n", " ", "# x\n", "&a ", "!a ", "*a ", "\"", "'", "|\n", "a: |\n", "\\", "%a b\n", "\u{feff}", ": ",
+    ] {
+        let document = fill(token);
+        let _ = soon(&format!("{token:?}"), &document, Stats::decode);
+        let quoted = format!("a: \"{}", &document[token.len() * 8..]);
+        let _ = soon(&format!("quoted {token:?}"), &quoted, Stats::decode);
+    }
+}
+
+#[test]
+fn markers_repeated_to_a_frame_s_length_take_little_time() {
+    let payload = "---\n".repeat(4 << 20);
+    let error = soon("16 MiB of ---", &payload, StartPayload::decode).unwrap_err();
+    assert_eq!(error.path(), "start");
+    let count = soon("all of them", &payload, |bytes| yaml::documents(bytes).count());
+    assert_eq!(count, 4 << 20);
+}
+
+#[test]
+fn a_report_of_100_frames_is_never_too_long() {
+    use ssntp::Role;
+    use ssntp::proto::{Command, Frame, Trace, TraceNode};
+
+    let mut trace = Trace::new(&"\u{1}".repeat(255));
+    (trace.start, trace.end) = (u64::MAX, u64::MAX);
+    let node = TraceNode {
+        uuid: uuid::Uuid::max(),
+        role: Role::from_bits(u32::MAX),
+        received_at: u64::MAX,
+        sent_at: u64::MAX,
+    };
+    while trace.push(node) {}
+    let frame = Frame::new(Command::DETACH_VOLUME).traced(trace);
+    let report = TraceReport::from_frames(std::iter::repeat_n(&frame, 100));
+    let written = report.encode();
+    println!("{} bytes", written.len());
+    assert_eq!(TraceReport::decode(&written), Ok(report));
+}

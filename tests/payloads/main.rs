@@ -9,6 +9,13 @@
 //! | `reading`, `limits` | the reading rules; attacks are refused, and soon |
 //! | `properties` | any text survives, no bytes panic |
 
+#![allow(
+    clippy::disallowed_methods,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test's own functions fail by panicking, and limits have a clock"
+)]
+
 mod commands;
 mod events;
 mod failures;

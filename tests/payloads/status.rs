@@ -58,9 +58,11 @@ fn ready() {
 
 #[test]
 fn maintenance_carries_ready_or_nothing() {
-    let nothing = Maintenance::decode(b"").unwrap();
-    assert_eq!(nothing.ready, None);
-    assert!(nothing.encode().is_empty());
+    for payload in ["", "\n", "# nothing\n", "---\n...\n", "~\n"] {
+        let nothing = Maintenance::decode(payload.as_bytes()).unwrap();
+        assert_eq!(nothing.ready, None);
+        assert!(nothing.encode().is_empty());
+    }
     let found: Maintenance = current(&fixture("READY"));
     assert_eq!(found.ready.unwrap().hostname, "rack1-n07");
 }

@@ -1,10 +1,4 @@
 //! DeleteFailure: an instance was not deleted (ERROR 0x4).
-//!
-//! ```yaml
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//! reason: no_instance
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +7,14 @@ use super::super::{Id, payload};
 use super::reason_of_error;
 
 /// An instance was not deleted.
+///
+/// The payload of DeleteFailure (ERROR 0x4):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// reason: no_instance
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeleteFailure {

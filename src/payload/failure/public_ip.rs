@@ -1,14 +1,4 @@
 //! AssignPublicIPFailure and UnassignPublicIPFailure (ERROR 0xa, 0xb).
-//!
-//! ```yaml
-//! concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-//! tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//! instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//! public_ip: 198.51.100.20
-//! private_ip: 172.16.0.5
-//! vnic_mac: 02:42:0a:00:00:21
-//! reason: assign_failure
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +7,18 @@ use super::super::{AssignPublicIp, Id, ReleasePublicIp, payload};
 use super::reason_of_error;
 
 /// A public IP address was not assigned.
+///
+/// The payload of AssignPublicIPFailure (ERROR 0xa):
+///
+/// ```yaml
+/// concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+/// tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+/// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// public_ip: 198.51.100.20
+/// private_ip: 172.16.0.5
+/// vnic_mac: 02:42:0a:00:00:21
+/// reason: assign_failure
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AssignPublicIpFailure {
@@ -54,6 +56,18 @@ impl AssignPublicIpFailure {
 }
 
 /// A public IP address was not released.
+///
+/// The payload of UnassignPublicIPFailure (ERROR 0xb):
+///
+/// ```yaml
+/// concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+/// tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+/// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// public_ip: 198.51.100.20
+/// private_ip: 172.16.0.5
+/// vnic_mac: 02:42:0a:00:00:21
+/// reason: release_failure
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UnassignPublicIpFailure {

@@ -1,11 +1,4 @@
 //! StartFailure: a workload did not start (ERROR 0x1).
-//!
-//! ```yaml
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//! reason: full_cn
-//! restart: true
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +7,15 @@ use super::super::{Id, payload};
 use super::reason_of_error;
 
 /// A workload did not start, or was there already.
+///
+/// The payload of StartFailure (ERROR 0x1):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// reason: full_cn
+/// restart: true
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StartFailure {

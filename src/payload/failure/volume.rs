@@ -1,11 +1,4 @@
 //! AttachVolumeFailure and DetachVolumeFailure (ERROR 0x8, 0x9).
-//!
-//! ```yaml
-//! node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-//! instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-//! volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
-//! reason: already_attached
-//! ```
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +7,15 @@ use super::super::{Id, payload};
 use super::reason_of_error;
 
 /// A volume was not attached.
+///
+/// The payload of AttachVolumeFailure (ERROR 0x8):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+/// reason: already_attached
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AttachVolumeFailure {
@@ -30,6 +32,15 @@ pub struct AttachVolumeFailure {
 payload!(AttachVolumeFailure = ErrorCode::ATTACH_VOLUME_FAILURE);
 
 /// A volume was not detached.
+///
+/// The payload of DetachVolumeFailure (ERROR 0x9):
+///
+/// ```yaml
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+/// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+/// reason: not_attached
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DetachVolumeFailure {

@@ -60,7 +60,8 @@ pub const MAX_DOCUMENT_LEN: usize = 1 << 20;
 /// How many maps and lists may stand inside each other.
 pub const MAX_DEPTH: usize = 64;
 /// How many keys and values a document may hold. An alias counts as all that
-/// it stands for, and so does its text against [`MAX_DOCUMENT_LEN`].
+/// it stands for. Likewise the text of all values, aliases included, may come
+/// to no more than twice the longest document.
 pub const MAX_NODES: usize = 250_000;
 /// How many aliases a document may hold.
 pub const MAX_ALIASES: usize = 100;

@@ -39,6 +39,9 @@ impl Node<'_> {
             Value::Scalar(_, Style::Binary) => "binary data".to_owned(),
             Value::Scalar(..) if self.is_empty() => "nothing".to_owned(),
             Value::Scalar(text, Style::Plain) if boolean(text).is_some() => format!("boolean {text}"),
+            Value::Scalar(text, Style::Plain) if is_octal_to_some(text) => {
+                format!("number {}, octal to some readers", shortened(text))
+            }
             Value::Scalar(text, Style::Plain) if integer(text).is_some() || float(text).is_some() => {
                 format!("number {}", shortened(text))
             }
@@ -434,6 +437,12 @@ fn integer(text: &str) -> Option<i128> {
     }
     let magnitude = i128::from_str_radix(&digits.replace('_', ""), radix).ok()?;
     Some(if negative { -magnitude } else { magnitude })
+}
+
+/// `017`: 15 in YAML 1.1, 17 in YAML 1.2.
+fn is_octal_to_some(text: &str) -> bool {
+    let digits = text.trim_start_matches(['-', '+']);
+    digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// A number with a fraction or an exponent, or an integer.

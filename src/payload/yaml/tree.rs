@@ -45,7 +45,7 @@ impl<'a> Tree<'a> {
             aliases: 0,
             spent: Spent::default(),
             deepest: 0,
-            max_text: max_len,
+            max_len,
         };
         Ok(Self {
             root: builder.document()?,
@@ -186,7 +186,7 @@ struct Builder<'a> {
     aliases: usize,
     spent: Spent,
     deepest: usize,
-    max_text: usize,
+    max_len: usize,
 }
 
 impl<'a> Builder<'a> {
@@ -311,10 +311,11 @@ impl<'a> Builder<'a> {
         if self.spent.nodes > MAX_NODES {
             return Err(too_many("keys and values", MAX_NODES).at(position));
         }
-        // Without aliases the text is never longer than the document, except
-        // by escapes, which at most triple it.
-        if self.spent.text > self.max_text.saturating_mul(3) {
-            return Err(too_many("bytes of text, aliases included", self.max_text).at(position));
+        // Without aliases it never comes to twice the document: the worst
+        // escape makes three bytes of two.
+        let limit = self.max_len.saturating_mul(2);
+        if self.spent.text > limit {
+            return Err(too_many("bytes of text, with what aliases stand for", limit).at(position));
         }
         Ok(())
     }
