@@ -10,7 +10,8 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Duplex, PeerAddress};
+use super::tcp::cancelled_error;
+use super::{Cancel, Duplex, PeerAddress};
 
 /// The bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;
@@ -315,6 +316,18 @@ impl MemoryListener {
         Ok(client)
     }
 
+    /// As [`connect`](Self::connect) without faults, and ends at once when
+    /// it is cancelled.
+    pub(super) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
+        let (client, server) = pair();
+        crossbeam_channel::select! {
+            send(self.sender, server) -> sent => sent.map_err(|_| io::ErrorKind::ConnectionRefused)?,
+            recv(self.closed) -> _ => return Err(io::ErrorKind::ConnectionRefused.into()),
+            recv(cancel.done()) -> _ => return Err(cancelled_error()),
+        }
+        Ok(client)
+    }
+
     pub(super) fn accept(&self) -> io::Result<MemoryStream> {
         crossbeam_channel::select! {
             recv(self.receiver) -> stream => stream.map_err(|_| io::ErrorKind::NotConnected.into()),
@@ -386,7 +399,7 @@ mod tests {
         let (a, _b) = pair();
         let a = Arc::new(a);
         let reader = Arc::clone(&a);
-        let thread = crate::transport::threads::spawn("t", || reader.read(&mut [0; 4])).unwrap();
+        let thread = crate::transport::threads::spawn("t", move || reader.read(&mut [0; 4])).unwrap();
         a.shutdown(Shutdown::Both).unwrap();
         assert_eq!(thread.join().unwrap().unwrap(), 0);
     }

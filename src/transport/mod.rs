@@ -19,6 +19,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `address` | [`Address`]: where to listen or connect |
+//! | `target` | a place to connect to, and how |
+//! | `cancel` | what ends a wait from another thread |
 //! | `duplex` | the [`Duplex`] trait |
 //! | `tcp`, `unix`, `memory` | what implements it, and [`Listener`] |
 //! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
@@ -31,6 +33,7 @@
 
 mod address;
 mod buffers;
+mod cancel;
 mod codec;
 mod duplex;
 mod halves;
@@ -38,6 +41,7 @@ mod link;
 mod listener;
 pub mod memory;
 mod outbox;
+mod target;
 mod tcp;
 pub(crate) mod threads;
 pub mod tls;
@@ -45,11 +49,13 @@ mod unix;
 
 pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
+pub(crate) use self::cancel::Cancel;
 pub use self::codec::{Decode, Inbox};
 pub use self::duplex::{Duplex, PeerAddress};
 pub use self::halves::{Halves, Receive, Received, Transmit, plain};
 pub use self::link::{EndReason, Link, LinkConfig, Sink};
 pub use self::listener::{Listener, Waker};
 pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
+pub(crate) use self::target::Target;
 pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp};
 pub use self::unix::connect_unix;

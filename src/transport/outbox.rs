@@ -418,6 +418,7 @@ mod tests {
         assert!(matches!(outbox.push(item(41)), Err(PushError::Full(back)) if back.len() == 41));
         outbox.push(item(40)).unwrap();
         assert_eq!(outbox.waiting(), (2, 100));
+        while outbox.receiver().try_recv().is_ok() {}
         outbox.sent(2, 100);
         for _ in 0..3 {
             outbox.push(item(1)).unwrap();

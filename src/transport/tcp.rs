@@ -2,13 +2,15 @@
 #![expect(clippy::disallowed_types, reason = "this module owns the TCP sockets")]
 
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
-use super::{Duplex, PeerAddress};
+use super::{Cancel, Duplex, PeerAddress};
 
 /// How the kernel probes a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,28 +84,96 @@ const BACKLOG: i32 = 4096;
 /// # Errors
 /// The last address's error, or `NotFound` when the name has no address.
 pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration) -> io::Result<TcpStream> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a time limit over several attempts needs the clock"
-    )]
-    let now = Instant::now;
+    connect_unless(host, port, options, limit, &Cancel::new())
+}
+
+/// As [`connect_tcp`], and ends at once when it is cancelled; only a name
+/// look-up under way cannot be woken.
+pub(super) fn connect_unless(
+    host: &str,
+    port: u16,
+    options: &TcpOptions,
+    limit: Duration,
+    cancel: &Cancel,
+) -> io::Result<TcpStream> {
     let host = if host.is_empty() { "localhost" } else { host };
     let deadline = now() + limit;
+    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-    for address in (host, port).to_socket_addrs()? {
-        let left = deadline.saturating_duration_since(now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match TcpStream::connect_timeout(&address, left) {
+    for (tried, address) in addresses.iter().enumerate() {
+        // One that swallows packets leaves the others their share of the time.
+        let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        let share = deadline.saturating_duration_since(now()) / others;
+        match connect_one(*address, share, cancel) {
             Ok(stream) => {
                 options.apply(&stream)?;
                 return Ok(stream);
             }
             Err(e) => last = e,
         }
+        if cancel.is_cancelled() {
+            break;
+        }
     }
     Err(last)
+}
+
+fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<TcpStream> {
+    let (pipe, _watch) = cancel.pipe()?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::from(address)) {
+        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+            wait_writable(&socket, &pipe, now() + limit)?;
+            if let Some(e) = socket.take_error()? {
+                return Err(e);
+            }
+        }
+        other => other?,
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket.into())
+}
+
+/// Waits until the socket's connection attempt is over.
+fn wait_writable(socket: &Socket, cancelled: &io::PipeReader, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut polled = [
+            PollFd::new(socket, PollFlags::OUT),
+            PollFd::new(cancelled, PollFlags::IN),
+        ];
+        let left = Timespec::try_from(left).unwrap_or(Timespec {
+            tv_sec: 3600,
+            tv_nsec: 0,
+        });
+        match poll(&mut polled, Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        if !polled[1].revents().is_empty() {
+            return Err(cancelled_error());
+        }
+        if !polled[0].revents().is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// What a cancelled attempt fails with.
+pub(super) fn cancelled_error() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "cancelled")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a time limit over several attempts needs the clock"
+)]
+fn now() -> Instant {
+    Instant::now()
 }
 
 /// Listens at every address of `host`; an empty host is every interface, both
@@ -134,7 +204,7 @@ pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
     }
 }
 
-fn bind(address: std::net::SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
     let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
         Ok(socket) => socket,
         Err(_) if both_versions => {

@@ -6,12 +6,13 @@ use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
+use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::tcp::{at_least_a_tick, ended, received};
-use super::{Duplex, PeerAddress};
+use super::tcp::{at_least_a_tick, cancelled_error, ended, received};
+use super::{Cancel, Duplex, PeerAddress};
 
 /// Connects to the socket at `path`.
 ///
@@ -19,6 +20,36 @@ use super::{Duplex, PeerAddress};
 /// What the system says: no such file, nobody listens, no permission.
 pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(path)
+}
+
+/// As [`connect_unix`], within `limit`, and ends at once when it is
+/// cancelled.
+pub(super) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> io::Result<UnixStream> {
+    #[expect(clippy::disallowed_methods, reason = "the attempt has a time limit")]
+    let now = Instant::now;
+    let deadline = now() + limit;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    let address = SockAddr::unix(path)?;
+    socket.set_nonblocking(true)?;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match socket.connect(&address) {
+            Ok(()) => break,
+            // The listener's queue is full, and nothing tells when it no
+            // longer is.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+        if now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if !cancel.pause(pause) {
+            return Err(cancelled_error());
+        }
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket.into())
 }
 
 /// Listens at `path`. A socket file that nobody listens at any more, as a
