@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod cluster;
 #[cfg(feature = "opflex")]
 pub mod opflex;
 pub mod payload;
