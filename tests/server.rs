@@ -23,7 +23,7 @@ struct Notes(Sender<Note>);
 #[derive(Debug)]
 enum Note {
     Connected(SessionInfo),
-    Disconnected(Uuid, DisconnectReason),
+    Disconnected(DisconnectReason),
     Frame(Uuid, Frame),
     Expired(HeldFrame),
 }
@@ -38,7 +38,7 @@ impl Handler for Notes {
         let _ = self.0.send(Note::Connected(session.clone()));
     }
     fn disconnected(&mut self, _: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        let _ = self.0.send(Note::Disconnected(session.uuid(), reason.clone()));
+        let _ = self.0.send(Note::Disconnected(reason.clone()));
     }
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         let _ = self.0.send(Note::Frame(from.uuid(), frame));
@@ -55,7 +55,7 @@ fn note(notes: &Receiver<Note>) -> Note {
 /// Waits for a disconnection and says why it was.
 fn disconnected(notes: &Receiver<Note>) -> DisconnectReason {
     loop {
-        if let Note::Disconnected(_, reason) = note(notes) {
+        if let Note::Disconnected(reason) = note(notes) {
             return reason;
         }
     }

@@ -22,7 +22,6 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::proto::{Command, ErrorCode, Frame, Status, Trace};
 use ssntp::server::{Filter, Rules, Server, ServerConfig};
 use ssntp::transport::Address;
-use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::Output;
