@@ -29,3 +29,4 @@ pub mod agent;
 pub mod machine;
 mod replace;
 pub mod scheduler;
+mod subnet;

@@ -17,7 +17,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::driver::{Exit, Handle, Place, Volume};
+use crate::cluster::replace::replace;
 use crate::payload::{Payload, StartPayload, yaml};
 
 const RECORD: &str = "instance.yaml";
@@ -184,7 +185,7 @@ impl Store {
 
     /// Where an instance lives.
     pub(crate) fn place(&self, instance: Uuid) -> Place {
-        Place::new(instance, self.root.join(INSTANCES).join(instance.to_string()))
+        place(&self.root, instance)
     }
 
     /// Makes the directory of a new instance and writes its START down.
@@ -201,8 +202,8 @@ impl Store {
         // A checksum after the last document would be part of it: it stands
         // in a file of its own.
         let (path, bytes) = (self.place(instance).dir().join(START), start.encode());
-        write_atomically(&path.with_extension("sum"), sum_line(&bytes).as_bytes())?;
-        write_atomically(&path, &bytes)
+        replace(&path.with_extension("sum"), sum_line(&bytes).as_bytes())?;
+        replace(&path, &bytes)
     }
 
     /// Replaces an instance's record.
@@ -330,6 +331,11 @@ impl Store {
     }
 }
 
+/// Where an instance lives in the state directory `root`.
+pub(crate) fn place(root: &Path, instance: Uuid) -> Place {
+    Place::new(instance, root.join(INSTANCES).join(instance.to_string()))
+}
+
 /// A file that is gone already was removed.
 fn found(result: io::Result<()>) -> io::Result<()> {
     match result {
@@ -357,7 +363,7 @@ fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
     let sum = sum_line(&bytes);
     bytes.extend(sum.as_bytes());
-    write_atomically(path, &bytes)
+    replace(path, &bytes)
 }
 
 /// `None` where there is no such file.
@@ -387,22 +393,6 @@ fn sum_line(bytes: &[u8]) -> String {
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-/// Writes a file so that after a crash it is whole, old or new.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension("new");
-    let written = || -> io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        path.parent().map_or(Ok(()), sync_dir)
-    };
-    written().inspect_err(|_| {
-        // On a full disk it holds space that others need.
-        let _ = fs::remove_file(&temporary);
     })
 }
 
@@ -550,9 +540,5 @@ mod tests {
         let instance = Uuid::from_u128(1);
         assert!(store.create(instance, &start(instance), &running()).is_err());
         assert!(store.load().is_err());
-        let path = dir.path().join("occupied");
-        fs::create_dir_all(path.join("by-a-directory")).unwrap();
-        assert!(write_atomically(&path, b"x").is_err());
-        assert!(!path.with_extension("new").exists());
     }
 }

@@ -220,11 +220,11 @@ fn find_user(users: &str, name: &str) -> Option<User> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (user, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
-        let user = (user == name || uid == name).then_some(User {
-            uid: uid.parse().ok()?,
-            gid: gid.parse().ok()?,
-        });
-        user
+        if user != name && uid != name {
+            return None;
+        }
+        let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
+        Some(User { uid, gid })
     })
 }
 
