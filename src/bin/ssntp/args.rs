@@ -20,5 +20,6 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Cert(cmd::cert::Args),
     Decode(cmd::decode::Args),
+    Scheduler(cmd::scheduler::Args),
     Server(cmd::server::Args),
 }

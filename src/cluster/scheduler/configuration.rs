@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::{Scheduler, SchedulerError};
 use crate::Role;
 use crate::cluster::replace::{directory, replace};
-use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::payload::Configure;
+use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::proto::{Command, ErrorCode, Frame};
 use crate::server::{Context, SessionInfo};
 
