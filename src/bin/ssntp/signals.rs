@@ -49,7 +49,10 @@ impl Stop {
 
     /// Whether a signal has come.
     pub(crate) fn requested(&self) -> bool {
-        matches!(self.stopped.try_recv(), Err(crossbeam_channel::TryRecvError::Disconnected))
+        matches!(
+            self.stopped.try_recv(),
+            Err(crossbeam_channel::TryRecvError::Disconnected)
+        )
     }
 
     /// Blocks until a signal comes.
