@@ -311,8 +311,10 @@ impl Session {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, peer_closed, tools)
             }
         };
-        // Idle with a whole record left: it holds the part.
-        *fragment = matches!(result, Ok(Step::Idle)) && begins_with_record(&incoming[discard..]);
+        // Idle with a whole record left: it holds the part. (After the peer's
+        // close_notify records are left because they are not looked at.)
+        let idle = matches!(result, Ok(Step::Idle));
+        *fragment = idle && !*peer_closed && begins_with_record(&incoming[discard..]);
         (discard, result)
     }
 

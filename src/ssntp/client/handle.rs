@@ -45,6 +45,7 @@ impl ClientHandle {
         Self { shared }
     }
 
+    #[cfg(test)]
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -178,7 +178,7 @@ impl Supervisor {
             });
         }
         if error.fault.may_retry() {
-            info!(target: LOG, "{}: cannot connect to {error}", self.name());
+            warn!(target: LOG, "{}: cannot connect to {error}", self.name());
         } else {
             warn!(target: LOG, "{}: not tried again: {error}", self.name());
             self.servers[at].ruled_out = Some(error.clone());
@@ -247,7 +247,7 @@ impl Supervisor {
         }
         let aborted = reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
         let retrying = self.reconnect && !aborted;
-        info!(target: LOG, "{}: disconnected: {reason}", self.name());
+        warn!(target: LOG, "{}: disconnected: {reason}", self.name());
         self.shared.deliver(Event::Disconnected {
             reason: reason.clone(),
             retrying,

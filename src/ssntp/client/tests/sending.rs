@@ -198,7 +198,7 @@ fn frames_that_waited_when_their_session_was_lost_are_counted() {
 fn sending_speed() {
     let server = TestServer::tcp();
     let client = Client::start(agent().address(server.address())).unwrap();
-    let mut peer = server.session();
+    let peer = server.session();
     connected(&client);
     let reader = threads::spawn("t", move || {
         let mut scratch = vec![0; 1 << 16];

@@ -1,6 +1,5 @@
 //! A server that does what a test tells it, step by step, on the test's own
 //! thread. Every wait has a limit.
-#![expect(clippy::disallowed_methods, reason = "waits have limits")]
 
 use std::collections::VecDeque;
 use std::io;
