@@ -1,5 +1,5 @@
 //! Routing that depends on what a frame says: STOP goes to the node that its
-//! payload names, and waits there is none yet until that node connects.
+//! payload names, and is held at the server until that node connects.
 //!
 //! Everything in one process, over memory, with throw-away certificates:
 //! `cargo run --example custom_routing`

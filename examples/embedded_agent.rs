@@ -20,6 +20,7 @@ use ssntp::transport::Limits;
 const WORK: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_millis(500);
 
+#[expect(clippy::disallowed_methods, reason = "a tool may look at the clock")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {

@@ -461,12 +461,16 @@ fn receive_connect(
     deadline: Instant,
 ) -> Result<Connect, Ended> {
     let handshake = ServerHandshake::new(certificate.roles, certificate.uuid);
+    let mut end = false;
     loop {
         let input: &mut BytesMut = halves.inbox.bytes_mut();
         match handshake.receive(input) {
             Ok(Some(connect)) => return Ok(connect),
             Ok(None) => {}
             Err(refusal) => return Err(Ended::Refused(refusal)),
+        }
+        if end {
+            return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
         }
         let left = deadline.saturating_duration_since(now());
         if left.is_zero() {
@@ -478,9 +482,7 @@ fn receive_connect(
                 if received.flush {
                     halves.transmit.flush().map_err(Ended::Lost)?;
                 }
-                if received.end {
-                    return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
-                }
+                end = received.end;
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return Err(Ended::Refused(Refusal::Deadline));
