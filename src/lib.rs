@@ -15,4 +15,5 @@ mod ssntp;
 pub mod transport;
 
 pub use role::{ParseRoleError, Role};
+pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
 pub use ssntp::{proto, server};

@@ -18,9 +18,12 @@
 //! Everybody is a client of the scheduler, which is the only server. What it
 //! forwards keeps its payload byte for byte.
 //!
-//! | module | the role |
+//! | module | holds |
 //! |---|---|
-//! | [`scheduler`] | takes commands, picks nodes, passes everything on |
+//! | [`scheduler`] | the scheduler: takes commands, picks nodes, passes everything on |
+//! | [`machine`] | the facts of this machine, as READY and STATS tell them |
+//! | `replace` | files that are whole whenever they are read |
 
+pub mod machine;
 mod replace;
 pub mod scheduler;

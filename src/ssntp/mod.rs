@@ -1,5 +1,6 @@
 //! SSNTP itself: the protocol core, the server and the client.
 
+pub mod client;
 pub mod proto;
 pub mod server;
 mod wire;

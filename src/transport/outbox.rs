@@ -70,7 +70,7 @@ impl Outgoing {
 /// How much may wait for one writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Frames. Default: 262,144.
+    /// Frames. Default: 1,048,576.
     pub frames: u64,
     /// Bytes. Default: 64 MiB. One item may always wait alone, however long.
     pub bytes: u64,
@@ -79,7 +79,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            frames: 1 << 18,
+            frames: 1 << 20,
             bytes: 64 << 20,
         }
     }
@@ -137,12 +137,36 @@ struct Shared {
     bytes: AtomicU64,
     written_frames: AtomicU64,
     written_bytes: AtomicU64,
+    discarded: AtomicU64,
     closed: AtomicBool,
     aborted: AtomicBool,
     failure: OnceLock<std::io::Error>,
     waiters: AtomicU32,
+    /// What had been written, plus one, when a producer last gave up holding
+    /// back; 0 for never. Written under the gate.
+    given_up_frames: AtomicU64,
+    given_up_bytes: AtomicU64,
     gate: Mutex<()>,
     room: Condvar,
+}
+
+/// How long a consumer that makes no progress may hold a producer back.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// The pace of a consumer that is worth waiting for, each second: one of the
+/// two suffices.
+const PACE_BYTES: u64 = 4 << 20;
+const PACE_FRAMES: u64 = 20_000;
+
+impl Shared {
+    fn given_up_at(&self) -> Option<(u64, u64)> {
+        let frames = self.given_up_frames.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((frames, self.given_up_bytes.load(Ordering::Relaxed)))
+    }
+
+    fn give_up(&self, (frames, bytes): (u64, u64)) {
+        self.given_up_frames.store(frames + 1, Ordering::Relaxed);
+        self.given_up_bytes.store(bytes, Ordering::Relaxed);
+    }
 }
 
 impl Outbox {
@@ -159,10 +183,13 @@ impl Outbox {
                 bytes: AtomicU64::new(0),
                 written_frames: AtomicU64::new(0),
                 written_bytes: AtomicU64::new(0),
+                discarded: AtomicU64::new(0),
                 closed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 failure: OnceLock::new(),
                 waiters: AtomicU32::new(0),
+                given_up_frames: AtomicU64::new(0),
+                given_up_bytes: AtomicU64::new(0),
                 gate: Mutex::new(()),
                 room: Condvar::new(),
             }),
@@ -227,33 +254,38 @@ impl Outbox {
     }
 
     /// Holds a producer back while this queue is more than half full and its
-    /// writer makes good progress: at least `pace_bytes` or `pace_frames` in
-    /// every `step`. A consumer that is stuck or trickles holds nobody back.
-    pub fn hold_back(&self, step: Duration, pace_bytes: u64, pace_frames: u64) {
+    /// writer makes good progress. A consumer that is stuck, or takes less
+    /// than [`PACE_BYTES`] and [`PACE_FRAMES`] each second, holds producers
+    /// back for [`PATIENCE`] once, and then no more until it has taken a
+    /// second's worth.
+    pub fn hold_back(&self) {
         let shared = &*self.shared;
         let mut guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = self.written();
+        let given_up = shared.given_up_at();
+        let distrusted =
+            given_up.is_some_and(|at| began.0 - at.0 < PACE_FRAMES && began.1 - at.1 < PACE_BYTES);
+        if distrusted {
+            return;
+        }
         shared.waiters.fetch_add(1, Ordering::AcqRel);
-        'steps: while self.is_half_full() {
-            let before = self.written();
-            let end = now() + step;
-            loop {
-                let left = end.saturating_duration_since(now());
-                if left.is_zero() {
-                    break;
-                }
-                guard = shared
-                    .room
-                    .wait_timeout(guard, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-                if !self.is_half_full() || shared.closed.load(Ordering::Acquire) {
-                    break 'steps;
-                }
-            }
-            let after = self.written();
-            if after.0 - before.0 < pace_frames && after.1 - before.1 < pace_bytes {
+        let start = now();
+        while self.is_half_full() && !shared.closed.load(Ordering::Acquire) {
+            let waited = start.elapsed();
+            let done = self.written();
+            let due = waited.saturating_sub(PATIENCE).as_secs_f64();
+            let kept_up = (done.0 - began.0) as f64 >= due * PACE_FRAMES as f64
+                || (done.1 - began.1) as f64 >= due * PACE_BYTES as f64;
+            let stuck = waited >= PATIENCE && done == began;
+            if !kept_up || stuck {
+                shared.give_up(done);
                 break;
             }
+            guard = shared
+                .room
+                .wait_timeout(guard, PATIENCE / 4)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         shared.waiters.fetch_sub(1, Ordering::AcqRel);
     }
@@ -279,6 +311,14 @@ impl Outbox {
             shared.written_frames.load(Ordering::Relaxed),
             shared.written_bytes.load(Ordering::Relaxed),
         )
+    }
+
+    /// Frames that were taken and that nobody will send any more. Final once
+    /// the link has ended; what its owner dropped is not among them.
+    pub(crate) fn lost(&self) -> u64 {
+        // What still counts as waiting then was being written when it failed.
+        let waiting = self.shared.frames.load(Ordering::Acquire);
+        waiting + self.shared.discarded.load(Ordering::Acquire)
     }
 
     /// Takes the oldest waiting item back and says how many frames it held;
@@ -366,7 +406,9 @@ impl Outbox {
     pub(super) fn discard(&self) {
         while let Ok(command) = self.shared.receiver.try_recv() {
             if let Command::Data(item) = command {
-                self.subtract(u64::from(item.frames), item.len() as u64);
+                let frames = u64::from(item.frames);
+                self.shared.discarded.fetch_add(frames, Ordering::AcqRel);
+                self.subtract(frames, item.len() as u64);
             }
         }
     }
@@ -460,7 +502,11 @@ mod tests {
         let outbox = small();
         outbox.push(item(100)).unwrap();
         assert!(outbox.is_half_full());
-        outbox.hold_back(Duration::from_millis(1), 1, 1);
+        let began = now();
+        for _ in 0..100 {
+            outbox.hold_back();
+        }
+        assert!(began.elapsed() < 20 * PATIENCE, "it is waited for once");
     }
 
     #[test]

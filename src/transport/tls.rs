@@ -257,6 +257,10 @@ struct Session {
     /// Ciphertext of the reading side that the writer has to send.
     pending: Vec<u8>,
     peer_closed: bool,
+    /// rustls has begun on a handshake message whose rest is still to come,
+    /// and refers to its first part in the reading side's buffer. Steps
+    /// without that buffer would make it panic.
+    fragment: bool,
 }
 
 /// What one step of the TLS state machine left to be done.
@@ -293,25 +297,47 @@ impl Session {
             connection,
             pending,
             peer_closed,
+            fragment,
         } = self;
-        match connection {
+        if *fragment && incoming.is_empty() {
+            let why = "the peer has sent a part of a handshake message only";
+            return (0, Err(rustls::Error::General(why.into())));
+        }
+        let (discard, result) = match connection {
             Connection::Client(c) => {
                 advance::<ClientConnectionData>(c.process_tls_records(incoming), pending, peer_closed, tools)
             }
             Connection::Server(c) => {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, peer_closed, tools)
             }
-        }
+        };
+        // Idle with a whole record left: it holds the part. (After the peer's
+        // close_notify records are left because they are not looked at.)
+        let idle = matches!(result, Ok(Step::Idle));
+        *fragment = idle && !*peer_closed && begins_with_record(&incoming[discard..]);
+        (discard, result)
     }
 
     /// After an error: the alert that tells the peer goes into `pending`.
-    fn collect_alert(&mut self) {
+    /// `incoming` is what was left then; rustls may still refer to it.
+    fn collect_alert(&mut self, mut incoming: &mut [u8]) {
         let mut tools = Tools {
             inbox: None,
             seal: None,
         };
-        while let (_, Ok(Step::Again)) = self.step(&mut [], &mut tools) {}
+        while let (discard, Ok(Step::Again)) = self.step(incoming, &mut tools) {
+            incoming = &mut incoming[discard..];
+        }
     }
+}
+
+/// Whether the bytes begin with a whole TLS record.
+fn begins_with_record(bytes: &[u8]) -> bool {
+    const HEADER: usize = 5;
+    bytes.get(3..HEADER).is_some_and(|length| {
+        let length = u16::from_be_bytes([length[0], length[1]]);
+        bytes.len() >= HEADER + usize::from(length)
+    })
 }
 
 fn advance<D>(
@@ -418,6 +444,7 @@ fn handshake(
         connection,
         pending: Vec::new(),
         peer_closed: false,
+        fragment: false,
     };
     let mut inbox = Inbox::default();
     let mut incoming = Incoming::new(pool.clone());
@@ -425,7 +452,7 @@ fn handshake(
     loop {
         let result = incoming.open(&mut inbox, |bytes, tools| session.step(bytes, tools));
         if result.is_err() {
-            session.collect_alert();
+            session.collect_alert(incoming.rest());
         }
         if !session.pending.is_empty() {
             write_all(&*stream, &session.pending)?;
@@ -491,6 +518,14 @@ impl Incoming {
         }
     }
 
+    /// What has not been opened yet.
+    fn rest(&mut self) -> &mut [u8] {
+        match &mut self.buffer {
+            Some(buffer) => &mut buffer[self.start..self.end],
+            None => &mut [],
+        }
+    }
+
     /// Opens every complete record that is there. Each step gets the lock it
     /// needs from `step`.
     fn open(
@@ -499,10 +534,7 @@ impl Incoming {
         mut step: impl FnMut(&mut [u8], &mut Tools<'_>) -> (usize, Result<Step, rustls::Error>),
     ) -> Result<(), rustls::Error> {
         loop {
-            let bytes = match &mut self.buffer {
-                Some(buffer) => &mut buffer[self.start..self.end],
-                None => &mut [],
-            };
+            let bytes = self.rest();
             let expected = bytes.len();
             let mut tools = Tools {
                 inbox: Some((inbox, expected)),
@@ -585,7 +617,7 @@ impl TlsReceive {
         });
         let mut session = lock(session)?;
         if let Err(e) = result {
-            session.collect_alert();
+            session.collect_alert(self.incoming.rest());
             return Err(io::Error::new(io::ErrorKind::InvalidData, e));
         }
         debug_assert!(!poisoned, "the lock above would have failed");

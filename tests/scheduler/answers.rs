@@ -11,7 +11,7 @@ use ssntp::proto::{Command, FrameKind};
 use uuid::Uuid;
 
 use super::{Cluster, command};
-use crate::support::Client;
+use crate::client::Client;
 
 const INSTANCE: Uuid = Uuid::from_u128(0x1a5);
 

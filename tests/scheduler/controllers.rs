@@ -7,7 +7,7 @@ use ssntp::proto::{Command, Event, Frame, FrameKind};
 use uuid::Uuid;
 
 use super::{Cluster, command, expect_failure, refused, start, stats};
-use crate::support::Client;
+use crate::client::Client;
 
 fn with_master() -> Cluster {
     Cluster::new(SchedulerConfig::new().controllers(ControllerMode::Master))

@@ -10,7 +10,9 @@
 //! | `controllers` | any and master |
 //! | `configuration` | CONFIGURE, its file, and the way back |
 //! | `bad_input` | payloads that are none |
+//! | `client` | a client by hand |
 
+#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -18,10 +20,15 @@
     clippy::disallowed_methods,
     reason = "a test may fail, and has time limits"
 )]
-#![allow(missing_docs, unreachable_pub)]
+#![allow(
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "nothing here is public"
+)]
 
 mod answers;
 mod bad_input;
+mod client;
 mod configuration;
 mod controllers;
 mod nodes;
@@ -41,7 +48,7 @@ use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use uuid::Uuid;
 
-use support::Client;
+use self::client::Client;
 
 /// A scheduler nobody is connected to yet.
 pub struct Cluster {
@@ -52,7 +59,7 @@ pub struct Cluster {
 impl Cluster {
     pub fn new(config: SchedulerConfig) -> Self {
         let listener = MemoryListener::new();
-        let server = ServerConfig::new(support::identity(Role::SCHEDULER), support::trust())
+        let server = ServerConfig::new(client::identity(Role::SCHEDULER), support::trust())
             .listen_in_memory(&listener);
         let server = Scheduler::new(config).unwrap().start(server).unwrap();
         Self {

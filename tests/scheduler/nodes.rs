@@ -8,7 +8,7 @@ use ssntp::proto::{Command, Event, Frame};
 use uuid::Uuid;
 
 use super::{Cluster, stats};
-use crate::support::Client;
+use crate::client::Client;
 
 #[test]
 fn every_controller_is_told_of_nodes_that_come_and_go() {

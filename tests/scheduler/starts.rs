@@ -305,7 +305,7 @@ fn a_failed_start_took_nothing_of_its_node() {
     }
 }
 
-fn fail(node: &mut crate::support::Client, start: &Start, reason: Reason) {
+fn fail(node: &mut crate::client::Client, start: &Start, reason: Reason) {
     let failure = StartFailure {
         node_uuid: node.uuid.into(),
         instance_uuid: start.instance_uuid.into(),

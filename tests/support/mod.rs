@@ -1,195 +1,258 @@
-//! A throw-away cluster for tests: certificates, and a client that speaks the
-//! protocol frame by frame over memory.
+//! A throw-away PKI and a client that speaks SSNTP by hand, so that a test
+//! reads as a conversation. Every receive has a time limit.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::cast_possible_truncation,
+    reason = "tests; each test binary uses its own part"
+)]
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use bytes::BytesMut;
 use ssntp::Role;
-use ssntp::payload::Payload;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp::proto::{
-    ClientHandshake, Codec, Connect, Connected, DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType,
-    Item,
-};
+use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, HEADER_LEN, Header, Item, Status};
+use ssntp::server::{Handler, Server, ServerConfig};
 use ssntp::transport::memory::{Faults, MemoryListener};
-use ssntp::transport::tls::{Connector, Secured};
-use ssntp::transport::{BufferPool, Outgoing};
+use ssntp::transport::tls::Connector;
+use ssntp::transport::{BufferPool, Duplex, Halves, Outgoing};
 use uuid::Uuid;
 
 /// How long anything may take before a test fails.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-fn authority() -> &'static Authority {
+/// The authority of this test binary.
+pub fn authority() -> &'static Authority {
     static AUTHORITY: OnceLock<Authority> = OnceLock::new();
     AUTHORITY.get_or_init(|| Authority::new(&AuthorityRequest::default()).unwrap())
 }
 
-/// The trust that all identities here belong to.
 pub fn trust() -> Trust {
     authority().trust()
 }
 
-/// An identity with these roles, the same one each time.
-pub fn identity(role: Role) -> Identity {
-    static ISSUED: OnceLock<Mutex<HashMap<Role, Identity>>> = OnceLock::new();
-    let mut issued = ISSUED.get_or_init(Mutex::default).lock().unwrap();
-    let issue = || {
-        let request = CertificateRequest::new(role).host("localhost".parse().unwrap());
-        authority().issue(&request).unwrap().identity()
-    };
-    issued.entry(role).or_insert_with(issue).clone()
+/// A new certificate with these roles.
+pub fn identity(roles: Role) -> Identity {
+    authority()
+        .issue(&CertificateRequest::new(roles))
+        .unwrap()
+        .identity()
 }
 
-/// A client that does nothing by itself.
-pub struct Client {
-    pub uuid: Uuid,
-    /// What the server said when the session began.
-    pub connected: Connected,
-    secured: Secured,
-    codec: Codec,
-    received: VecDeque<Frame>,
+/// A certificate with these roles that is bound to a UUID.
+pub fn bound_identity(roles: Role, uuid: Uuid) -> Identity {
+    authority()
+        .issue(&CertificateRequest::new(roles).uuid(uuid))
+        .unwrap()
+        .identity()
 }
 
-impl Client {
-    /// Connects with a random UUID.
-    pub fn connect(listener: &MemoryListener, role: Role) -> Self {
-        Self::connect_as(listener, role, Uuid::new_v4())
+/// A server that listens in memory alone.
+pub struct TestServer {
+    pub server: Option<Server>,
+    pub listener: MemoryListener,
+}
+
+impl TestServer {
+    pub fn start(handler: impl Handler, configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+        let listener = MemoryListener::new();
+        let config = ServerConfig::new(identity(Role::SERVER), trust()).listen_in_memory(&listener);
+        let server = Server::start(configure(config), handler).unwrap();
+        Self {
+            server: Some(server),
+            listener,
+        }
     }
 
-    pub fn connect_as(listener: &MemoryListener, role: Role, uuid: Uuid) -> Self {
-        let identity = identity(role);
-        let stream = listener.connect(Faults::default(), Faults::default()).unwrap();
-        let mut secured = Connector::mutual(&identity, &trust())
-            .unwrap()
-            .connect(
-                Arc::new(stream),
-                "localhost",
-                &BufferPool::new(),
-                Instant::now() + LIMIT,
-            )
+    pub fn handle(&self) -> ssntp::server::ServerHandle {
+        self.server.as_ref().unwrap().handle()
+    }
+
+    /// A client whose TLS stands and that has sent nothing yet.
+    pub fn dial(&self, identity: &Identity) -> Peer {
+        let stream = self
+            .listener
+            .connect(Faults::default(), Faults::default())
             .unwrap();
-        let connect = Connect::new(role, uuid, false);
-        let handshake = ClientHandshake::new(connect, Role::ALL, None, DEFAULT_MAX_PAYLOAD);
-        write(&mut secured, handshake.connect().to_vec());
-        let connected = loop {
-            match handshake.receive(secured.halves.inbox.bytes_mut()).unwrap() {
-                Some(connected) => break connected,
-                None => assert!(read(&mut secured), "no CONNECTED"),
-            }
-        };
+        Peer::over(Arc::new(stream), identity)
+    }
+
+    /// A client with a new certificate for its role, connected.
+    pub fn connect(&self, role: Role) -> Peer {
+        self.connect_as(&identity(role), role, Uuid::new_v4())
+    }
+
+    pub fn connect_as(&self, identity: &Identity, role: Role, uuid: Uuid) -> Peer {
+        let mut peer = self.dial(identity);
+        peer.handshake(role, uuid, false);
+        peer
+    }
+}
+
+/// A client that does what the test says.
+pub struct Peer {
+    halves: Halves,
+    codec: Codec,
+    items: Vec<Item>,
+    waiting: std::collections::VecDeque<Received>,
+    pub uuid: Uuid,
+    ended: bool,
+}
+
+/// What a peer received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    Frame(Frame),
+    End,
+}
+
+impl Peer {
+    pub fn over(stream: Arc<dyn Duplex>, identity: &Identity) -> Self {
+        let connector = Connector::mutual(identity, &trust()).unwrap();
+        let deadline = Instant::now() + LIMIT;
+        let secured = connector
+            .connect(stream, "localhost", &BufferPool::new(), deadline)
+            .unwrap();
         Self {
-            uuid,
-            connected,
-            secured,
-            codec: Codec::new(DEFAULT_MAX_PAYLOAD, false),
-            received: VecDeque::new(),
+            halves: secured.halves,
+            codec: Codec::new(u32::MAX, false),
+            items: Vec::new(),
+            waiting: Default::default(),
+            uuid: Uuid::nil(),
+            ended: false,
         }
+    }
+
+    /// CONNECT and CONNECTED.
+    pub fn handshake(&mut self, role: Role, uuid: Uuid, trace: bool) -> Connected {
+        self.uuid = uuid;
+        self.send_bytes(&Connect::new(role, uuid, trace).encode());
+        let connected = self.connected();
+        self.codec = Codec::new(u32::MAX, connected.trace);
+        connected
+    }
+
+    /// Receives CONNECTED.
+    pub fn connected(&mut self) -> Connected {
+        loop {
+            let input: &mut BytesMut = self.halves.inbox.bytes_mut();
+            if input.len() >= 44 {
+                let header = Header::decode(input).unwrap();
+                assert_eq!(header.kind, Status::CONNECTED, "{header:?}");
+                let length = u32::from_be_bytes(input[40..44].try_into().unwrap()) as usize;
+                if input.len() >= 44 + length {
+                    let frame = input.split_to(44 + length).freeze();
+                    return Connected {
+                        role: Role::from_bits(header.word),
+                        server: Uuid::from_slice(&frame[8..24]).unwrap(),
+                        client: Uuid::from_slice(&frame[24..40]).unwrap(),
+                        trace: header.traced(),
+                        payload: frame.slice(44..),
+                    };
+                }
+            }
+            assert!(self.read(), "the connection ended before CONNECTED");
+        }
+    }
+
+    /// Whether the server's first frame is CONNECTED.
+    pub fn next_is_connected(&mut self) -> bool {
+        while self.halves.inbox.bytes_mut().len() < HEADER_LEN && self.read() {}
+        Header::decode(self.halves.inbox.bytes_mut()).is_some_and(|h| h.kind == Status::CONNECTED)
+    }
+
+    /// Receives the header of a refusal, and then the end.
+    pub fn refusal(&mut self) -> Option<FrameKind> {
+        while self.read() {}
+        let input = self.halves.inbox.bytes_mut();
+        assert!(input.is_empty() || input.len() == HEADER_LEN, "{input:?}");
+        Header::decode(input).map(|header| header.kind)
+    }
+
+    fn read(&mut self) -> bool {
+        if self.ended {
+            return false;
+        }
+        self.halves.stream.set_read_timeout(Some(LIMIT)).unwrap();
+        match self.halves.receive.receive(&mut self.halves.inbox) {
+            Ok(received) => {
+                self.ended = received.end;
+                !received.end
+            }
+            Err(e) => {
+                assert!(
+                    !matches!(
+                        e.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                    ),
+                    "nothing was received in {LIMIT:?}"
+                );
+                self.ended = true;
+                false
+            }
+        }
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.try_send_bytes(bytes).unwrap();
+    }
+
+    pub fn try_send_bytes(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.halves
+            .transmit
+            .transmit(&[Outgoing::whole(bytes.to_vec().into(), 1)])
     }
 
     pub fn send(&mut self, frame: &Frame) {
-        write(&mut self.secured, frame.encode().to_vec());
+        self.send_bytes(&frame.encode());
     }
 
-    pub fn send_payload<T: Payload>(&mut self, payload: &T) {
-        self.send(&Frame::of(payload));
-    }
-
-    /// Sends a payload as it stands here.
-    pub fn send_text(&mut self, kind: impl Into<FrameKind>, payload: &str) {
-        self.send(&Frame::with_payload(kind, payload.to_owned()));
-    }
-
-    /// The next frame; `None` once the server has ended the session.
-    pub fn try_recv(&mut self) -> Option<Frame> {
-        while self.received.is_empty() {
-            if !self.receive() {
-                return None;
-            }
-        }
-        self.received.pop_front()
-    }
-
-    /// The next frame.
-    #[track_caller]
-    pub fn recv(&mut self) -> Frame {
-        self.try_recv().expect("the session goes on")
-    }
-
-    /// The next frame, which has to be of this kind.
-    #[track_caller]
-    pub fn expect(&mut self, kind: impl Into<FrameKind>) -> Frame {
-        let (frame, kind) = (self.recv(), kind.into());
-        assert_eq!(frame.kind(), kind, "{:?}", frame.payload_bytes());
-        frame
-    }
-
-    /// The next frame, which has to carry this payload.
-    #[track_caller]
-    pub fn expect_payload<T: Payload>(&mut self) -> T {
-        self.expect(T::KIND).payload().unwrap()
-    }
-
-    /// Waits until the server has handled all that this client has sent, and
-    /// gives what it had for this client until then.
-    #[track_caller]
-    pub fn drain(&mut self) -> Vec<Frame> {
-        // It answers an operand that does not exist in its turn.
-        self.send(&Frame::new(FrameKind::new(FrameType::COMMAND, 0x77)));
-        let mut frames = Vec::new();
+    /// The next frame, or the end.
+    pub fn next(&mut self) -> Received {
         loop {
-            let frame = self.recv();
-            let text = String::from_utf8_lossy(frame.payload_bytes());
-            if frame.kind() == ErrorCode::INVALID_FRAME_TYPE && text.contains("unsupported_operand") {
-                return frames;
+            if let Some(received) = self.waiting.pop_front() {
+                return received;
             }
-            frames.push(frame);
-        }
-    }
-
-    /// Waits until the server has handled all that this client has sent,
-    /// which it has nothing to say to.
-    #[track_caller]
-    pub fn expect_nothing(&mut self) {
-        let frames = self.drain();
-        assert!(frames.is_empty(), "{frames:?}");
-    }
-
-    fn receive(&mut self) -> bool {
-        loop {
-            let mut items = Vec::new();
-            self.codec
-                .decode(self.secured.halves.inbox.bytes_mut(), &mut items)
-                .unwrap();
-            for item in items {
+            let decoded = self.codec.decode(self.halves.inbox.bytes_mut(), &mut self.items);
+            decoded.unwrap();
+            for item in self.items.drain(..) {
                 match item {
-                    Item::Run(run) => self.received.extend(run.frames()),
-                    Item::Traced(frame) => self.received.push_back(frame),
+                    Item::Run(run) => self.waiting.extend(run.frames().map(Received::Frame)),
+                    Item::Traced(frame) => self.waiting.push_back(Received::Frame(frame)),
                     Item::Unsupported(kind) => panic!("the server sent {kind}"),
                 }
             }
-            if !self.received.is_empty() {
-                return true;
-            }
-            if !read(&mut self.secured) {
-                return false;
+            if self.waiting.is_empty() && !self.read() && self.halves.inbox.is_empty() {
+                return Received::End;
             }
         }
     }
-}
 
-fn write(secured: &mut Secured, bytes: Vec<u8>) {
-    let outgoing = Outgoing::whole(bytes.into(), 1);
-    secured.halves.transmit.transmit(&[outgoing]).unwrap();
-}
+    /// The next frame, which has to be there.
+    pub fn frame(&mut self) -> Frame {
+        match self.next() {
+            Received::Frame(frame) => frame,
+            Received::End => panic!("the connection ended"),
+        }
+    }
 
-/// False where the stream has ended.
-fn read(secured: &mut Secured) -> bool {
-    let halves = &mut secured.halves;
-    halves.stream.set_read_timeout(Some(LIMIT)).unwrap();
-    match halves.receive.receive(&mut halves.inbox) {
-        Ok(received) => !received.end,
-        Err(e) if e.kind() == std::io::ErrorKind::TimedOut => panic!("nothing came in time"),
-        Err(_) => false,
+    /// Asserts that the connection ends without another frame.
+    pub fn end(&mut self) {
+        assert_eq!(self.next(), Received::End);
+    }
+
+    /// Sends close_notify and the end of the stream.
+    pub fn finish(&mut self) {
+        self.halves.transmit.finish().unwrap();
+    }
+
+    pub fn stream(&self) -> &Arc<dyn Duplex> {
+        &self.halves.stream
     }
 }

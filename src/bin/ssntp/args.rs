@@ -8,7 +8,7 @@ use crate::cmd;
 /// mutual TLS, with roles proved by certificates.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged
-/// to the standard error (default: warn).
+/// to the standard error (default: warn for servers, else error).
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
@@ -18,8 +18,23 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
     Decode(cmd::decode::Args),
+    Demo(cmd::demo::Args),
+    Listen(cmd::listen::Args),
     Scheduler(cmd::scheduler::Args),
+    Send(cmd::send::Args),
     Server(cmd::server::Args),
+}
+
+impl Command {
+    /// What is logged where RUST_LOG does not say: a server's operator wants
+    /// its warnings, whoever runs another subcommand gets its one error line.
+    pub(crate) fn log_level(&self) -> &'static str {
+        match self {
+            Self::Scheduler(_) | Self::Server(_) => "warn",
+            _ => "error",
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `args` | the command line, one variant a subcommand |
 //! | `cmd` | the subcommands, one file each |
+//! | `connection` | the flags of whoever connects to a server |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `seconds` | times on the command line |
@@ -16,6 +17,8 @@
 mod args;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod cmd;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod failure;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -31,9 +34,10 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     use clap::Parser;
 
-    let level = env_logger::Env::default().default_filter_or("warn");
+    let command = args::Args::parse().command;
+    let level = env_logger::Env::default().default_filter_or(command.log_level());
     env_logger::Builder::from_env(level).init();
-    match cmd::run(args::Args::parse().command) {
+    match cmd::run(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -21,6 +21,13 @@ impl Output {
         writeln!(self.0, "{line}").map_err(|error| Failure::output(&error))
     }
 
+    /// Writes text as it is.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
+        self.0
+            .write_all(text.as_bytes())
+            .map_err(|error| Failure::output(&error))
+    }
+
     /// Writes out what is buffered; call it at the end to hear of errors.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|error| Failure::output(&error))

@@ -47,6 +47,14 @@ impl Stop {
         &self.stopped
     }
 
+    /// Whether a signal has come.
+    pub(crate) fn requested(&self) -> bool {
+        matches!(
+            self.stopped.try_recv(),
+            Err(crossbeam_channel::TryRecvError::Disconnected)
+        )
+    }
+
     /// Blocks until a signal comes.
     pub(crate) fn wait(&self) {
         let _ = self.stopped.recv();

@@ -103,7 +103,7 @@ fn accept(listener: &Listener, pool: &Arc<Pool>) {
             Ok(Some(stream)) => pool.submit(stream),
             Ok(None) => return,
             Err(e) => {
-                warn!("cannot accept: {e}");
+                warn!(target: "ssntp::server", "cannot accept: {e}");
                 if pool.pause(ACCEPT_PAUSE) {
                     return;
                 }
@@ -117,6 +117,8 @@ struct Pool {
     shared: Arc<Shared>,
     events: Sender<Event>,
     jobs: (Sender<Arc<Watched>>, Receiver<Arc<Watched>>),
+    /// Disconnected, which wakes idle workers, once the pool is closed.
+    closed: Receiver<()>,
     max: usize,
     started: Instant,
     state: Mutex<PoolState>,
@@ -126,6 +128,8 @@ struct Pool {
 #[derive(Default)]
 struct PoolState {
     closed: bool,
+    /// Dropped to disconnect [`Pool::closed`].
+    open: Option<Sender<()>>,
     next: u64,
     /// Every newcomer that is not admitted or gone yet.
     pending: HashMap<u64, Arc<Watched>>,
@@ -143,14 +147,19 @@ impl std::fmt::Debug for Pool {
 
 impl Pool {
     fn new(shared: Arc<Shared>, max: usize, events: Sender<Event>) -> Self {
+        let (open, closed) = crossbeam_channel::bounded(0);
         Self {
             shared,
             events,
+            closed,
             // At most one job for each pending handshake.
             jobs: crossbeam_channel::bounded(max),
             max,
             started: now(),
-            state: Mutex::default(),
+            state: Mutex::new(PoolState {
+                open: Some(open),
+                ..PoolState::default()
+            }),
             freed: Condvar::new(),
         }
     }
@@ -173,7 +182,7 @@ impl Pool {
                 .max_by_key(|(w, _)| *w);
             match longest {
                 Some((waited, silent)) if waited >= PATIENCE => {
-                    debug!("{}: cut: {} handshakes are under way", silent.peer(), self.max);
+                    debug!(target: "ssntp::server", "{}: cut: {} handshakes are under way", silent.peer(), self.max);
                     // Its worker wakes, fails and makes room.
                     silent.cut();
                 }
@@ -204,11 +213,11 @@ impl Pool {
             match threads::spawn("ssntp-shake", move || pool.work()) {
                 Ok(worker) => state.workers.push(worker),
                 Err(e) if state.workers.is_empty() => {
-                    warn!("{}: refused: cannot start a thread: {e}", watched.peer());
+                    warn!(target: "ssntp::server", "{}: refused: cannot start a thread: {e}", watched.peer());
                     state.pending.remove(&watched.id);
                     return;
                 }
-                Err(e) => debug!("cannot start another handshake thread: {e}"),
+                Err(e) => debug!(target: "ssntp::server", "cannot start another handshake thread: {e}"),
             }
         } else {
             state.idle -= 1;
@@ -220,9 +229,14 @@ impl Pool {
 
     fn work(&self) {
         loop {
-            let job = match self.jobs.1.recv_timeout(IDLE) {
-                Ok(job) => job,
-                Err(_) => {
+            let job = crossbeam_channel::select! {
+                recv(self.jobs.1) -> job => job.ok(),
+                recv(self.closed) -> _ => None,
+                default(IDLE) => None,
+            };
+            let job = match job {
+                Some(job) => job,
+                None => {
                     let mut state = self.lock();
                     // A job may have been promised to this worker meanwhile.
                     match self.jobs.1.try_recv() {
@@ -262,6 +276,7 @@ impl Pool {
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
+        state.open = None;
         for pending in state.pending.values() {
             pending.cut();
         }
@@ -362,7 +377,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
     {
         Ok(secured) => secured,
         Err(e) => {
-            info!("{peer}: no TLS: {e}");
+            info!(target: "ssntp::server", "{peer}: no TLS: {e}");
             if matches!(e, TlsError::Tls(_)) {
                 // The alert says why; let the peer read it.
                 let _ = stream.shutdown(Shutdown::Write);
@@ -377,18 +392,18 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
-            info!("{peer}: refused: {e}");
+            info!(target: "ssntp::server", "{peer}: refused: {e}");
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
     let connect = match receive_connect(&mut halves, &certificate, deadline) {
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
-            info!("{peer} ({}): refused: {refusal}", certificate.subject);
+            info!(target: "ssntp::server", "{peer} ({}): refused: {refusal}", certificate.subject);
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(e)) => {
-            info!("{peer} ({}): lost before CONNECT: {e}", certificate.subject);
+            info!(target: "ssntp::server", "{peer} ({}): lost before CONNECT: {e}", certificate.subject);
             return;
         }
     };
@@ -406,7 +421,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
     let admitted = match verdict.recv() {
         Ok(Ok(admitted)) => admitted,
         Ok(Err(refusal)) => {
-            info!(
+            info!(target: "ssntp::server",
                 "{} ({}) at {peer}: refused: {refusal}",
                 connect.source, connect.role
             );
@@ -446,12 +461,16 @@ fn receive_connect(
     deadline: Instant,
 ) -> Result<Connect, Ended> {
     let handshake = ServerHandshake::new(certificate.roles, certificate.uuid);
+    let mut end = false;
     loop {
         let input: &mut BytesMut = halves.inbox.bytes_mut();
         match handshake.receive(input) {
             Ok(Some(connect)) => return Ok(connect),
             Ok(None) => {}
             Err(refusal) => return Err(Ended::Refused(refusal)),
+        }
+        if end {
+            return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
         }
         let left = deadline.saturating_duration_since(now());
         if left.is_zero() {
@@ -463,9 +482,7 @@ fn receive_connect(
                 if received.flush {
                     halves.transmit.flush().map_err(Ended::Lost)?;
                 }
-                if received.end {
-                    return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
-                }
+                end = received.end;
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return Err(Ended::Refused(Refusal::Deadline));

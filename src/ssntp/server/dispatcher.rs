@@ -240,7 +240,7 @@ impl<H: Handler> Dispatcher<H> {
     fn notify(&mut self) {
         while !(self.state.departed.is_empty() && self.state.overflowed.is_empty()) {
             for (info, reason) in std::mem::take(&mut self.state.departed) {
-                info!("{info}: disconnected: {reason}");
+                info!(target: "ssntp::server", "{info}: disconnected: {reason}");
                 self.call("disconnected", |handler, cx| {
                     handler.disconnected(cx, &info, &reason)
                 });
@@ -275,7 +275,7 @@ impl<H: Handler> Dispatcher<H> {
             return;
         }
         if let Some((info, _)) = admitted {
-            info!("{info}: connected");
+            info!(target: "ssntp::server", "{info}: connected");
             self.call("connected", |handler, cx| handler.connected(cx, &info));
         }
     }
@@ -294,7 +294,7 @@ impl<H: Handler> Dispatcher<H> {
         session.counters.frames_received += u64::from(frames);
         if let Item::Unsupported(kind) = item {
             session.counters.frames_unsupported += 1;
-            debug!("{info}: unsupported frame {kind}");
+            debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
             if let Some(answer) = answer_to_unsupported(kind) {
                 self.state.answer(id, &answer);
             }
@@ -592,7 +592,7 @@ impl State {
             Decision::Discard => {}
             Decision::Queue => {
                 if let Err(held) = self.held.keep(info.uuid, frame.clone(), now()) {
-                    warn!("{info}: {} finds the queue of held frames full", frame.kind());
+                    warn!(target: "ssntp::server", "{info}: {} finds the queue of held frames full", frame.kind());
                     self.overflowed.push(held);
                 }
             }
@@ -601,7 +601,7 @@ impl State {
                 let mut fan = Fan::new(frame, &shared);
                 for uuid in targets {
                     if let Err(e) = self.forward_fanned(info.id, uuid, &mut fan) {
-                        debug!("{info}: {} is not forwarded: {e}", frame.kind());
+                        debug!(target: "ssntp::server", "{info}: {} is not forwarded: {e}", frame.kind());
                     }
                 }
             }
@@ -659,7 +659,7 @@ impl State {
             SlowConsumer::Disconnect => {
                 session.counters.frames_dropped += u64::from(item.frames());
                 let (frames, bytes) = session.outbox.waiting();
-                warn!(
+                warn!(target: "ssntp::server",
                     "{}: slow consumer: {frames} frames of {bytes} bytes wait, it is disconnected",
                     session.info
                 );
@@ -669,13 +669,13 @@ impl State {
             SlowConsumer::DropNewest => {
                 session.counters.frames_dropped += u64::from(item.frames());
                 if first {
-                    warn!("{}: slow consumer: the newest frames are dropped", session.info);
+                    warn!(target: "ssntp::server", "{}: slow consumer: the newest frames are dropped", session.info);
                 }
                 false
             }
             SlowConsumer::DropOldest => {
                 if first {
-                    warn!("{}: slow consumer: the oldest frames are dropped", session.info);
+                    warn!(target: "ssntp::server", "{}: slow consumer: the oldest frames are dropped", session.info);
                 }
                 let mut item = item;
                 loop {
@@ -748,7 +748,7 @@ impl State {
             return;
         };
         session.counters.frames_filtered += u64::from(frames);
-        debug!("{}: may not send {kind}", session.info);
+        debug!(target: "ssntp::server", "{}: may not send {kind}", session.info);
         if !self.filter.rejects() {
             return;
         }
@@ -767,7 +767,7 @@ impl State {
         match verdict {
             Ok(()) => {
                 if let Some(session) = self.sessions.get(id) {
-                    info!(
+                    info!(target: "ssntp::server",
                         "{}: new cluster configuration of {} bytes",
                         session.info,
                         payload.len()
@@ -779,7 +779,7 @@ impl State {
             }
             Err(why) => {
                 if let Some(session) = self.sessions.get(id) {
-                    warn!("{}: CONFIGURE refused: {why}", session.info);
+                    warn!(target: "ssntp::server", "{}: CONFIGURE refused: {why}", session.info);
                 }
                 let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
                 self.answer(id, &refused);
@@ -797,7 +797,7 @@ fn guard(what: &str, call: impl FnOnce()) {
             .copied()
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("no message");
-        error!("the application panicked in {what}: {why}");
+        error!(target: "ssntp::server", "the application panicked in {what}: {why}");
     }
 }
 

@@ -147,7 +147,7 @@ impl Server {
             accept::Acceptance::start(listeners, shared, max_handshakes, events)
                 .map_err(ServerError::Thread)?,
         );
-        info!(
+        info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             capacity.limit
         );

@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -257,14 +256,7 @@ pub(super) struct Gate {
 
 /// Bytes that a session may have on the way to the dispatcher before its
 /// reader waits; one batch may always be under way.
-const IN_FLIGHT: u64 = 256 * 1024;
-
-/// A consumer is worth waiting for while it takes so much in each step: some
-/// 16 MB/s or 50,000 frames/s. A slower one is a slow consumer, and its own
-/// queue's limit is what it gets.
-const STEP: Duration = Duration::from_millis(4);
-const PACE_BYTES: u64 = 64 * 1024;
-const PACE_FRAMES: u64 = 200;
+const IN_FLIGHT: u64 = 128 * 1024;
 
 impl Gate {
     /// The reader hands `bytes` over.
@@ -302,7 +294,7 @@ impl Gate {
         if self.has_slow.swap(false, Ordering::AcqRel) {
             let consumer = self.slow.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(consumer) = consumer {
-                consumer.hold_back(STEP, PACE_BYTES, PACE_FRAMES);
+                consumer.hold_back();
             }
         }
     }

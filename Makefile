@@ -1,0 +1,41 @@
+# The list of what CI does, and what a developer does by hand.
+# `make help` says what each target is for.
+
+CARGO ?= cargo
+ROLES := server scheduler controller agent netagent cnciagent
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check doc certs bench examples ci
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: ## build and run the demo
+	$(CARGO) run --release -- demo
+
+test: ## all tests
+	$(CARGO) test
+
+check: ## format, lints, every feature alone
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets --all-features -- -D warnings
+	.ci/features
+
+doc: ## the documentation, warnings denied
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features
+
+certs: ## a development authority and a certificate for each role, in certs/
+	@test -f certs/ca.pem || $(CARGO) run --quiet --release -- cert ca --dir certs
+	@for role in $(ROLES); do \
+	  test -f certs/$$role.pem || \
+	  $(CARGO) run --quiet --release -- cert issue --dir certs --role $$role --name $$role || exit 1; \
+	done
+
+bench: ## throughput, latency, handshakes and memory of a server on this machine
+	$(CARGO) run --release -- bench
+
+examples: ## run every example
+	.ci/examples
+
+ci: ## what CI does
+	.ci/run

@@ -1,0 +1,87 @@
+//! Routing that depends on what a frame says: STOP goes to the node that its
+//! payload names, and is held at the server until that node connects.
+//!
+//! Everything in one process, over memory, with throw-away certificates:
+//! `cargo run --example custom_routing`
+
+use std::time::Duration;
+
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig};
+use ssntp::payload::{Payload, Stop};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
+use ssntp::proto::{Command, Frame};
+use ssntp::server::{Context, Decision, Handler, Rules, Server, ServerConfig, SessionInfo};
+use ssntp::transport::memory::MemoryListener;
+use uuid::Uuid;
+
+/// The agent that a STOP is for.
+fn target(frame: &Frame) -> Option<Uuid> {
+    Stop::decode(frame.payload_bytes())
+        .ok()?
+        .workload_agent_uuid
+        .uuid()
+}
+
+/// Releases what waited for a node when it connects.
+struct ReleaseOnConnect;
+
+impl Handler for ReleaseOnConnect {
+    fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let node = session.uuid();
+        let waiting: Vec<_> = cx
+            .held()
+            .filter(|held| target(&held.frame) == Some(node))
+            .map(|held| held.id)
+            .collect();
+        for id in waiting {
+            println!("released for {node}: {id}");
+            cx.release(id, &[node]);
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let authority = Authority::new(&AuthorityRequest::default())?;
+    let identity = |role| -> Result<Identity, ssntp::pki::Error> {
+        Ok(authority.issue(&CertificateRequest::new(role))?.identity())
+    };
+    let rules = Rules::new().route(Command::STOP, |frame, _from, directory| match target(frame) {
+        Some(node) if directory.session(node).is_some() => Decision::Forward(vec![node]),
+        Some(_) => Decision::Queue,
+        None => Decision::Discard,
+    });
+    let listener = MemoryListener::new();
+    let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust())
+        .listen_in_memory(&listener)
+        .rules(rules);
+    let server = Server::start(config, ReleaseOnConnect)?;
+    let connect = |role, uuid: Uuid| -> Result<Client, Box<dyn std::error::Error>> {
+        let config = ClientConfig::new(identity(role)?, authority.trust())
+            .connect_in_memory(&listener)
+            .uuid(uuid);
+        Ok(Client::connect(config)?)
+    };
+
+    let controller = connect(Role::CONTROLLER, Uuid::new_v4())?;
+    let node = Uuid::new_v4();
+    let stop = |instance: Uuid| {
+        Frame::of(&Stop {
+            instance_uuid: instance.into(),
+            workload_agent_uuid: node.into(),
+            stop: false,
+        })
+    };
+    controller.send(stop(Uuid::new_v4()))?;
+    controller.flush(Duration::from_secs(5));
+    let agent = connect(Role::AGENT, node)?;
+    controller.send(stop(Uuid::new_v4()))?;
+    for n in 1..=2 {
+        let frame = agent.recv_frame_timeout(Duration::from_secs(5))?;
+        println!("STOP {n}: {}", Stop::decode(frame.payload_bytes())?.instance_uuid);
+    }
+    agent.close();
+    controller.close();
+    server.stop();
+    Ok(())
+}

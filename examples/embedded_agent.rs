@@ -1,0 +1,69 @@
+//! An agent inside a tool that does something else: here it counts primes.
+//! The tool's own loop never waits for the network; the client's threads
+//! connect, reconnect and answer in the background.
+//!
+//! ```text
+//! cargo run --example embedded_agent -- certs/ca.pem certs/agent.pem localhost:8888
+//! ```
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ssntp::client::{Client, ClientConfig, Event, Offline};
+use ssntp::cluster::machine::Facts;
+use ssntp::payload::NodeStatus;
+use ssntp::pki::{Identity, Trust};
+use ssntp::proto::{Command, Frame};
+use ssntp::transport::Limits;
+
+/// How long this tool works, and how often it reports.
+const WORK: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_millis(500);
+
+#[expect(clippy::disallowed_methods, reason = "a tool may look at the clock")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
+        return Err("usage: embedded_agent CA CERT [ADDRESS]".into());
+    };
+    let address = args.next().unwrap_or("localhost:8888".into()).parse()?;
+    // What is sent while no server can be reached waits, up to a bound.
+    let offline = Offline::Queue(Limits {
+        frames: 100,
+        bytes: 1 << 20,
+    });
+    let config = ClientConfig::new(Identity::load(cert)?, Trust::load(ca)?)
+        .address(address)
+        .offline(offline);
+    let client = Client::start(config)?;
+
+    let began = Instant::now();
+    let (mut primes, mut candidate, mut reported) = (0u64, 2u64, None::<Instant>);
+    while began.elapsed() < WORK {
+        // The tool's own work.
+        primes += u64::from(
+            (2..)
+                .take_while(|d| d * d <= candidate)
+                .all(|d| !candidate.is_multiple_of(d)),
+        );
+        candidate += 1;
+        // What arrived meanwhile.
+        while let Ok(event) = client.try_recv() {
+            match event {
+                Event::Connected(server) => println!("connected to {}", server.uuid()),
+                Event::Frame(frame) if frame.kind() == Command::STOP => return Ok(()),
+                Event::Closed(why) => return Err(why.into()),
+                _ => {}
+            }
+        }
+        if reported.is_none_or(|at| at.elapsed() >= INTERVAL) {
+            reported = Some(Instant::now());
+            let facts = Facts::read(Path::new("/"));
+            client.send(Frame::of(&facts.stats(client.uuid(), NodeStatus::Ready)))?;
+        }
+    }
+    client.flush(Duration::from_secs(5));
+    client.close();
+    println!("{primes} primes below {candidate}");
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! The flags of every subcommand that connects to a server.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig, ClientError, Event};
+use ssntp::pki::{Identity, Trust};
+use ssntp::transport::Address;
+use uuid::Uuid;
+
+use crate::failure::Failure;
+use crate::signals::Stop;
+
+/// How to reach a server, and as whom.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Connection {
+    /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, the first
+    /// that answers [default: the names in the CA certificate, else localhost]
+    #[arg(long, value_name = "ADDR", num_args = 1..)]
+    connect: Vec<Address>,
+    /// The authority that the server's certificate has to come from
+    #[arg(long, value_name = "FILE")]
+    ca: PathBuf,
+    /// This client's certificate and key
+    #[arg(long, value_name = "FILE")]
+    cert: PathBuf,
+    /// The roles to advertise [default: all that the certificate holds]
+    #[arg(long)]
+    role: Option<Role>,
+    /// This client's UUID [default: its certificate's, else a random one]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+    /// The name that the server's certificate has to hold [default: the one
+    /// connected to]
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
+}
+
+impl Connection {
+    /// The client's configuration so far.
+    pub(crate) fn config(&self) -> Result<ClientConfig, Failure> {
+        let identity = Identity::load(&self.cert)?;
+        let mut config = ClientConfig::new(identity, Trust::load(&self.ca)?);
+        config = config.addresses(self.connect.iter().cloned());
+        if let Some(role) = self.role {
+            config = config.role(role);
+        }
+        if let Some(uuid) = self.uuid {
+            config = config.uuid(uuid);
+        }
+        if let Some(name) = &self.server_name {
+            config = config.server_name(name);
+        }
+        Ok(config)
+    }
+}
+
+/// What a program waited for.
+#[derive(Debug)]
+pub(crate) enum Waited {
+    Event(Event),
+    /// A signal asks the program to end.
+    Stopped,
+    /// The time is over.
+    TimedOut,
+}
+
+/// The next event of a client, or a signal, or the end of the time.
+///
+/// Fails when the client is over for good, with its reason.
+pub(crate) fn wait(client: &Client, stop: &Stop, limit: Option<Duration>) -> Result<Waited, Failure> {
+    let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
+    crossbeam_channel::select! {
+        recv(client.events()) -> event => match event {
+            Ok(Event::Closed(why)) => Err(closed(why)),
+            Ok(event) => Ok(Waited::Event(event)),
+            Err(_) => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
+        },
+        recv(stop.channel()) -> _ => Ok(Waited::Stopped),
+        recv(timeout) -> _ => Ok(Waited::TimedOut),
+    }
+}
+
+/// A client that ended for good ends its program.
+pub(crate) fn closed(why: ClientError) -> Failure {
+    Failure::new(why)
+}

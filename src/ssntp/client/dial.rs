@@ -1,0 +1,201 @@
+//! One attempt at one server: connect, TLS, CONNECT, CONNECTED.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::event::Facts;
+use super::handle::now;
+use super::{ClientConfig, DialError, DialFault, ServerInfo};
+use crate::pki::CertificateInfo;
+use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
+use crate::ssntp::wire::outgoing;
+use crate::transport::tls::{Connector, Secured, TlsError};
+use crate::transport::{BufferPool, Cancel, Duplex, Halves, Outgoing, Target, TcpOptions};
+
+/// How long a server that we refuse may take to read why.
+const PARTING: Duration = Duration::from_millis(500);
+
+/// Everything an attempt needs, the server's place excepted.
+#[derive(Debug)]
+pub(super) struct Dialer {
+    connector: Connector,
+    connect: Connect,
+    server_name: Option<String>,
+    max_payload: u32,
+    connect_timeout: Duration,
+    handshake_timeout: Duration,
+    tcp: TcpOptions,
+    pool: BufferPool,
+    cancel: Cancel,
+}
+
+/// A server that said CONNECTED.
+#[derive(Debug)]
+pub(super) struct Established {
+    pub(super) halves: Halves,
+    pub(super) server: ServerInfo,
+    pub(super) configuration: Bytes,
+}
+
+impl Dialer {
+    pub(super) fn new(config: &ClientConfig, uuid: uuid::Uuid, cancel: Cancel) -> Result<Self, TlsError> {
+        Ok(Self {
+            connector: Connector::mutual(&config.identity, &config.trust)?,
+            connect: Connect::new(config.role, uuid, config.tracing),
+            server_name: config.server_name.clone(),
+            max_payload: config.max_payload,
+            connect_timeout: config.connect_timeout,
+            handshake_timeout: config.handshake_timeout,
+            tcp: config.tcp,
+            pool: BufferPool::new(),
+            cancel,
+        })
+    }
+
+    /// Blocks until the session stands or the attempt has failed, which is at
+    /// once when the client is closed.
+    pub(super) fn dial(&self, target: &Target) -> Result<Established, DialError> {
+        self.attempt(target).map_err(|fault| DialError {
+            server: target.to_string(),
+            fault,
+        })
+    }
+
+    fn attempt(&self, target: &Target) -> Result<Established, DialFault> {
+        let stream = target
+            .connect(&self.tcp, self.connect_timeout, &self.cancel)
+            .map_err(|e| DialFault::Connect(Arc::new(e)))?;
+        let deadline = now() + self.handshake_timeout;
+        // Closing the client shuts the stream down, which ends every read and
+        // write below.
+        let _watch = self.cancel.watch(&stream);
+        let address = stream.peer();
+        let name = self
+            .server_name
+            .as_deref()
+            .unwrap_or_else(|| target.server_name());
+        let secured = self
+            .connector
+            .connect(stream, name, &self.pool, deadline)
+            .map_err(DialFault::of_tls)?;
+        let Secured {
+            mut halves,
+            peer,
+            version,
+        } = secured;
+        let first = peer
+            .first()
+            .ok_or_else(|| DialFault::ServerCertificate("there is none".into()))?;
+        let certificate = CertificateInfo::from_der(first)?;
+        let handshake = ClientHandshake::new(
+            self.connect,
+            certificate.roles,
+            certificate.uuid,
+            self.max_payload,
+        );
+        let connected = match exchange(&mut halves, &handshake, deadline) {
+            Ok(connected) => connected,
+            Err(fault) => {
+                if let DialFault::Refused(refusal) = &fault {
+                    part(&mut halves, refusal);
+                }
+                return Err(fault);
+            }
+        };
+        let server = ServerInfo::new(Facts {
+            uuid: connected.server,
+            role: connected.role,
+            name: target.to_string(),
+            address,
+            certificate,
+            tracing: connected.trace,
+            tls: version,
+        });
+        Ok(Established {
+            halves,
+            server,
+            configuration: connected.payload,
+        })
+    }
+}
+
+/// Says CONNECT and waits for the answer.
+fn exchange(
+    halves: &mut Halves,
+    handshake: &ClientHandshake,
+    deadline: Instant,
+) -> Result<Connected, DialFault> {
+    let connect = Outgoing::whole(Bytes::copy_from_slice(&handshake.connect()), 1);
+    // A server that has refused our certificate may be gone already, and then
+    // writing fails; why it did so is still there to be read.
+    let written = halves.transmit.transmit(&[connect]);
+    loop {
+        match handshake.receive(halves.inbox.bytes_mut()) {
+            Ok(Some(connected)) => return Ok(connected),
+            Ok(None) => {}
+            Err(refusal) => return Err(DialFault::Refused(refusal)),
+        }
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(DialFault::Refused(Refusal::Deadline));
+        }
+        let before = halves.inbox.bytes_mut().len();
+        let timed = halves.stream.set_read_timeout(Some(left));
+        match timed.and_then(|()| halves.receive.receive(&mut halves.inbox)) {
+            Ok(received) => {
+                if received.flush {
+                    halves.transmit.flush().map_err(DialFault::of_io)?;
+                }
+                if received.end && halves.inbox.bytes_mut().len() == before {
+                    return Err(DialFault::of_io(io::ErrorKind::UnexpectedEof.into()));
+                }
+            }
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Err(DialFault::Refused(Refusal::Deadline));
+            }
+            Err(read) => {
+                // A TLS fault has an alert to send.
+                let _ = halves.transmit.flush();
+                return Err(match (DialFault::of_io(read), written) {
+                    (DialFault::Lost(_), Err(write)) => DialFault::of_io(write),
+                    (fault, _) => fault,
+                });
+            }
+        }
+    }
+}
+
+/// Tells the server that and why there will be no session, where the protocol
+/// has words for it, and lets it read that.
+fn part(halves: &mut Halves, refusal: &Refusal) {
+    let _ = halves.stream.set_write_timeout(Some(PARTING));
+    if let Some(code) = ClientHandshake::answer(refusal) {
+        let _ = halves.transmit.transmit(&[outgoing(&Frame::new(code), false)]);
+    }
+    say_goodbye(halves);
+}
+
+/// Ends the stream in order; closing a socket that holds unread input would
+/// destroy what is on its way.
+pub(super) fn say_goodbye(halves: &mut Halves) {
+    let _ = halves.stream.set_write_timeout(Some(PARTING));
+    let _ = halves.transmit.finish();
+    drain(&*halves.stream);
+}
+
+fn drain(stream: &dyn Duplex) {
+    let end = now() + PARTING;
+    let mut scratch = [0; 4096];
+    loop {
+        let left = end.saturating_duration_since(now());
+        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+            return;
+        }
+        if !matches!(stream.read(&mut scratch), Ok(n) if n > 0) {
+            return;
+        }
+    }
+}

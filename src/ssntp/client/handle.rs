@@ -1,0 +1,314 @@
+//! What any thread may do with a client, and the state that all of its
+//! threads share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::inbound::Inbound;
+use super::line::{Line, Obstacle};
+use super::{ClientError, Counters, DisconnectReason, Event, SendError, SendFault, ServerInfo};
+use crate::Role;
+use crate::proto::{Frame, may_be_sent};
+use crate::transport::{Cancel, Outbox};
+
+/// Sends, tells how things stand, and closes. Receiving is for the
+/// [`Client`](super::Client) alone.
+///
+/// # Threads
+/// A clone is cheap and another handle of the same client; `Send` and `Sync`.
+/// Frames that one thread sends keep their order. `send`, `send_timeout`,
+/// `flush` and `wait_connected` block, and end at once when the client is
+/// closed; nothing else does. Dropping a handle does nothing, and a handle
+/// does not keep its client alive.
+#[derive(Clone)]
+pub struct ClientHandle {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for ClientHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientHandle")
+            .field("uuid", &self.uuid())
+            .field("role", &self.role())
+            .field("server", &self.server())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClientHandle {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Sends a frame: it waits in the session's queue when this returns, and
+    /// goes out at once, together with whatever else waits there. When the
+    /// queue is full, this blocks until there is room, for at most the
+    /// configured time. A trace is stamped and sent where the session agreed
+    /// on tracing, and left out elsewhere.
+    ///
+    /// # Errors
+    /// [`SendError`], which gives the frame back: no session stands, no room
+    /// in time, a kind that cannot be sent, too long, or the client ended.
+    pub fn send(&self, frame: Frame) -> Result<(), SendError> {
+        self.shared.send(frame, Patience::For(self.shared.send_timeout))
+    }
+
+    /// As [`send`](Self::send), but fails at once when the queue is full.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn try_send(&self, frame: Frame) -> Result<(), SendError> {
+        self.shared.send(frame, Patience::None)
+    }
+
+    /// As [`send`](Self::send), but blocks for at most `limit`.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
+        self.shared.send(frame, Patience::For(Some(limit)))
+    }
+
+    /// Blocks until no sent frame waits any more: the system has taken each,
+    /// or its session was lost. False when `limit` has passed before, or the
+    /// client has ended.
+    pub fn flush(&self, limit: Duration) -> bool {
+        self.shared.line.flush(now() + limit)
+    }
+
+    /// Blocks until a session stands, for at most `limit` (`None`: as long
+    /// as it takes); false when none does by then.
+    ///
+    /// # Errors
+    /// Why the client ended instead.
+    pub fn wait_connected(&self, limit: Option<Duration>) -> Result<bool, ClientError> {
+        self.shared.line.wait_up(limit.map(|limit| now() + limit))
+    }
+
+    /// The client's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.shared.uuid
+    }
+
+    /// The roles that it advertises.
+    pub fn role(&self) -> Role {
+        self.shared.role
+    }
+
+    /// Whether a session stands at present.
+    pub fn is_connected(&self) -> bool {
+        self.server().is_some()
+    }
+
+    /// The server of the present session, if one stands.
+    pub fn server(&self) -> Option<ServerInfo> {
+        self.shared.line.server()
+    }
+
+    /// The latest cluster configuration as YAML: what CONNECTED carried,
+    /// replaced by each CONFIGURE since. It is kept while no session stands.
+    /// `None` before the first session, and where the server has none.
+    pub fn configuration(&self) -> Option<Bytes> {
+        lock(&self.shared.configuration).clone()
+    }
+
+    /// What has been carried so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.counts.read()
+    }
+
+    /// Why the client ended, once it has.
+    pub fn ended(&self) -> Option<ClientError> {
+        self.shared.line.ended()
+    }
+
+    /// Closes the client, as [`Client::close`](super::Client::close) does,
+    /// without waiting for its threads: for signal handlers and the like.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+}
+
+/// How long a sender waits for room.
+enum Patience {
+    None,
+    For(Option<Duration>),
+}
+
+/// What all threads of a client see.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) uuid: Uuid,
+    pub(super) role: Role,
+    pub(super) max_payload: u32,
+    pub(super) send_timeout: Option<Duration>,
+    pub(super) line: Line,
+    /// `None` once the client has ended.
+    pub(super) inbound: Mutex<Option<Inbound>>,
+    pub(super) configuration: Mutex<Option<Bytes>>,
+    pub(super) counts: Counts,
+    pub(super) cancel: Cancel,
+}
+
+impl Shared {
+    fn send(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
+        let len = frame.payload_bytes().len();
+        if !may_be_sent(frame.kind()) {
+            let fault = SendFault::Kind(frame.kind());
+            return Err(SendError::new(frame, fault));
+        }
+        if u32::try_from(len).is_ok_and(|len| len <= self.max_payload) {
+            self.send_fitting(frame, patience)
+        } else {
+            let limit = self.max_payload;
+            Err(SendError::new(frame, SendFault::TooLong { len, limit }))
+        }
+    }
+
+    fn send_fitting(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
+        // The clock is read only once there is something to wait for.
+        let mut deadline = None;
+        loop {
+            let obstacle = match self.line.offer(&frame) {
+                Ok(()) => return Ok(()),
+                Err(Obstacle::Fault(fault)) => return Err(SendError::new(frame, fault)),
+                Err(obstacle) => obstacle,
+            };
+            let Patience::For(limit) = patience else {
+                return Err(SendError::new(frame, SendFault::Full));
+            };
+            let deadline = *deadline.get_or_insert_with(|| limit.map(|limit| now() + limit));
+            if !self.line.wait(obstacle, frame.encoded_len(), deadline) {
+                return Err(SendError::new(frame, SendFault::Full));
+            }
+        }
+    }
+
+    /// Ends the client from outside: every wait ends at once, the supervisor
+    /// sees to the rest.
+    pub(super) fn close(&self) {
+        let end = self.line.end(ClientError::Closed);
+        self.cancel.cancel();
+        // Whoever holds this lock to deliver an event has been woken.
+        let inbound = lock(&self.inbound).take();
+        if let (Some(mut inbound), Some(reason)) = (inbound, self.line.ended()) {
+            if end.as_ref().is_some_and(|end| end.connected) {
+                inbound.offer(Event::Disconnected {
+                    reason: DisconnectReason::Closed,
+                    retrying: false,
+                });
+            }
+            inbound.offer(Event::Closed(reason));
+        }
+        if let Some(end) = end {
+            self.counts.lose(end.lost);
+        }
+    }
+
+    /// Ends the client from inside.
+    pub(super) fn end(&self, reason: ClientError) {
+        if let Some(end) = self.line.end(reason.clone()) {
+            self.counts.lose(end.lost);
+        }
+        let inbound = lock(&self.inbound).take();
+        if let Some(mut inbound) = inbound {
+            inbound.deliver(Event::Closed(reason), 0);
+        }
+    }
+
+    /// Puts an event into the channel; waits for room.
+    pub(super) fn deliver(&self, event: Event) {
+        if let Some(inbound) = &mut *lock(&self.inbound) {
+            inbound.deliver(event, 0);
+        }
+    }
+
+    /// Keeps a configuration. It is copied, so that it does not keep the
+    /// whole buffer alive in which it was received.
+    pub(super) fn configure(&self, yaml: &Bytes) {
+        let kept = (!yaml.is_empty()).then(|| Bytes::copy_from_slice(yaml));
+        *lock(&self.configuration) = kept;
+    }
+}
+
+/// What is counted, see [`Counters`].
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) failed_attempts: AtomicU64,
+    pub(super) received_frames: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) unsupported: AtomicU64,
+    pub(super) bad_traces: AtomicU64,
+    sent: Mutex<Sent>,
+}
+
+#[derive(Debug, Default)]
+struct Sent {
+    sessions: u64,
+    frames: u64,
+    bytes: u64,
+    lost: u64,
+    /// The outbox of the present session counts for itself.
+    present: Option<Outbox>,
+}
+
+impl Counts {
+    pub(super) fn begin(&self, outbox: &Outbox) {
+        let mut sent = lock(&self.sent);
+        sent.sessions += 1;
+        sent.present = Some(outbox.clone());
+    }
+
+    /// The present session's threads have ended.
+    pub(super) fn finish(&self) {
+        let mut sent = lock(&self.sent);
+        if let Some(outbox) = sent.present.take() {
+            let (frames, bytes) = outbox.written();
+            sent.frames += frames;
+            sent.bytes += bytes;
+            sent.lost += outbox.lost();
+        }
+    }
+
+    fn lose(&self, frames: u64) {
+        lock(&self.sent).lost += frames;
+    }
+
+    fn read(&self) -> Counters {
+        let sent = lock(&self.sent);
+        let (frames, bytes) = sent.present.as_ref().map_or((0, 0), Outbox::written);
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counters {
+            sessions: sent.sessions,
+            failed_attempts: read(&self.failed_attempts),
+            received_frames: read(&self.received_frames),
+            received_bytes: read(&self.received_bytes),
+            sent_frames: sent.frames + frames,
+            sent_bytes: sent.bytes + bytes,
+            lost_frames: sent.lost,
+            unsupported: read(&self.unsupported),
+            bad_traces: read(&self.bad_traces),
+        }
+    }
+}
+
+/// What a panicking thread left behind is still whole: every change under
+/// these locks is one assignment.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
+pub(super) fn now() -> Instant {
+    Instant::now()
+}

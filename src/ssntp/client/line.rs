@@ -1,0 +1,342 @@
+//! Where a frame to be sent goes at this moment.
+//!
+//! ```text
+//!           up(): what waits goes into the session's outbox first
+//!  ┌──────┐ ────────────────────────────────────▶ ┌────┐
+//!  │ Down │                                       │ Up │
+//!  └──┬───┘ ◀──────────────────────────────────── └─┬──┘
+//!     │      down(), or a sender that finds          │
+//!     │      the outbox closed                       │
+//!     └───────────────▶ Ended(reason) ◀──────────────┘   for good
+//! ```
+//!
+//! Senders share the lock for the time of one push, so that those of several
+//! threads do not queue up behind each other; a change of state excludes them
+//! all, and with that no frame can slip past another of the same thread. What
+//! waits for a change waits at the bell.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::handle::now;
+use super::{ClientError, Offline, SendFault, ServerInfo};
+use crate::Role;
+use crate::proto::Frame;
+use crate::ssntp::wire::{outgoing, unix_nanos};
+use crate::transport::{Limits, Outbox, Outgoing, PushError};
+
+#[derive(Debug)]
+pub(super) struct Line {
+    uuid: Uuid,
+    role: Role,
+    offline: Offline,
+    queue: Limits,
+    state: RwLock<State>,
+    bell: Bell,
+}
+
+#[derive(Debug)]
+enum State {
+    Down(Waiting),
+    Up(Up),
+    Ended(ClientError),
+}
+
+/// Frames that wait for a session. They are not encoded yet, because whether
+/// it takes their traces is not known yet.
+#[derive(Debug, Default)]
+struct Waiting {
+    frames: VecDeque<Frame>,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Up {
+    outbox: Outbox,
+    server: ServerInfo,
+}
+
+/// Why a frame was not taken.
+pub(super) enum Obstacle {
+    /// Nothing that waiting would change.
+    Fault(SendFault),
+    /// The session's outbox is full.
+    Session(Outbox),
+    /// The queue for the next session is full; the bell had rung so often.
+    Offline(u64),
+}
+
+/// What the end of a line found.
+pub(super) struct LineEnd {
+    /// Whether a session stood.
+    pub(super) connected: bool,
+    /// How many frames waited for a session.
+    pub(super) lost: u64,
+}
+
+/// What [`Line::flush`] asks [`Outbox::wait_for_room`] for: never there
+/// before nothing waits any more.
+const EVERYTHING: usize = usize::MAX >> 1;
+
+impl Line {
+    pub(super) fn new(uuid: Uuid, role: Role, offline: Offline, queue: Limits) -> Self {
+        Self {
+            uuid,
+            role,
+            offline,
+            queue,
+            state: RwLock::new(State::Down(Waiting::default())),
+            bell: Bell::default(),
+        }
+    }
+
+    /// Takes a frame, unless something is in the way. Never waits.
+    pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
+        match &*self.read() {
+            State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
+                Ok(()) => return Ok(()),
+                Err(PushError::Full(_)) => return Err(Obstacle::Session(up.outbox.clone())),
+                // The session is over, which the supervisor is about to see.
+                Err(PushError::Closed(_)) => {}
+            },
+            State::Down(_) => {}
+            State::Ended(reason) => return Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
+        }
+        match self.offline {
+            Offline::Fail => Err(Obstacle::Fault(SendFault::NotConnected)),
+            Offline::Queue(limits) => self.wait_in_line(frame, limits),
+        }
+    }
+
+    fn wait_in_line(&self, frame: &Frame, limits: Limits) -> Result<(), Obstacle> {
+        let mut state = self.write();
+        state.see_closed_outbox();
+        match &mut *state {
+            State::Down(waiting) => {
+                let len = frame.encoded_len() as u64;
+                let frames = waiting.frames.len() as u64;
+                let fits = frames < limits.frames && waiting.bytes + len <= limits.bytes;
+                // As in an outbox, one frame may always wait alone.
+                if !fits && frames > 0 {
+                    return Err(Obstacle::Offline(self.bell.rung()));
+                }
+                waiting.bytes += len;
+                waiting.frames.push_back(frame.clone());
+                Ok(())
+            }
+            // A session came to stand in between.
+            State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
+                Ok(()) => Ok(()),
+                Err(_) => Err(Obstacle::Session(up.outbox.clone())),
+            },
+            State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
+        }
+    }
+
+    /// Waits until an obstacle may be gone; false when it is not by then.
+    pub(super) fn wait(&self, obstacle: Obstacle, len: usize, deadline: Option<Instant>) -> bool {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return false;
+        }
+        match obstacle {
+            Obstacle::Fault(_) => false,
+            // It also returns when the session is over, and then the frame's
+            // way is another.
+            Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
+            Obstacle::Offline(rung) => self.bell.wait(rung, left),
+        }
+    }
+
+    /// A session stands. What waited is in its outbox now. `None` when the
+    /// client has ended meanwhile.
+    pub(super) fn up(&self, server: &ServerInfo) -> Option<Outbox> {
+        let mut state = self.write();
+        let State::Down(waiting) = &mut *state else {
+            return None;
+        };
+        let frames = std::mem::take(waiting).frames;
+        let items: Vec<Outgoing> = frames.iter().map(|f| self.item(f, server.tracing())).collect();
+        // The queues have bounds of their own, and what was taken by the one
+        // has a place in the other.
+        let outbox = Outbox::new(Limits {
+            frames: self.queue.frames.max(items.len() as u64),
+            bytes: self.queue.bytes.max(items.iter().map(|i| i.len() as u64).sum()),
+        });
+        for item in items {
+            let taken = outbox.push(item);
+            debug_assert!(taken.is_ok(), "it was made large enough");
+        }
+        *state = State::Up(Up {
+            outbox: outbox.clone(),
+            server: server.clone(),
+        });
+        drop(state);
+        self.bell.ring();
+        Some(outbox)
+    }
+
+    /// The session is over.
+    pub(super) fn down(&self) {
+        let mut state = self.write();
+        if let State::Up(_) = *state {
+            *state = State::Down(Waiting::default());
+        }
+        drop(state);
+        self.bell.ring();
+    }
+
+    /// Ends the line for good: nothing is taken any more, and what waits in
+    /// an outbox is sent. `None` when it had ended before.
+    pub(super) fn end(&self, reason: ClientError) -> Option<LineEnd> {
+        let mut state = self.write();
+        let end = match &*state {
+            State::Ended(_) => return None,
+            State::Up(up) => {
+                up.outbox.close();
+                LineEnd {
+                    connected: true,
+                    lost: 0,
+                }
+            }
+            State::Down(waiting) => LineEnd {
+                connected: false,
+                lost: waiting.frames.len() as u64,
+            },
+        };
+        *state = State::Ended(reason);
+        drop(state);
+        self.bell.ring();
+        Some(end)
+    }
+
+    /// Why it ended, once it has.
+    pub(super) fn ended(&self) -> Option<ClientError> {
+        match &*self.read() {
+            State::Ended(reason) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    /// The server of the session that stands.
+    pub(super) fn server(&self) -> Option<ServerInfo> {
+        match &*self.read() {
+            State::Up(up) if !up.outbox.is_closed() => Some(up.server.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits until a session stands; false when none does by then.
+    pub(super) fn wait_up(&self, deadline: Option<Instant>) -> Result<bool, ClientError> {
+        loop {
+            let rung = self.bell.rung();
+            match &*self.read() {
+                State::Up(up) if !up.outbox.is_closed() => return Ok(true),
+                State::Ended(reason) => return Err(reason.clone()),
+                _ => {}
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
+            if !self.bell.wait(rung, left) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Waits until nothing waits to be sent.
+    pub(super) fn flush(&self, deadline: Instant) -> bool {
+        loop {
+            let rung = self.bell.rung();
+            let outbox = match &*self.read() {
+                State::Up(up) => Some(up.outbox.clone()),
+                State::Down(waiting) if waiting.frames.is_empty() => return true,
+                State::Down(_) => None,
+                State::Ended(_) => return false,
+            };
+            let left = deadline.saturating_duration_since(now());
+            if left.is_zero() {
+                return false;
+            }
+            if let Some(outbox) = outbox {
+                if outbox.wait_for_room(EVERYTHING, Some(left)) {
+                    return true;
+                }
+                if !outbox.is_closed() {
+                    return false;
+                }
+            }
+            let left = deadline.saturating_duration_since(now());
+            if !self.bell.wait(rung, Some(left)) {
+                return false;
+            }
+        }
+    }
+
+    /// A frame as it leaves: with its trace stamped, or without.
+    fn item(&self, frame: &Frame, tracing: bool) -> Outgoing {
+        if !tracing || frame.trace().is_none() {
+            return outgoing(frame, false);
+        }
+        let mut stamped = frame.clone();
+        if let Some(trace) = stamped.trace_mut() {
+            trace.stamp_sent(self.uuid, self.role, unix_nanos());
+        }
+        outgoing(&stamped, true)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// A session whose outbox takes nothing any more does not stand.
+    fn see_closed_outbox(&mut self) {
+        if matches!(self, Self::Up(up) if up.outbox.is_closed()) {
+            *self = Self::Down(Waiting::default());
+        }
+    }
+}
+
+/// Wakes whoever waits for a change.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changed.notify_all();
+    }
+
+    fn rung(&self) -> u64 {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it has rung more often than `heard`; false when it has not
+    /// by then.
+    fn wait(&self, heard: u64, limit: Option<Duration>) -> bool {
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        match limit {
+            None => {
+                let waited = self.changed.wait_while(rung, |rung| *rung == heard);
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+                true
+            }
+            Some(limit) => {
+                let waited = self
+                    .changed
+                    .wait_timeout_while(rung, limit, |rung| *rung == heard);
+                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+            }
+        }
+    }
+}

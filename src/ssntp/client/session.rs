@@ -1,0 +1,174 @@
+//! What the reader of a session does with what the server sends.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::BytesMut;
+use crossbeam_channel::Sender;
+use log::{debug, warn};
+
+use super::handle::{Shared, lock};
+use super::inbound::Inbound;
+use super::{DisconnectReason, Event, LOG};
+use crate::proto::{
+    Codec, Command, ErrorCode, Frame, FrameKind, HEADER_LEN, Item, ProtocolError, Run, answer_to_unsupported,
+};
+use crate::ssntp::wire::{outgoing, unix_nanos};
+use crate::transport::{Decode, EndReason, Outbox, Sink};
+
+/// The codec, with its count of bad traces where the application sees it.
+pub(super) struct Decoder {
+    codec: Codec,
+    counted: u64,
+    shared: Arc<Shared>,
+}
+
+impl Decoder {
+    pub(super) fn new(shared: Arc<Shared>, tracing: bool) -> Self {
+        Self {
+            codec: Codec::new(shared.max_payload, tracing),
+            counted: 0,
+            shared,
+        }
+    }
+}
+
+impl Decode for Decoder {
+    type Item = Item;
+    type Error = ProtocolError;
+
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        let result = self.codec.decode(input, items);
+        let more = self.codec.bad_traces() - self.counted;
+        if more > 0 {
+            self.counted += more;
+            self.shared.counts.bad_traces.fetch_add(more, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn wanted(&self) -> usize {
+        self.codec.wanted()
+    }
+}
+
+/// Hands frames to the application.
+pub(super) struct SessionSink {
+    shared: Arc<Shared>,
+    outbox: Outbox,
+    /// Told why the session is over; disconnected once its threads are.
+    over: Sender<DisconnectReason>,
+    /// What the server ended the session with, where it did.
+    refused: Option<ErrorCode>,
+}
+
+impl SessionSink {
+    pub(super) fn new(shared: Arc<Shared>, outbox: Outbox, over: Sender<DisconnectReason>) -> Self {
+        Self {
+            shared,
+            outbox,
+            over,
+            refused: None,
+        }
+    }
+
+    fn run(&mut self, run: &Run, inbound: &mut Inbound) -> bool {
+        self.count(run.len().into());
+        if self.is_refusal(run.kind()) {
+            return false;
+        }
+        if run.kind() == Command::CONFIGURE
+            && let Some(latest) = run.frames().last()
+        {
+            self.shared.configure(latest.payload_bytes());
+        }
+        for frame in run.frames() {
+            let bytes = HEADER_LEN + frame.payload_bytes().len();
+            if !inbound.deliver(Event::Frame(frame), bytes) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn traced(&mut self, mut frame: Frame, inbound: &mut Inbound) -> bool {
+        self.count(1);
+        if self.is_refusal(frame.kind()) {
+            return false;
+        }
+        if frame.kind() == Command::CONFIGURE {
+            self.shared.configure(frame.payload_bytes());
+        }
+        if let Some(trace) = frame.trace_mut() {
+            trace.stamp_received(self.shared.uuid, self.shared.role, unix_nanos());
+        }
+        let bytes = frame.encoded_len();
+        inbound.deliver(Event::Frame(frame), bytes)
+    }
+
+    /// Whether the server ends the session with this.
+    fn is_refusal(&mut self, kind: FrameKind) -> bool {
+        let codes = [ErrorCode::CONNECTION_FAILURE, ErrorCode::CONNECTION_ABORTED];
+        self.refused = codes.into_iter().find(|code| kind == *code);
+        self.refused.is_some()
+    }
+
+    fn count(&self, frames: u64) {
+        let counts = &self.shared.counts;
+        counts.received_frames.fetch_add(frames, Ordering::Relaxed);
+    }
+}
+
+impl Sink<Item> for SessionSink {
+    fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
+        let shared = Arc::clone(&self.shared);
+        shared
+            .counts
+            .received_bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+        // The lock is held while the application is waited for. Whoever else
+        // wants it closes the client, and has ended this wait before.
+        let mut inbound = lock(&shared.inbound);
+        let Some(inbound) = &mut *inbound else {
+            // The client ends: what still comes is read so that what still
+            // goes out can be acknowledged, and dropped.
+            return true;
+        };
+        for item in items.drain(..) {
+            let goes_on = match item {
+                Item::Run(run) => self.run(&run, inbound),
+                Item::Traced(frame) => self.traced(frame, inbound),
+                Item::Unsupported(kind) => {
+                    self.count(1);
+                    shared.counts.unsupported.fetch_add(1, Ordering::Relaxed);
+                    debug!(target: LOG, "{} ({}): {kind} is not supported", shared.uuid, shared.role);
+                    if let Some(answer) = answer_to_unsupported(kind) {
+                        // A server that does not read its answers gets none.
+                        let _ = self.outbox.push(outgoing(&answer, false));
+                    }
+                    true
+                }
+            };
+            if !goes_on {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn ended(&mut self, reason: EndReason) {
+        let reason = match (self.refused, reason) {
+            (Some(code), _) => DisconnectReason::PeerRefused(code),
+            (None, EndReason::PeerClosed) => DisconnectReason::PeerClosed,
+            (None, EndReason::Local) => DisconnectReason::Closed,
+            (None, EndReason::Protocol(e)) => DisconnectReason::Protocol(e.to_string()),
+            (None, other) => DisconnectReason::Lost(other.to_string()),
+        };
+        if let DisconnectReason::Protocol(why) = &reason {
+            warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.shared.uuid, self.shared.role);
+        }
+        let _ = self.over.send(reason);
+    }
+
+    fn finished(&mut self) {}
+}

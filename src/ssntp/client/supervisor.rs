@@ -1,0 +1,279 @@
+//! The thread that keeps a client connected.
+//!
+//! ```text
+//!  round: each server that is not ruled out, in order
+//!    ├ one answers ──▶ session ──▶ lost ──▶ pause ──▶ next round
+//!    ├ none answers ─────────────────────▶ pause ──▶ next round
+//!    ├ ConnectionAborted ──▶ the end
+//!    └ the last one is ruled out ──▶ the end
+//! ```
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use log::{debug, info, warn};
+
+use super::dial::{Dialer, Established, say_goodbye};
+use super::handle::{Counts, Shared, lock, now};
+use super::inbound::Inbound;
+use super::line::Line;
+use super::session::{Decoder, SessionSink};
+use super::uuid_file::Claimed;
+use super::{Backoff, ClientConfig, ClientError, DialError, DialFault, DisconnectReason, Event, LOG};
+use crate::proto::{ErrorCode, Refusal};
+use crate::transport::{Cancel, Link, LinkConfig, Target};
+
+/// How long a lost session's threads may take to part from the server before
+/// they are cut off.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The thread's state.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    shared: Arc<Shared>,
+    dialer: Dialer,
+    servers: Vec<Server>,
+    backoff: Backoff,
+    attempts: Option<u32>,
+    reconnect: bool,
+    write_timeout: Duration,
+    grace: Duration,
+    /// Rounds that failed, and sessions that did not last, in a row.
+    setbacks: u32,
+    /// Kept until the thread ends: the UUID is in use as long.
+    _uuid: Claimed,
+}
+
+#[derive(Debug)]
+struct Server {
+    target: Target,
+    /// Why it is never tried again.
+    ruled_out: Option<DialError>,
+}
+
+impl Supervisor {
+    /// What a thread is to [`run`](Self::run), what it shares, and the other
+    /// end of its events.
+    pub(super) fn new(
+        config: ClientConfig,
+        uuid: Claimed,
+    ) -> Result<(Self, Arc<Shared>, Receiver<Event>), ClientError> {
+        let cancel = Cancel::new();
+        let dialer =
+            Dialer::new(&config, uuid.uuid, cancel.clone()).map_err(|e| ClientError::Tls(Arc::new(e)))?;
+        let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
+        let shared = Arc::new(Shared {
+            uuid: uuid.uuid,
+            role: config.role,
+            max_payload: config.max_payload,
+            send_timeout: config.send_timeout,
+            line: Line::new(uuid.uuid, config.role, config.offline, config.queue),
+            inbound: Mutex::new(Some(inbound)),
+            configuration: Mutex::new(None),
+            counts: Counts::default(),
+            cancel,
+        });
+        let servers = config.servers().into_iter().map(|target| Server {
+            target,
+            ruled_out: None,
+        });
+        let supervisor = Self {
+            shared: Arc::clone(&shared),
+            dialer,
+            servers: servers.collect(),
+            backoff: config.backoff,
+            attempts: config.attempts,
+            reconnect: config.reconnect,
+            write_timeout: config.write_timeout,
+            grace: config.grace,
+            setbacks: 0,
+            _uuid: uuid,
+        };
+        Ok((supervisor, shared, events))
+    }
+
+    pub(super) fn run(mut self) {
+        let reason = self.serve();
+        match &reason {
+            ClientError::Closed => info!(target: LOG, "{}: closed", self.name()),
+            reason => warn!(target: LOG, "{}: ended: {reason}", self.name()),
+        }
+        // Whoever closes the client also tells the application.
+        if !self.shared.cancel.is_cancelled() {
+            self.shared.end(reason);
+        }
+    }
+
+    /// Connects again and again, and says why it does not any more.
+    fn serve(&mut self) -> ClientError {
+        loop {
+            let established = match self.connect() {
+                Ok(established) => established,
+                Err(reason) => return reason,
+            };
+            let server = established.server.name().to_owned();
+            let began = now();
+            match self.session(established) {
+                DisconnectReason::Closed => return ClientError::Closed,
+                DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
+                    return ClientError::Aborted { server };
+                }
+                reason if !self.reconnect => return ClientError::Disconnected(reason),
+                _ => {}
+            }
+            // A server that takes us in and throws us out is not hammered.
+            let lasted = now().saturating_duration_since(began);
+            if lasted > self.backoff.ceiling(self.setbacks) {
+                self.setbacks = 0;
+            }
+            if !self.pause() {
+                return ClientError::Closed;
+            }
+        }
+    }
+
+    /// Rounds of attempts until a session stands.
+    fn connect(&mut self) -> Result<Established, ClientError> {
+        let mut rounds = 0;
+        loop {
+            let mut errors = Vec::new();
+            for at in 0..self.servers.len() {
+                if let Some(error) = &self.servers[at].ruled_out {
+                    errors.push(error.clone());
+                    continue;
+                }
+                match self.dialer.dial(&self.servers[at].target) {
+                    Ok(established) => return Ok(established),
+                    Err(_) if self.shared.cancel.is_cancelled() => return Err(ClientError::Closed),
+                    Err(error) => {
+                        self.note(at, &error)?;
+                        errors.push(error);
+                    }
+                }
+            }
+            if self.servers.iter().all(|server| server.ruled_out.is_some()) {
+                return Err(ClientError::NoServerLeft(errors));
+            }
+            rounds += 1;
+            if self.attempts.is_some_and(|attempts| rounds >= attempts) {
+                return Err(ClientError::GaveUp {
+                    attempts: rounds,
+                    last: errors,
+                });
+            }
+            if !self.pause() {
+                return Err(ClientError::Closed);
+            }
+        }
+    }
+
+    /// What a failed attempt means for later ones.
+    fn note(&mut self, at: usize, error: &DialError) -> Result<(), ClientError> {
+        self.shared.counts.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
+            return Err(ClientError::Aborted {
+                server: error.server.clone(),
+            });
+        }
+        if error.fault.may_retry() {
+            warn!(target: LOG, "{}: cannot connect to {error}", self.name());
+        } else {
+            warn!(target: LOG, "{}: not tried again: {error}", self.name());
+            self.servers[at].ruled_out = Some(error.clone());
+        }
+        Ok(())
+    }
+
+    /// Waits before the next round; false at once when the client is closed.
+    fn pause(&mut self) -> bool {
+        let pause = self.backoff.pause(self.setbacks);
+        self.setbacks = self.setbacks.saturating_add(1);
+        debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
+        self.shared.cancel.pause(pause)
+    }
+
+    /// Runs a session to its end, and says why it ended.
+    fn session(&mut self, established: Established) -> DisconnectReason {
+        let Established {
+            mut halves,
+            server,
+            configuration,
+        } = established;
+        self.shared.configure(&configuration);
+        let Some(outbox) = self.shared.line.up(&server) else {
+            say_goodbye(&mut halves);
+            return DisconnectReason::Closed;
+        };
+        self.shared.counts.begin(&outbox);
+        info!(target: LOG, "{}: connected to {server}", self.name());
+
+        let (tell, over) = crossbeam_channel::bounded(1);
+        let sink = SessionSink::new(Arc::clone(&self.shared), outbox.clone(), tell);
+        let decoder = Decoder::new(Arc::clone(&self.shared), server.tracing());
+        let config = LinkConfig {
+            name: "ssntp-client".into(),
+            write_timeout: Some(self.write_timeout),
+            linger: LINGER.min(self.grace),
+        };
+        // The reader waits at this lock with its first frame until the
+        // application has been told of the session.
+        let mut inbound = lock(&self.shared.inbound);
+        let link = match Link::start(halves, decoder, outbox, sink, config) {
+            Ok(link) => link,
+            Err(e) => {
+                drop(inbound);
+                self.shared.line.down();
+                self.shared.counts.finish();
+                let reason = DisconnectReason::Lost(format!("cannot start a thread: {e}"));
+                warn!(target: LOG, "{}: {reason}", self.name());
+                return reason;
+            }
+        };
+        if let Some(inbound) = &mut *inbound {
+            inbound.deliver(Event::Connected(server), 0);
+        }
+        drop(inbound);
+
+        let reason = crossbeam_channel::select! {
+            recv(over) -> reason => reason.unwrap_or(DisconnectReason::Lost("its reader ended".into())),
+            recv(self.shared.cancel.done()) -> _ => DisconnectReason::Closed,
+        };
+        self.shared.line.down();
+        if self.shared.cancel.is_cancelled() {
+            self.part(link, &over);
+            return DisconnectReason::Closed;
+        }
+        let aborted = reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
+        let retrying = self.reconnect && !aborted;
+        warn!(target: LOG, "{}: disconnected: {reason}", self.name());
+        self.shared.deliver(Event::Disconnected {
+            reason: reason.clone(),
+            retrying,
+        });
+        crossbeam_channel::select! {
+            recv(over) -> _ => {}
+            recv(self.shared.cancel.done()) -> _ => link.abort(),
+        }
+        link.join();
+        self.shared.counts.finish();
+        reason
+    }
+
+    /// Lets a session that is closed send what waits, and part from the
+    /// server, within the grace.
+    fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
+        link.close();
+        let deadline = now() + self.grace;
+        // First perhaps the reason, then the end of its threads.
+        while over.recv_deadline(deadline).is_ok() {}
+        link.abort();
+        link.join();
+        self.shared.counts.finish();
+    }
+
+    fn name(&self) -> String {
+        format!("{} ({})", self.shared.uuid, self.shared.role)
+    }
+}

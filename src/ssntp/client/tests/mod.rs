@@ -1,0 +1,91 @@
+//! The client in conversation with a server that a test speaks for.
+#![allow(clippy::disallowed_methods, reason = "tests measure that waits are short")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test may fail")]
+#![allow(clippy::cast_possible_truncation, reason = "patterns of bytes")]
+
+mod closing;
+mod connecting;
+mod frames;
+mod sending;
+mod server;
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use self::server::*;
+use super::handle::Shared;
+use super::*;
+use crate::proto::{Command, Frame};
+
+/// Far less than the time limits that a closed client would otherwise wait
+/// for, and enough for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// A STATS frame that tells its number.
+fn stats(number: u32) -> Frame {
+    Frame::with_payload(Command::STATS, number.to_be_bytes().to_vec())
+}
+
+fn number(frame: &Frame) -> u32 {
+    assert_eq!(frame.kind(), Command::STATS);
+    u32::from_be_bytes(frame.payload_bytes()[..].try_into().unwrap())
+}
+
+fn next(client: &Client) -> Event {
+    client.recv_timeout(LIMIT).unwrap()
+}
+
+fn next_frame(client: &Client) -> Frame {
+    match next(client) {
+        Event::Frame(frame) => frame,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn connected(client: &Client) -> ServerInfo {
+    match next(client) {
+        Event::Connected(server) => server,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn disconnected(client: &Client) -> (DisconnectReason, bool) {
+    match next(client) {
+        Event::Disconnected { reason, retrying } => (reason, retrying),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The last event and its reason; the channel has ended after it.
+fn closed(client: &Client) -> ClientError {
+    let reason = match next(client) {
+        Event::Closed(reason) => reason,
+        other => panic!("{other:?}"),
+    };
+    let after = client.recv().unwrap_err();
+    assert_eq!(after.to_string(), reason.to_string());
+    reason
+}
+
+/// A client of one server in memory whose session stands.
+fn pair(config: impl FnOnce(ClientConfig) -> ClientConfig) -> (Client, Peer, TestServer) {
+    let (server, listener) = TestServer::memory();
+    let client = Client::start(config(agent().connect_in_memory(&listener))).unwrap();
+    let peer = server.session();
+    connected(&client);
+    (client, peer, server)
+}
+
+/// What every thread of a client holds.
+fn threads_of(client: &Client) -> Weak<Shared> {
+    Arc::downgrade(client.handle.shared())
+}
+
+/// Checks that what is done within takes no time to speak of.
+fn at_once<T>(what: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = what();
+    let took = began.elapsed();
+    assert!(took < AT_ONCE, "it took {took:?}");
+    result
+}
