@@ -26,9 +26,18 @@ impl Client {
     }
 
     pub fn connect_as(listener: &MemoryListener, role: Role, uuid: Uuid) -> Self {
+        Self::handshake(listener, role, uuid, false)
+    }
+
+    /// Connects, and asks for traces.
+    pub fn connect_traced(listener: &MemoryListener, role: Role) -> Self {
+        Self::handshake(listener, role, Uuid::new_v4(), true)
+    }
+
+    fn handshake(listener: &MemoryListener, role: Role, uuid: Uuid, trace: bool) -> Self {
         let stream = listener.connect(Faults::default(), Faults::default()).unwrap();
         let mut peer = Peer::over(Arc::new(stream), &identity(role));
-        let connected = peer.handshake(role, uuid, false);
+        let connected = peer.handshake(role, uuid, trace);
         Self {
             uuid,
             connected,

@@ -58,10 +58,14 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn new(config: SchedulerConfig) -> Self {
+        Self::with(config, |server| server)
+    }
+
+    pub fn with(config: SchedulerConfig, change: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
         let listener = MemoryListener::new();
         let server = ServerConfig::new(client::identity(Role::SCHEDULER), support::trust())
             .listen_in_memory(&listener);
-        let server = Scheduler::new(config).unwrap().start(server).unwrap();
+        let server = Scheduler::new(config).unwrap().start(change(server)).unwrap();
         Self {
             listener,
             _server: server,

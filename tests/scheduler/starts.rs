@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::cluster::scheduler::SchedulerConfig;
+use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::payload::{Start, StartFailure, StartFailureReason as Reason, Storage};
-use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, Status, Trace};
+use ssntp::transport::Limits;
 use uuid::Uuid;
 
 use super::{Cluster, expect_failure, expect_start, refused, say_ready, start, start_on, stats};
+use crate::client::Client;
 
 #[test]
 fn without_a_node_of_the_kind_there_is_no_cn_or_no_net_cn() {
@@ -305,7 +308,7 @@ fn a_failed_start_took_nothing_of_its_node() {
     }
 }
 
-fn fail(node: &mut crate::client::Client, start: &Start, reason: Reason) {
+fn fail(node: &mut Client, start: &Start, reason: Reason) {
     let failure = StartFailure {
         node_uuid: node.uuid.into(),
         instance_uuid: start.instance_uuid.into(),
@@ -377,4 +380,56 @@ fn a_duplicate_start_goes_to_the_node_that_has_the_first() {
     controller.expect_nothing();
     let (one, two) = (one.drain().len(), two.drain().len());
     assert_eq!((one.max(two), one.min(two)), (2, 0));
+}
+
+#[test]
+fn starts_for_a_node_that_reads_nothing_are_answered() {
+    let limits = Limits {
+        frames: 1 << 18,
+        bytes: 1 << 20,
+    };
+    let config = SchedulerConfig::new().policy(Policy::Opportunistic);
+    let cluster = Cluster::with(config, |server| server.queue(limits));
+    let mut controller = cluster.controller();
+    let _node = cluster.node(1000, &mut [&mut controller]);
+    let padding = "x".repeat(300_000);
+    for _ in 0..6 {
+        let payload = format!("start:\n  instance_uuid: {}\n---\n{padding}\n", Uuid::new_v4());
+        controller.send_text(Command::START, &payload);
+    }
+    let mut frames = controller.drain();
+    while frames.len() < 7 {
+        frames.push(controller.recv());
+    }
+    let answered = frames
+        .iter()
+        .filter(|frame| frame.kind() == ErrorCode::START_FAILURE);
+    assert_eq!(answered.count(), 6);
+    controller.expect_nothing();
+}
+
+#[test]
+fn a_traced_start_keeps_its_trace_held_or_not() {
+    let cluster = Cluster::strict();
+    let mut controller = Client::connect_traced(&cluster.listener, Role::CONTROLLER);
+    let mut node = Client::connect_traced(&cluster.listener, Role::AGENT);
+    controller.expect(Event::NODE_CONNECTED);
+    let starts = [1, 2].map(start);
+    for start in &starts {
+        controller.send(&Frame::of(start).traced(Trace::new("one START")));
+    }
+    for start in &starts {
+        controller.expect_nothing();
+        node.send_payload(&super::ready(node.uuid, 1000));
+        let frame = node.recv();
+        assert_eq!(
+            frame.payload::<Start>().unwrap().instance_uuid,
+            start.instance_uuid
+        );
+        let trace = frame.trace().unwrap();
+        assert_eq!(trace.label(), "one START");
+        let hop = trace.nodes()[0];
+        assert_eq!(hop.role, Role::SCHEDULER);
+        assert!(0 < hop.received_at && hop.received_at <= hop.sent_at);
+    }
 }
