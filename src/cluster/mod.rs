@@ -18,12 +18,16 @@
 //! Everybody is a client of the scheduler, which is the only server. What it
 //! forwards keeps its payload byte for byte.
 //!
-//! | module | holds |
+//! | module | the role |
 //! |---|---|
-//! | [`scheduler`] | the scheduler: takes commands, picks nodes, passes everything on |
-//! | [`machine`] | the facts of this machine, as READY and STATS tell them |
-//! | `replace` | files that are whole whenever they are read |
+//! | [`agent`] | runs instances on a node, and tells of both |
+//! | [`scheduler`] | takes commands, picks nodes, passes everything on |
+//!
+//! and beside them [`machine`], the facts of this machine, and `replace`,
+//! files that are whole whenever they are read.
 
+pub mod agent;
 pub mod machine;
 mod replace;
 pub mod scheduler;
+mod subnet;

@@ -18,6 +18,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    #[command(visible_alias = "netagent")]
+    Agent(cmd::agent::Args),
     Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
     Decode(cmd::decode::Args),
@@ -33,7 +35,7 @@ impl Command {
     /// its warnings, whoever runs another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
-            Self::Scheduler(_) | Self::Server(_) => "warn",
+            Self::Agent(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
             _ => "error",
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! | file | subcommand |
 //! |---|---|
+//! | `agent` | run the agent of a node |
 //! | `bench` | measure a server |
 //! | `cert` | make, show and check certificates |
 //! | `decode` | name the fields of frames |
@@ -12,6 +13,7 @@
 //! | `send` | send frames |
 //! | `server` | filter and route |
 
+pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod cert;
 pub(crate) mod decode;
@@ -27,6 +29,7 @@ use crate::failure::Failure;
 /// Runs a subcommand to its end.
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
+        Command::Agent(args) => agent::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Cert(args) => cert::run(args),
         Command::Decode(args) => decode::run(args),
