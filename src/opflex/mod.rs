@@ -1,1 +1,4 @@
 //! The OpFlex control protocol.
+
+mod deadlines;
+pub mod rpc;
