@@ -1,4 +1,7 @@
 //! The OpFlex control protocol.
 
 mod deadlines;
+mod json;
+pub mod message;
+pub mod model;
 pub mod rpc;

@@ -102,8 +102,8 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&
 }
 
 impl Message {
-    /// Reads one JSON text: a request when it has a method, else a response.
-    pub fn parse(text: &Bytes) -> Result<Self, Error> {
+    /// Reads one JSON object: a request when it has a method, else a response.
+    pub(super) fn parse(text: &Bytes) -> Result<Self, Error> {
         let envelope: Envelope<'_> = serde_json::from_slice(text).map_err(|error| Error::syntax(&error))?;
         let share = |raw: &RawValue| text.slice_ref(raw.get().as_bytes());
         let id = Id::from_text(share(envelope.id.ok_or(Error::NoId)?));
