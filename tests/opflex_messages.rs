@@ -2,11 +2,17 @@
 //! judged as they should be.
 
 #![cfg(feature = "opflex")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that meets one has failed"
+)]
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request, Target};
+use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request};
+use ssntp::opflex::model::Target;
 use ssntp::opflex::rpc::{self, Error, Frame, Framing, Limits};
 
 const CAPTURES: [&str; 7] = [

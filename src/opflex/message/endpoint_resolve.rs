@@ -2,10 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Target;
-use super::target::NotOneTarget;
+use super::target::{NotOneTarget, one_of, split};
 use crate::opflex::json;
-use crate::opflex::model::{Ident, ManagedObject, Name, Uri};
+use crate::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 
 /// Asks for one endpoint; a request can have several of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,7 +74,7 @@ impl TryFrom<Wire> for EndpointResolve {
     fn try_from(wire: Wire) -> Result<Self, NotOneTarget> {
         Ok(Self {
             subject: wire.subject,
-            target: Target::of(wire.endpoint_uri, wire.endpoint_ident.map(Ident::from))?,
+            target: one_of(wire.endpoint_uri, wire.endpoint_ident.map(Ident::from))?,
             prr: wire.prr,
         })
     }
@@ -83,7 +82,7 @@ impl TryFrom<Wire> for EndpointResolve {
 
 impl From<EndpointResolve> for Wire {
     fn from(resolve: EndpointResolve) -> Self {
-        let (endpoint_uri, ident) = resolve.target.split();
+        let (endpoint_uri, ident) = split(resolve.target);
         Self {
             subject: resolve.subject,
             endpoint_uri,

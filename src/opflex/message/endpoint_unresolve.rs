@@ -2,11 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Target;
 use super::endpoint_resolve::EndpointIdent;
-use super::target::NotOneTarget;
+use super::target::{NotOneTarget, one_of, split};
 use crate::opflex::json;
-use crate::opflex::model::{Ident, Name, Uri};
+use crate::opflex::model::{Ident, Name, Target, Uri};
 
 /// Takes one resolve back; a request can have several of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,14 +36,14 @@ impl TryFrom<Wire> for EndpointUnresolve {
     fn try_from(wire: Wire) -> Result<Self, NotOneTarget> {
         Ok(Self {
             subject: wire.subject,
-            target: Target::of(wire.endpoint_uri, wire.endpoint_ident.map(Ident::from))?,
+            target: one_of(wire.endpoint_uri, wire.endpoint_ident.map(Ident::from))?,
         })
     }
 }
 
 impl From<EndpointUnresolve> for Wire {
     fn from(unresolve: EndpointUnresolve) -> Self {
-        let (endpoint_uri, ident) = unresolve.target.split();
+        let (endpoint_uri, ident) = split(unresolve.target);
         Self {
             subject: unresolve.subject,
             endpoint_uri,

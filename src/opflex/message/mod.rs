@@ -21,7 +21,7 @@
 //! | `decoder` | bytes to [`Incoming`] |
 //! | `method`, `role` | the names |
 //! | `error_response` | the error of a response and its codes |
-//! | `target` | URI or identifier, in resolve and unresolve |
+//! | `target` | the members for URI and identifier, in resolve and unresolve |
 //! | `echo`, `identity` | for every session |
 //! | `policy_resolve`, `policy_unresolve`, `policy_update` | with a policy repository |
 //! | `endpoint_declare`, `endpoint_undeclare`, `endpoint_resolve`, `endpoint_unresolve`, `endpoint_update` | with an endpoint registry |
@@ -64,4 +64,3 @@ pub use self::policy_unresolve::PolicyUnresolve;
 pub use self::policy_update::{Deletion, PolicyUpdate};
 pub use self::role::Role;
 pub use self::state_report::StateReport;
-pub use self::target::Target;

@@ -3,10 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Target;
-use super::target::NotOneTarget;
+use super::target::{NotOneTarget, one_of, split};
 use crate::opflex::json;
-use crate::opflex::model::{Ident, ManagedObject, Name, Uri};
+use crate::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 
 /// Asks for one policy; a request can have several of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,7 +72,7 @@ impl TryFrom<Wire> for PolicyResolve {
     fn try_from(wire: Wire) -> Result<Self, NotOneTarget> {
         Ok(Self {
             subject: wire.subject,
-            target: Target::of(wire.policy_uri, wire.policy_ident.map(Ident::from))?,
+            target: one_of(wire.policy_uri, wire.policy_ident.map(Ident::from))?,
             data: wire.data,
             prr: wire.prr,
         })
@@ -82,7 +81,7 @@ impl TryFrom<Wire> for PolicyResolve {
 
 impl From<PolicyResolve> for Wire {
     fn from(resolve: PolicyResolve) -> Self {
-        let (policy_uri, ident) = resolve.target.split();
+        let (policy_uri, ident) = split(resolve.target);
         Self {
             subject: resolve.subject,
             policy_uri,

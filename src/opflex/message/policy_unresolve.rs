@@ -2,11 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Target;
 use super::policy_resolve::PolicyIdent;
-use super::target::NotOneTarget;
+use super::target::{NotOneTarget, one_of, split};
 use crate::opflex::json;
-use crate::opflex::model::{Ident, Name, Uri};
+use crate::opflex::model::{Ident, Name, Target, Uri};
 
 /// Takes one resolve back; a request can have several of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,14 +36,14 @@ impl TryFrom<Wire> for PolicyUnresolve {
     fn try_from(wire: Wire) -> Result<Self, NotOneTarget> {
         Ok(Self {
             subject: wire.subject,
-            target: Target::of(wire.policy_uri, wire.policy_ident.map(Ident::from))?,
+            target: one_of(wire.policy_uri, wire.policy_ident.map(Ident::from))?,
         })
     }
 }
 
 impl From<PolicyUnresolve> for Wire {
     fn from(unresolve: PolicyUnresolve) -> Self {
-        let (policy_uri, ident) = unresolve.target.split();
+        let (policy_uri, ident) = split(unresolve.target);
         Self {
             subject: unresolve.subject,
             policy_uri,

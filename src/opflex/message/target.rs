@@ -1,54 +1,22 @@
-//! What a resolve or unresolve is about.
+//! The two members that name what a resolve or unresolve is about.
 
 use std::fmt;
 
-use crate::opflex::model::{Ident, Uri};
+use crate::opflex::model::{Ident, Target, Uri};
 
-/// The object of a resolve or unresolve. The draft wants exactly one of the
-/// two; what was resolved in one way is unresolved in the same way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Target {
-    /// `policy_uri` or `endpoint_uri`.
-    Uri(Uri),
-    /// `policy_ident` or `endpoint_ident`.
-    Ident(Ident),
-}
-
-impl Target {
-    pub(super) fn of(uri: Option<Uri>, ident: Option<Ident>) -> Result<Self, NotOneTarget> {
-        match (uri, ident) {
-            (Some(uri), None) => Ok(Self::Uri(uri)),
-            (None, Some(ident)) => Ok(Self::Ident(ident)),
-            _ => Err(NotOneTarget),
-        }
-    }
-
-    pub(super) fn split(self) -> (Option<Uri>, Option<Ident>) {
-        match self {
-            Self::Uri(uri) => (Some(uri), None),
-            Self::Ident(ident) => (None, Some(ident)),
-        }
+/// The draft wants exactly one of `…_uri` and `…_ident`.
+pub(super) fn one_of(uri: Option<Uri>, ident: Option<Ident>) -> Result<Target, NotOneTarget> {
+    match (uri, ident) {
+        (Some(uri), None) => Ok(Target::Uri(uri)),
+        (None, Some(ident)) => Ok(Target::Ident(ident)),
+        _ => Err(NotOneTarget),
     }
 }
 
-impl From<Uri> for Target {
-    fn from(uri: Uri) -> Self {
-        Self::Uri(uri)
-    }
-}
-
-impl From<Ident> for Target {
-    fn from(ident: Ident) -> Self {
-        Self::Ident(ident)
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Uri(uri) => write!(f, "{uri}"),
-            Self::Ident(ident) => write!(f, "{ident}"),
-        }
+pub(super) fn split(target: Target) -> (Option<Uri>, Option<Ident>) {
+    match target {
+        Target::Uri(uri) => (Some(uri), None),
+        Target::Ident(ident) => (None, Some(ident)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Name, Uri};
+use super::{ModelError, Name, Uri};
 use crate::opflex::json;
 
 /// A managed object in the form of the wire: flat, its children named by URI.
@@ -96,6 +96,28 @@ impl ManagedObject {
         self.parent_uri = Some(uri);
         self.parent_relation = Some(self.subject.clone());
         self
+    }
+
+    /// Checks what the object says of its place: its parent is a prefix of its
+    /// URI, and its URI a prefix of its children.
+    pub fn check(&self) -> Result<(), ModelError> {
+        if let Some(parent) = self
+            .parent_uri
+            .as_ref()
+            .filter(|parent| !parent.is_ancestor_of(&self.uri))
+        {
+            return Err(ModelError::NotBelowParent {
+                uri: self.uri.clone(),
+                parent: parent.clone(),
+            });
+        }
+        match self.children.iter().find(|child| !self.uri.is_ancestor_of(child)) {
+            None => Ok(()),
+            Some(child) => Err(ModelError::NotBelowParent {
+                uri: child.clone(),
+                parent: self.uri.clone(),
+            }),
+        }
     }
 
     /// The value of a property; the first where a name is there twice.

@@ -20,8 +20,8 @@ use serde::ser::{Serialize, Serializer};
 /// lower-case `%xx`, so that a URI can be a segment of another one, its own
 /// escapes escaped once more. A URI that arrives is taken as it is: two are the
 /// same when their characters are, and one without its slashes is no error.
-/// Refused are only an empty one, one with control characters and one longer
-/// than [`Uri::MAX_LEN`]. Cloning copies a pointer.
+/// Refused are only an empty one, one with control characters and one longer or
+/// deeper than the limits below. Cloning copies a pointer.
 ///
 /// ```
 /// use ssntp::opflex::model::Uri;
@@ -36,9 +36,11 @@ use serde::ser::{Serialize, Serializer};
 pub struct Uri(Arc<str>);
 
 impl Uri {
-    /// The longest URI that is taken, in bytes. It bounds the work of walking
-    /// up the tree; the longest of agent-ovs has some hundred.
-    pub const MAX_LEN: usize = 16 * 1024;
+    /// The longest URI that is taken, in bytes. With the depth it bounds the
+    /// work of walking up the tree; agent-ovs has some hundred.
+    pub const MAX_LEN: usize = 8 * 1024;
+    /// The most segments that are taken; agent-ovs has about ten.
+    pub const MAX_DEPTH: usize = 128;
 
     /// The root of the tree, `/`.
     pub fn root() -> Self {
@@ -84,6 +86,15 @@ impl Uri {
         self == other || self.is_ancestor_of(other)
     }
 
+    /// The texts of all URIs that this one can be below, shortest first, each
+    /// with and without the slash at its end.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = &str> {
+        let path = self.path();
+        path.match_indices('/')
+            .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
+            .filter(|text| !text.is_empty())
+    }
+
     /// The segments as they are written, empty ones included. The root has none.
     pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
         let path = self.path();
@@ -101,6 +112,8 @@ impl Uri {
             Err(UriError::Empty)
         } else if text.len() > Self::MAX_LEN {
             Err(UriError::TooLong)
+        } else if text.bytes().filter(|byte| *byte == b'/').count() > Self::MAX_DEPTH + 1 {
+            Err(UriError::TooDeep)
         } else if text.bytes().any(|byte| byte.is_ascii_control()) {
             Err(UriError::ControlCharacter)
         } else {
@@ -190,6 +203,8 @@ pub enum UriError {
     Empty,
     /// The text is longer than [`Uri::MAX_LEN`].
     TooLong,
+    /// The text has more segments than [`Uri::MAX_DEPTH`].
+    TooDeep,
     /// The text has a NUL, a line end or another control character.
     ControlCharacter,
 }
@@ -199,6 +214,7 @@ impl fmt::Display for UriError {
         match self {
             Self::Empty => f.write_str("a URI is empty"),
             Self::TooLong => write!(f, "a URI is longer than {} bytes", Uri::MAX_LEN),
+            Self::TooDeep => write!(f, "a URI has more than {} segments", Uri::MAX_DEPTH),
             Self::ControlCharacter => f.write_str("a URI has a control character"),
         }
     }
@@ -330,5 +346,19 @@ mod tests {
             Err(UriError::TooLong)
         );
         assert!("x".repeat(Uri::MAX_LEN).parse::<Uri>().is_ok());
+        let deep = |segments| format!("/{}", "x/".repeat(segments)).parse::<Uri>();
+        assert_eq!(deep(Uri::MAX_DEPTH + 1), Err(UriError::TooDeep));
+        assert!(deep(Uri::MAX_DEPTH).is_ok());
+    }
+
+    #[test]
+    fn prefixes_are_the_possible_ancestors() {
+        let prefixes = |text: &str| uri(text).prefixes().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(prefixes("/a/b/c/"), ["/", "/a/", "/a", "/a/b/", "/a/b"]);
+        assert_eq!(prefixes("/a"), ["/"]);
+        assert_eq!(prefixes("/"), [""; 0]);
+        for prefix in prefixes("/a//b/c") {
+            assert!(uri(&prefix).is_ancestor_of(&uri("/a//b/c")), "{prefix}");
+        }
     }
 }
