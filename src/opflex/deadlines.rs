@@ -55,11 +55,6 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
         self.of.remove(&key);
         Some(key)
     }
-
-    /// How many keys have a deadline.
-    pub(crate) fn len(&self) -> usize {
-        self.of.len()
-    }
 }
 
 #[cfg(test)]
@@ -78,7 +73,7 @@ mod tests {
             deadlines.set(key, at(seconds));
         }
         deadlines.clear(&"d");
-        assert_eq!((deadlines.len(), deadlines.of(&"b")), (3, Some(at(4))));
+        assert_eq!(deadlines.of(&"b"), Some(at(4)));
         assert_eq!(deadlines.next(), Some(at(2)));
         assert_eq!(deadlines.pop(at(1)), None);
         let due: Vec<_> = std::iter::from_fn(|| deadlines.pop(at(4))).collect();

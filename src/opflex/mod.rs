@@ -4,4 +4,6 @@ mod deadlines;
 mod json;
 pub mod message;
 pub mod model;
+pub mod peer;
 pub mod rpc;
+pub mod server;

@@ -88,7 +88,7 @@ impl Uri {
 
     /// The texts of all URIs that this one can be below, shortest first, each
     /// with and without the slash at its end.
-    pub(super) fn prefixes(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
         path.match_indices('/')
             .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
