@@ -5,5 +5,6 @@ mod json;
 pub mod message;
 pub mod model;
 pub mod peer;
+pub mod policy_element;
 pub mod rpc;
 pub mod server;

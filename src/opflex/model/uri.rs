@@ -103,7 +103,7 @@ impl Uri {
     }
 
     /// The text without the slash at its end.
-    fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         self.0.strip_suffix('/').unwrap_or(&self.0)
     }
 

@@ -52,6 +52,9 @@ pub(crate) struct Keepalive {
 }
 
 impl Keepalive {
+    /// However it is set, there is some time from echo to echo.
+    const SHORTEST: Duration = Duration::from_millis(1);
+
     /// A new connection, on which echo number 0 is sent now.
     pub(crate) fn new(settings: &KeepaliveSettings, now: Instant) -> Self {
         Self {
@@ -79,7 +82,7 @@ impl Keepalive {
             return Beat::Dead;
         }
         // A program that was stopped for an hour owes one echo, not hundreds.
-        self.next = now + settings.interval;
+        self.next = now + settings.interval.max(Self::SHORTEST);
         self.sent += 1;
         Beat::Echo(self.sent - 1)
     }

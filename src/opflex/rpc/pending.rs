@@ -88,6 +88,18 @@ impl<V> Pending<V> {
         self.calls.get_mut(&xid).map(|call| &mut call.value)
     }
 
+    /// Takes out every request that the caller does not want to keep.
+    pub fn retain(&mut self, mut keep: impl FnMut(u64, &mut V) -> bool) {
+        let deadlines = &mut self.deadlines;
+        self.calls.retain(|xid, call| {
+            let kept = keep(*xid, &mut call.value);
+            if !kept {
+                deadlines.clear(xid);
+            }
+            kept
+        });
+    }
+
     /// The next request to be sent again, its next deadline already set.
     /// To be called until it returns `None`.
     pub fn due(&mut self, now: Instant) -> Option<Due<'_, V>> {
@@ -171,5 +183,19 @@ mod tests {
         assert_eq!(table.next_deadline(), None);
         assert!(table.due(now + CAP).is_none());
         assert!(table.is_empty());
+    }
+
+    #[test]
+    fn requests_can_be_taken_out_together() {
+        let mut table = table();
+        let now = Instant::now();
+        table.begin("a", CAP, now);
+        let kept = table.begin("b", CAP, now);
+        table.retain(|_, value| *value == "b");
+        assert_eq!(
+            (table.len(), table.due(now + CAP).map(|due| due.xid)),
+            (1, Some(kept))
+        );
+        assert!(table.due(now + CAP).is_none());
     }
 }

@@ -26,6 +26,9 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
+    /// However a policy is set, something is sent again only after some time.
+    const SHORTEST: Duration = Duration::from_millis(1);
+
     /// The delay after attempt number `attempt`, which counts from 0.
     pub fn delay(&self, attempt: u32, cap: Duration, random: &mut Random) -> Duration {
         let doubled = self
@@ -33,7 +36,8 @@ impl RetryPolicy {
             .saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
         let middle = doubled.min(cap);
         let spread = middle / 100 * self.spread.min(100);
-        random.between(middle - spread, (middle + spread).min(cap))
+        let delay = random.between(middle - spread, (middle + spread).min(cap));
+        delay.max(Self::SHORTEST)
     }
 }
 

@@ -90,21 +90,22 @@ impl Contents {
         let mut gone: Option<&Uri> = None;
         for change in changes {
             match change.kind {
-                ChangeKind::Deleted if gone.is_some_and(|gone| gone.is_ancestor_of(&change.uri)) => {}
                 ChangeKind::Deleted => {
-                    gone = Some(&change.uri);
-                    contents.deleted.push(Deletion {
-                        subject: change.subject.clone(),
-                        uri: change.uri.clone(),
-                    });
-                }
-                _ if told.contains(&change.uri) => {}
-                ChangeKind::Created => {
-                    for object in tree.subtree(&change.uri) {
-                        told.insert(object.uri());
-                        contents.created.push(object.to_object());
+                    if !gone.is_some_and(|gone| gone.is_ancestor_of(&change.uri)) {
+                        gone = Some(&change.uri);
+                        contents.deleted.push(Deletion {
+                            subject: change.subject.clone(),
+                            uri: change.uri.clone(),
+                        });
+                    }
+                    // What stays below something that goes is told anew: the
+                    // receiver may take it away with what is above.
+                    for child in tree.children_of(&change.uri) {
+                        contents.come(tree, child.uri(), &mut told);
                     }
                 }
+                ChangeKind::Created => contents.come(tree, &change.uri, &mut told),
+                ChangeKind::Modified if told.contains(&change.uri) => {}
                 ChangeKind::Modified => {
                     contents
                         .modified
@@ -113,6 +114,14 @@ impl Contents {
             }
         }
         contents
+    }
+
+    /// An object came, with everything below it that has not been told.
+    fn come<'a>(&mut self, tree: &'a Tree, uri: &Uri, told: &mut HashSet<&'a Uri>) {
+        if !told.contains(uri) {
+            let subtree = tree.subtree(uri).filter(|object| told.insert(object.uri()));
+            self.created.extend(subtree.map(|object| object.to_object()));
+        }
     }
 }
 

@@ -15,7 +15,7 @@ impl Tree {
     pub fn merge(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         self.check_all(&objects)?;
         let mut before = Before::default();
-        for object in objects {
+        for object in self.with_parents(objects) {
             self.put(object, false, &mut before);
         }
         Ok(self.compare(before))
@@ -28,7 +28,7 @@ impl Tree {
     pub fn replace(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         self.check_all(&objects)?;
         let mut before = Before::default();
-        for object in with_all_children(objects) {
+        for object in with_all_children(self.with_parents(objects)) {
             self.put(object, true, &mut before);
         }
         Ok(self.compare(before))
@@ -40,6 +40,39 @@ impl Tree {
         let mut before = Before::default();
         for uri in uris {
             self.remove_with_all_below(uri, &mut before);
+        }
+        self.compare(before)
+    }
+
+    /// Carries out a whole update as one edit: deletions first, so that what
+    /// goes and comes again within it stays.
+    pub fn update(
+        &mut self,
+        delete: &[Uri],
+        replace: Vec<ManagedObject>,
+        merge: Vec<ManagedObject>,
+    ) -> Result<Changes, ModelError> {
+        self.check_all(&replace)?;
+        self.check_all(&merge)?;
+        let mut before = Before::default();
+        for uri in delete {
+            self.remove_with_all_below(uri, &mut before);
+        }
+        for object in with_all_children(self.with_parents(replace)) {
+            self.put(object, true, &mut before);
+        }
+        for object in self.with_parents(merge) {
+            self.put(object, false, &mut before);
+        }
+        Ok(self.compare(before))
+    }
+
+    /// Takes out an object and everything below it, except what is to be kept.
+    pub fn prune(&mut self, uri: &Uri, mut keep: impl FnMut(&Uri) -> bool) -> Changes {
+        let mut before = Before::default();
+        let gone: Vec<Uri> = self.covered(uri).filter(|uri| !keep(uri)).cloned().collect();
+        for uri in gone {
+            self.remove(&uri, &mut before);
         }
         self.compare(before)
     }
@@ -75,6 +108,35 @@ impl Tree {
 
     fn compare(&self, before: Before) -> Changes {
         before.compare(|uri| self.objects.get(uri))
+    }
+
+    /// Gives objects that name no parent, and that none lists, the nearest one
+    /// above them that is in the tree or in the list.
+    fn with_parents(&self, mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+        let is_lost = |object: &ManagedObject| {
+            let known = self
+                .objects
+                .get(&object.uri)
+                .is_some_and(|known| known.parent_uri.is_some());
+            object.parent_uri.is_none() && !known && !self.announced.contains_key(&object.uri)
+        };
+        if !objects.iter().any(is_lost) {
+            return objects;
+        }
+        let listed: HashSet<Uri> = objects
+            .iter()
+            .flat_map(|object| object.children.iter().cloned())
+            .collect();
+        let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
+        for object in &mut objects {
+            if is_lost(object) && !listed.contains(&object.uri) {
+                let above: Vec<&str> = object.uri.prefixes().collect();
+                let there = |text: &&str| coming.contains(*text) || self.objects.contains_key(*text);
+                let nearest = above.into_iter().rev().find(there);
+                object.parent_uri = nearest.and_then(|text| text.parse().ok());
+            }
+        }
+        objects
     }
 
     fn put(&mut self, mut object: ManagedObject, whole: bool, before: &mut Before) {
@@ -129,6 +191,7 @@ impl Tree {
             self.index.remove(old, self.schema.as_deref());
         }
         self.index.add(&object, self.schema.as_deref());
+        self.order.insert(uri.clone());
         let old = self.objects.insert(uri.clone(), object);
         let announced_by = self.announced.remove(&uri);
         let old_parent = announced_by.or_else(|| old.as_ref()?.parent_uri.clone());
@@ -166,30 +229,37 @@ impl Tree {
     }
 
     fn remove_with_all_below(&mut self, uri: &Uri, before: &mut Before) {
-        let mut stack = vec![uri.clone()];
-        while let Some(uri) = stack.pop() {
+        let gone: Vec<Uri> = self.covered(uri).cloned().collect();
+        for uri in gone {
             self.remove(&uri, before);
-            // Whoever is still linked below goes too, announced ones included.
-            stack.extend(self.children.get(&uri).into_iter().flatten().cloned());
+        }
+        // One that is only announced goes as well.
+        if let Some(parent) = self.announced.remove(uri) {
+            self.unlist(uri, &parent);
         }
     }
 
-    /// Takes out one object and its place in the list of its parent. What is
-    /// below stays.
+    /// Takes out one object, its place in the list of its parent, and what it
+    /// alone has announced. What is below stays.
     fn remove(&mut self, uri: &Uri, before: &mut Before) {
-        let old = self.objects.remove(uri);
-        let announced_by = self.announced.remove(uri);
-        let parent = old
-            .as_ref()
-            .and_then(|old| old.parent_uri.clone())
-            .or(announced_by);
-        if let Some(parent) = parent {
-            self.unlist(uri, &parent);
+        let Some(old) = self.objects.remove(uri) else {
+            return;
+        };
+        self.order.remove(uri);
+        if let Some(parent) = &old.parent_uri {
+            self.unlist(uri, parent);
         }
-        if let Some(old) = old {
-            self.index.remove(&old, self.schema.as_deref());
-            before.was(uri, Some(old));
+        let children = self.children.get(uri).into_iter().flatten();
+        let announced: Vec<Uri> = children
+            .filter(|child| self.announced.contains_key(*child))
+            .cloned()
+            .collect();
+        for child in announced {
+            self.announced.remove(&child);
+            self.unlist(&child, uri);
         }
+        self.index.remove(&old, self.schema.as_deref());
+        before.was(uri, Some(old));
     }
 
     fn unlist(&mut self, child: &Uri, parent: &Uri) {

@@ -1,17 +1,19 @@
 //! The tree store.
 //!
 //! ```text
-//!   objects    URI ──> object                  children   URI ──> URIs, sorted
+//!   objects    URI ──> object                  order      URIs, sorted
+//!   children   URI ──> URIs, sorted
 //!   announced  URI of a child that is not here yet ──> URI of its parent
 //!   index      class ──> URIs    (context, name) ──> URIs    URI ──> who refers to it
 //! ```
 //!
-//! Every way is a hash table, so that finding an object costs the same in a
-//! small tree and a large one. A child is linked to one parent: the one that it
-//! names itself, or the one that lists it, whichever was said last. The parent
-//! may be missing, as the upper levels of a policy tree often are on the wire,
+//! Every way to one object is a hash table, so that finding it costs the same
+//! in a small tree and a large one. A child is linked to one parent: the one that it
+//! names itself, or the one that lists it, whichever was said last, or else the
+//! nearest object above it when it comes. The parent may be missing, as the upper levels of a policy tree often are on the wire,
 //! and a child may be announced before it arrives. Since the path of a parent
-//! is always a prefix of the path of its child, there are no circles.
+//! is always a prefix of the path of its child, there are no circles, and what
+//! is below an object is what stands behind it in the order of the URIs.
 //!
 //! | file | what |
 //! |---|---|
@@ -27,6 +29,7 @@ mod index;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use serde::ser::{Serialize, Serializer};
@@ -58,6 +61,7 @@ use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
 pub struct Tree {
     /// The objects, their `children` empty: those are in `children`.
     objects: HashMap<Uri, ManagedObject>,
+    order: BTreeSet<Uri>,
     children: HashMap<Uri, BTreeSet<Uri>>,
     announced: HashMap<Uri, Uri>,
     index: Index,
@@ -146,19 +150,31 @@ impl Tree {
     /// The object and everything below it, each parent before its children:
     /// the form of the wire. Nothing when the object is not there.
     pub fn subtree(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
-        let mut stack: Vec<_> = self.get(uri).into_iter().collect();
-        std::iter::from_fn(move || {
-            let object = stack.pop()?;
-            stack.extend(object.children_sorted().rev().filter_map(|child| self.get(child)));
-            Some(object)
-        })
+        let is_there = self.objects.contains_key(uri);
+        self.covered(uri)
+            .filter(move |_| is_there)
+            .filter_map(|uri| self.get(uri))
+    }
+
+    /// The objects right below a URI, whether something is there or not.
+    pub fn children_of(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
+        let children = self.children.get(uri).into_iter().flatten();
+        children.filter_map(|child| self.get(child))
     }
 
     /// All objects in the order of their URIs, each parent before its children.
     pub fn iter(&self) -> impl Iterator<Item = ObjectRef<'_>> {
-        let mut uris: Vec<_> = self.objects.keys().collect();
-        uris.sort_unstable();
-        uris.into_iter().filter_map(|uri| self.get(uri))
+        self.order.iter().filter_map(|uri| self.get(uri))
+    }
+
+    /// The URIs of the object and of everything below it, in their order.
+    fn covered<'a>(&'a self, uri: &Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let (root, path) = (uri.clone(), uri.path().to_owned());
+        let from = self
+            .order
+            .range::<str, _>((Bound::Included(path.as_str()), Bound::Unbounded));
+        from.take_while(move |uri| uri.as_str().starts_with(&path))
+            .filter(move |uri| root.covers(uri))
     }
 
     /// All objects as the wire has them, for a dump.

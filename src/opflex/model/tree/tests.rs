@@ -71,6 +71,23 @@ fn replace_drops_what_is_listed_no_more_and_merge_keeps_it() {
 }
 
 #[test]
+fn who_names_no_parent_is_below_the_nearest_object_above() {
+    let mut tree = Tree::new();
+    tree.merge(vec![object("/a/b/c/d/"), object("/a/"), object("/x/y/")])
+        .unwrap();
+    let parent = |tree: &Tree, text: &str| tree.get(&uri(text)).unwrap().parent_uri().map(Uri::to_string);
+    assert_eq!(parent(&tree, "/a/b/c/d/").as_deref(), Some("/a/"));
+    assert_eq!((parent(&tree, "/a/"), parent(&tree, "/x/y/")), (None, None));
+    tree.merge(vec![object("/a/b/"), object("/a/b/c/d/")]).unwrap();
+    assert_eq!(
+        parent(&tree, "/a/b/c/d/").as_deref(),
+        Some("/a/"),
+        "a parent is kept"
+    );
+    assert_eq!(tree.delete(&[uri("/a/")]).len(), 3);
+}
+
+#[test]
 fn equal_values_change_nothing() {
     let mut tree = Tree::new();
     let one = || under("/a/b/", "/a/").with("p", 1).with("q", json!(["x"]));
@@ -189,6 +206,41 @@ fn an_edit_with_a_bad_object_changes_nothing() {
 }
 
 #[test]
+fn an_update_is_one_edit() {
+    let mut tree = Tree::new();
+    tree.merge(vec![object("/a/"), under("/a/b/", "/a/"), object("/c/")])
+        .unwrap();
+    let merge = vec![object("/c/").with("p", 1)];
+    let changes = tree
+        .update(&[uri("/a/")], vec![under("/a/b/", "/a/")], merge)
+        .unwrap();
+    assert_eq!(kinds(&changes), [("/a/", Deleted), ("/c/", Modified)]);
+    assert_eq!(uris(&tree), ["/a/b/", "/c/"]);
+    let bad = tree.update(&[uri("/c/")], vec![], vec![under("/x/", "/y/")]);
+    assert!(bad.is_err());
+    assert_eq!(tree.len(), 2);
+}
+
+#[test]
+fn pruning_spares_what_is_to_be_kept() {
+    let mut tree = Tree::new();
+    let all = ["/a/", "/a/b/", "/a/b/c/", "/a/d/"];
+    tree.merge(vec![
+        object("/a/"),
+        under("/a/b/", "/a/"),
+        under("/a/b/c/", "/a/b/"),
+        under("/a/d/", "/a/"),
+    ])
+    .unwrap();
+    let changes = tree.prune(&uri("/a/"), |uri| uri.as_str() == all[2]);
+    assert_eq!(
+        kinds(&changes),
+        [(all[0], Deleted), (all[1], Deleted), (all[3], Deleted)]
+    );
+    assert_eq!(uris(&tree), ["/a/b/c/"]);
+}
+
+#[test]
 fn replacing_everything_tells_the_difference() {
     let mut tree = Tree::new();
     tree.merge(vec![
@@ -236,12 +288,6 @@ fn objects_are_found_by_class_identifier_and_reference() {
     tree.merge(vec![ManagedObject::new("Group", uri("/s/Group/g/"))])
         .unwrap();
     assert_eq!(tree.referrers(&uri("/Contract/c/")).count(), 0);
-    tree.delete(&[uri("/s/")]);
-    assert_eq!(
-        tree.find(&ident).count(),
-        2,
-        "objects without a parent are below nothing"
-    );
     tree.delete(&[uri("/s/Group/g/"), uri("/s/Group/h/")]);
     assert_eq!((tree.find(&ident).count(), tree.classes().count()), (0, 0));
     assert!(tree.index.idents.is_empty() && tree.index.referrers.is_empty());
@@ -269,11 +315,19 @@ impl Naive {
     }
 
     fn delete(&mut self, uri: &Uri) {
-        for child in self.children(uri) {
-            self.delete(&child);
+        let gone: Vec<Uri> = self
+            .objects
+            .keys()
+            .filter(|other| uri.covers(other))
+            .cloned()
+            .collect();
+        for uri in gone.iter().chain([uri]) {
+            self.objects.remove(uri);
+            self.parents.remove(uri);
         }
-        self.objects.remove(uri);
-        self.parents.remove(uri);
+        let objects = &self.objects;
+        self.parents
+            .retain(|child, parent| objects.contains_key(child) || !gone.contains(parent));
     }
 
     fn put(&mut self, object: &ManagedObject, listed: &[Uri], whole: bool) {
@@ -297,6 +351,17 @@ impl Naive {
     }
 
     fn edit(&mut self, objects: &[ManagedObject], whole: bool) {
+        let mut objects = objects.to_vec();
+        let all = objects.clone();
+        for object in &mut objects {
+            let listed = all.iter().any(|other| other.children.contains(&object.uri));
+            if object.parent_uri.is_none() && !listed && !self.parents.contains_key(&object.uri) {
+                let there = self.objects.keys().chain(all.iter().map(|other| &other.uri));
+                let above = there.filter(|other| other.is_ancestor_of(&object.uri));
+                object.parent_uri = above.max_by_key(|other| other.as_str().len()).cloned();
+            }
+        }
+        let objects = &objects;
         for object in objects {
             let named = objects
                 .iter()
@@ -416,6 +481,18 @@ proptest! {
                 }
             };
             prop_assert_eq!(state(&tree), naive.state(), "{:?}", edit);
+
+            // What is below an object is told with it, parents first, and every
+            // object is in every table once.
+            for object in tree.iter() {
+                let subtree: Vec<_> = tree.subtree(object.uri()).map(|o| o.uri().clone()).collect();
+                let covered: Vec<_> = naive.objects.keys().filter(|uri| object.uri().covers(uri)).cloned().collect();
+                prop_assert_eq!(subtree, covered);
+                for ident in tree.idents(object.uri()) {
+                    prop_assert_eq!(tree.find(&ident).filter(|found| found.uri() == object.uri()).count(), 1);
+                }
+            }
+            prop_assert_eq!(tree.class("class").count(), naive.objects.len());
 
             // The changes lead from the state before to the state after.
             let find = |state: &[State], uri: &Uri| {

@@ -320,6 +320,20 @@ fn a_reload_tells_only_what_differs() {
 }
 
 #[test]
+fn what_stays_below_something_that_goes_is_told_anew() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    let child = object("class6", "/class4/test/class6/test2/", "v0-child");
+    world.act(|server, now, actions| drop(server.reload_policy(vec![child], now, actions).unwrap()));
+    let told = update(&mut world, client);
+    assert_eq!(
+        (uris(&told["delete"]), uris(&told["replace"])),
+        (vec!["/class4/test/"], vec!["/class4/test/class6/test2/"])
+    );
+}
+
+#[test]
 fn a_large_update_is_sent_in_pieces() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
