@@ -24,7 +24,8 @@
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`scheduler`] | takes commands, picks nodes, passes everything on |
 //!
-//! and beside them [`machine`], the facts of this machine.
+//! and beside them [`machine`], the facts of this machine, and `replace`,
+//! files that are whole whenever they are read.
 
 pub mod agent;
 pub mod controller;

@@ -10,6 +10,7 @@
 //! | `decode` | name the fields of frames |
 //! | `demo` | everything at once |
 //! | `listen` | print what arrives |
+//! | `scheduler` | the server of a cluster |
 //! | `send` | send frames |
 //! | `server` | filter and route |
 
@@ -20,6 +21,7 @@ pub(crate) mod ctl;
 pub(crate) mod decode;
 pub(crate) mod demo;
 pub(crate) mod listen;
+pub(crate) mod scheduler;
 pub(crate) mod send;
 pub(crate) mod server;
 
@@ -36,6 +38,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Decode(args) => decode::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Listen(args) => listen::run(args),
+        Command::Scheduler(args) => scheduler::run(args),
         Command::Send(args) => send::run(args),
         Command::Server(args) => server::run(args),
     }
