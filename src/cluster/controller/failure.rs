@@ -170,6 +170,7 @@ impl Failure {
             "not_attached" => "it is not attached",
             "attach_failure" => "attaching failed",
             "detach_failure" => "detaching failed",
+            "state_failure" if self.command == Command::DELETE => "its files cannot be removed",
             "state_failure" => "the node cannot save what it knows of the instance",
             "instance_failure" => "the instance has failed",
             "not_supported" => "instances of its kind take no volumes",
@@ -181,7 +182,9 @@ impl Failure {
             "no_instance" => "the node has no such instance, or is not connected",
             "invalid_payload" => "the payload is no YAML document",
             "invalid_data" => "the payload is not what its schema says",
-            "unsupported_type" | "unsupported_operand" if !addressed => "the receiver does not know the frame",
+            "unsupported_type" | "unsupported_operand" if !addressed => {
+                "the receiver does not know the frame"
+            }
             "role_not_allowed" if !addressed => {
                 "this controller may not command: its role does not allow it, or another one is the master"
             }
