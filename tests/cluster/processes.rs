@@ -118,7 +118,8 @@ impl Cluster {
             "--cert",
             &cert,
         ];
-        line.extend(["--state", &state, "--grace", "2"]);
+        // Control groups would outlive a test that fails.
+        line.extend(["--state", &state, "--grace", "2", "--confinement", "rlimits"]);
         line.extend(flags.split_whitespace());
         let process = Process::start(self.directory.path(), &line);
         let uuid = process

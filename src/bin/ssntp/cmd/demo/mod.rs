@@ -1,0 +1,98 @@
+//! `ssntp demo`: a whole cluster on this machine, for half a minute.
+//!
+//! ```text
+//!  this process                     child processes, each of this same program
+//!  ┌─────────────────┐              ┌───────────┐        ┌─────────┐
+//!  │ controller      │ ◀── TLS ───▶ │ scheduler │ ◀────▶ │ agent   │ ──▶ workloads
+//!  │ steps, table    │              └───────────┘ ◀────▶ │ agent   │ ──▶ workloads
+//!  └─────────────────┘                    ▲       ◀────▶ │ network │ ──▶ CNCI ─┐
+//!                                         └──────────────┴─────────┘ ◀─────────┘
+//! ```
+//!
+//! Every step is told once it has been seen to happen, in STATS or an event;
+//! one that is not fails the demo. Whatever happens, the processes are ended
+//! and the directory, in which all that they write stands, is removed.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `steps` | what is done, and what has to be seen |
+//! | `processes` | the child processes and the directory |
+//! | `screen` | the live table, or plain lines |
+
+mod processes;
+mod screen;
+mod steps;
+
+use std::time::{Duration, Instant};
+
+use clap::value_parser;
+
+use self::processes::{Directory, Processes};
+use self::screen::Screen;
+use self::steps::{Demo, Interrupt};
+use crate::failure::Failure;
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Bring up a whole cluster on this machine, and show what it does
+///
+/// Starts a scheduler, agents, a network agent and a controller, with
+/// throw-away certificates; starts workloads, which are real processes, and a
+/// concentrator; stops, restarts, evacuates, restores; has one START fail;
+/// shows the trace of another; and deletes everything. The exit code is 0 if
+/// every step was seen to happen. Needs nothing and leaves nothing behind.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How many agents
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u16).range(1..=256))]
+    agents: u16,
+    /// Show the table until so much time has passed, before everything is
+    /// deleted [default: no longer than the steps take]
+    #[arg(long, value_name = "SECONDS", conflicts_with = "hold")]
+    seconds: Option<Seconds>,
+    /// Leave it running until Ctrl-C, and print what to try meanwhile
+    #[arg(long)]
+    hold: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let began = now();
+    let mut screen = Screen::new(began);
+    let directory = Directory::new()?;
+    let mut processes = Processes::new(&directory);
+    let until = args.seconds.map(|seconds| began + Duration::from(seconds));
+    let seen = Demo::bring_up(&mut processes, &mut screen, &stop, args.agents).and_then(|mut demo| {
+        let seen = demo
+            .steps()
+            .and_then(|()| demo.linger(until, args.hold))
+            .and_then(|()| demo.delete_everything());
+        if seen.is_err() {
+            demo.clean_up();
+        }
+        seen
+    });
+    // Told before the table is drawn over or the logs are removed.
+    screen.end()?;
+    if matches!(seen, Err(Interrupt::Failed(_))) {
+        processes.tell_logs();
+    }
+    let clean = processes.end();
+    let removed = directory.remove();
+    match seen {
+        Err(Interrupt::Failed(failure)) => return Err(failure),
+        Err(Interrupt::Stopped) => return Err(Failure::new("interrupted before every step was seen")),
+        Ok(()) => {}
+    }
+    clean?;
+    removed?;
+    screen.step("no process and no file is left")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the demo tells the time of each step, and has a length"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
