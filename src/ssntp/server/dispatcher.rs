@@ -32,8 +32,8 @@ use super::sessions::{Counters, Directory, Gate, Session, SessionId, SessionInfo
 use crate::Role;
 use crate::pki::CertificateInfo;
 use crate::proto::{
-    Command, Connect, ErrorCode, Frame, FrameKind, Item, Refusal, Run, ServerHandshake, answer_to_filtered,
-    answer_to_unsupported, may_be_sent,
+    Command, Connect, ErrorCode, Frame, FrameKind, Item, MAX_WASTE, Refusal, Run, ServerHandshake,
+    answer_to_filtered, answer_to_unsupported, may_be_sent,
 };
 use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::{EndReason, Limits, Link, Outbox, Outgoing, PeerAddress, PushError};
@@ -343,7 +343,7 @@ impl<H: Handler> Dispatcher<H> {
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
-                    self.state.route_by_function(info, &frame);
+                    self.state.route_by_function(info, &frame, run.wire().len());
                 }
             }
             None => {}
@@ -360,7 +360,10 @@ impl<H: Handler> Dispatcher<H> {
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
-            Some(Rule::Function(_)) => self.state.route_by_function(info, frame),
+            Some(Rule::Function(_)) => {
+                self.state
+                    .route_by_function(info, frame, frame.payload_bytes().len())
+            }
             None => {}
         }
     }
@@ -575,7 +578,8 @@ impl State {
         }
     }
 
-    fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    /// `memory` is what the frame's payload keeps alive, in bytes.
+    fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame, memory: usize) {
         let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
             return;
         };
@@ -586,6 +590,10 @@ impl State {
         guard("a routing function", || {
             decision = route(frame, info.uuid, &directory)
         });
+        let frame = &match decision {
+            Decision::Discard => return,
+            Decision::Queue | Decision::Forward(_) => apart(frame, memory),
+        };
         match decision {
             Decision::Discard => {}
             Decision::Queue => {
@@ -780,6 +788,20 @@ impl State {
     }
 }
 
+/// The frame as it may wait in a queue that counts its length alone: in memory
+/// of its own where it is a small part of the run it was found in.
+fn apart(frame: &Frame, memory: usize) -> Frame {
+    let payload = frame.payload_bytes();
+    if payload.len() >= memory / MAX_WASTE {
+        return frame.clone();
+    }
+    let copy = Frame::with_payload(frame.kind(), Bytes::copy_from_slice(payload));
+    match frame.trace() {
+        Some(trace) => copy.traced(trace.clone()),
+        None => copy,
+    }
+}
+
 /// Runs code of the application; a panic in it is logged and goes no further.
 fn guard(what: &str, call: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
@@ -795,4 +817,19 @@ fn guard(what: &str, call: impl FnOnce()) {
 #[expect(clippy::disallowed_methods, reason = "expiry and grace are times")]
 fn now() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_waits_keeps_no_long_run_alive() {
+        let run = Bytes::from(vec![7; 100_000]);
+        let found = |len| Frame::with_payload(Command::STATS, run.slice(..len));
+        let small = apart(&found(10), run.len());
+        assert!(small.payload_bytes().is_unique() && small == found(10));
+        let most = apart(&found(90_000), run.len());
+        assert_eq!(most.payload_bytes().as_ptr(), run.as_ptr(), "shared");
+    }
 }
