@@ -227,7 +227,7 @@ impl Outbox {
     /// false when it passed or the link ended.
     pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
         let shared = &*self.shared;
-        let deadline = limit.map(|limit| now() + limit);
+        let deadline = limit.map(super::deadline);
         let mut guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
         shared.begin_wait();
         let found = loop {

@@ -13,7 +13,7 @@
 //! sockets. What one session may have in it is bounded by its
 //! [`Gate`](super::sessions::Gate).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ use crate::proto::{
     answer_to_filtered, answer_to_unsupported, may_be_sent,
 };
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::{EndReason, Limits, Link, Outbox, Outgoing, PeerAddress, PushError};
+use crate::transport::{EndReason, Limits, Link, Outbox, Outgoing, PeerAddress, PushError, deadline};
 
 /// Room in the channel: enough that a burst of readers need not wait, and a
 /// batch is mostly one TLS record.
@@ -92,6 +92,9 @@ pub(super) struct State {
     grace: Duration,
     /// Sessions that are over while their threads still run.
     leaving: HashMap<SessionId, Leaving>,
+    /// When they are cut off, in order: each has as long as a write.
+    cut_off: VecDeque<(Instant, SessionId)>,
+    parting: Duration,
     /// Sessions whose end the handler has not been told of.
     departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
@@ -119,6 +122,8 @@ struct Leaving {
 pub(super) struct Dispatcher<H> {
     state: State,
     handler: H,
+    /// What the handler said last.
+    timer: Option<Instant>,
     events: Receiver<Event>,
 }
 
@@ -144,6 +149,8 @@ impl<H: Handler> Dispatcher<H> {
             max_sessions,
             grace: config.grace,
             leaving: HashMap::new(),
+            cut_off: VecDeque::new(),
+            parting: config.write_timeout,
             departed: Vec::new(),
             overflowed: Vec::new(),
             stopping: None,
@@ -152,12 +159,14 @@ impl<H: Handler> Dispatcher<H> {
         Ok(Self {
             state,
             handler,
+            timer: None,
             events,
         })
     }
 
     /// Runs until [`Event::Exit`] has come and every session has ended.
     pub(super) fn run(mut self) {
+        self.ask_timer();
         while !(self.state.exiting && self.state.leaving.is_empty() && self.state.sessions.len() == 0) {
             let event = match self.next_deadline() {
                 None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -169,15 +178,23 @@ impl<H: Handler> Dispatcher<H> {
                 // Every sender is gone, and with them every session.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.ask_timer();
             self.timers();
         }
+    }
+
+    fn ask_timer(&mut self) {
+        let mut at = None;
+        guard("next_timer", || at = self.handler.next_timer());
+        self.timer = at;
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         [
             self.state.held.next_expiry(),
             self.state.stopping,
-            self.handler.next_timer(),
+            self.state.cut_off.front().map(|(at, _)| *at),
+            self.timer,
         ]
         .into_iter()
         .flatten()
@@ -186,23 +203,26 @@ impl<H: Handler> Dispatcher<H> {
 
     fn timers(&mut self) {
         // The clock is read only where something waits for it.
-        let Some(deadline) = self.next_deadline() else {
+        let Some(next) = self.next_deadline() else {
             return;
         };
         let now = now();
-        if now < deadline {
+        if now < next {
             return;
         }
         if self.state.stopping.is_some_and(|end| end <= now) {
-            self.state.stopping = Some(now + Duration::from_secs(3600));
+            self.state.stopping = Some(deadline(Duration::MAX));
             self.state.abort_all();
         }
+        self.state.cut_off(now);
         while let Some(held) = self.state.held.expire(now) {
             self.call("expired", |handler, cx| handler.expired(cx, held));
         }
-        if self.handler.next_timer().is_some_and(|at| at <= now) {
+        if self.timer.is_some_and(|at| at <= now) {
             self.call("timer", |handler, cx| handler.timer(cx));
         }
+        self.notify();
+        self.ask_timer();
     }
 
     /// Handles one event and tells the handler what came of it.
@@ -420,11 +440,14 @@ impl State {
             if !same {
                 return Err(Refusal::UuidInUse(uuid));
             }
-            self.end(old, DisconnectReason::Replaced, false);
         }
         // Threads of sessions that are leaving count: they are still there.
-        if self.sessions.len() + self.leaving.len() >= self.max_sessions + usize::from(old.is_some()) {
+        let most = self.max_sessions.saturating_add(usize::from(old.is_some()));
+        if self.sessions.len() + self.leaving.len() >= most {
             return Err(Refusal::Busy("the server is at its session limit"));
+        }
+        if let Some(old) = old {
+            self.end(old, DisconnectReason::Replaced, false);
         }
         let configuration = self.configuration.clone();
         let shared = &self.shared;
@@ -504,6 +527,27 @@ impl State {
             .is_some_and(|leaving| leaving.finished && leaving.link.is_some());
         if over && let Some(Leaving { link: Some(link), .. }) = self.leaving.remove(&id) {
             link.join();
+            while let Some((_, id)) = self.cut_off.front()
+                && !self.leaving.contains_key(id)
+            {
+                self.cut_off.pop_front();
+            }
+        }
+    }
+
+    /// Aborts the sessions that have had their time to send what waited: one
+    /// whose peer takes a byte now and then would never come to an end.
+    fn cut_off(&mut self, now: Instant) {
+        while let Some((at, id)) = self.cut_off.front().copied()
+            && at <= now
+        {
+            self.cut_off.pop_front();
+            if let Some(leaving) = self.leaving.get_mut(&id) {
+                leaving.abort = true;
+                if let Some(link) = &leaving.link {
+                    link.abort();
+                }
+            }
         }
     }
 
@@ -521,12 +565,13 @@ impl State {
         let leaving = self.leaving.entry(id).or_default();
         leaving.abort |= abort;
         leaving.link = link;
+        self.cut_off.push_back((deadline(self.parting), id));
         self.departed.push((session.info, reason));
         self.reap(id);
     }
 
     fn stop(&mut self) {
-        self.stopping = Some(now() + self.grace);
+        self.stopping = Some(deadline(self.grace));
         for id in self.sessions.ids() {
             self.end(id, DisconnectReason::Stopped, false);
         }
