@@ -1,19 +1,26 @@
-//! SIGINT and SIGTERM end a program in order.
+//! SIGINT and SIGTERM end a program in order, and soon: one that waits where
+//! nothing wakes it (a pipe that nobody fills or empties) is ended outright.
 
 use std::io;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::Failure;
+
+/// How long a program may take to end.
+const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Waits for a signal on a thread of its own, which dropping this joins.
 #[derive(Debug)]
 pub(crate) struct Stop {
     stopped: Receiver<()>,
     handle: Handle,
+    /// Dropped to tell the thread that the program ends by itself.
+    ending: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -27,17 +34,22 @@ impl Stop {
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
+        let (ending, ended) = bounded::<()>(0);
         let thread = std::thread::Builder::new()
             .name("ssntp-signals".into())
             .spawn(move || {
                 // The channel is closed, which every receiver sees, at the first
                 // signal; a second one finds a program that is ending already.
-                let _stop = stop;
-                let _ = signals.forever().next();
+                let signal = signals.forever().next();
+                drop(stop);
+                if signal.is_some() && ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                    std::process::exit(0);
+                }
             })?;
         Ok(Self {
             stopped,
             handle,
+            ending: Some(ending),
             thread: Some(thread),
         })
     }
@@ -54,15 +66,11 @@ impl Stop {
             Err(crossbeam_channel::TryRecvError::Disconnected)
         )
     }
-
-    /// Blocks until a signal comes.
-    pub(crate) fn wait(&self) {
-        let _ = self.stopped.recv();
-    }
 }
 
 impl Drop for Stop {
     fn drop(&mut self) {
+        self.ending.take();
         self.handle.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
