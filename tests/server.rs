@@ -754,6 +754,18 @@ fn unknown_kinds_are_never_sent() {
 }
 
 #[test]
+fn a_payload_that_no_peer_would_take_is_not_sent() {
+    let server = TestServer::start((), |c| c.max_payload(10));
+    let mut agent = server.connect(Role::AGENT);
+    let too_long = Err(SendError::TooLong { len: 11, limit: 10 });
+    let handle = server.handle();
+    assert_eq!(handle.send(agent.uuid, stats(vec![0; 11])), too_long);
+    assert_eq!(handle.broadcast(stats(vec![0; 11])).map(|_| ()), too_long);
+    handle.send(agent.uuid, stats(vec![0; 10])).unwrap();
+    assert_eq!(agent.frame(), stats(vec![0; 10]));
+}
+
+#[test]
 fn a_session_that_ends_is_cut_off_even_if_its_peer_takes_a_little_at_a_time() {
     let (handler, told) = notes();
     let server = TestServer::start(handler, |c| {

@@ -185,7 +185,7 @@ impl ServerConfig {
         self
     }
 
-    /// The longest payload to receive, in bytes. Default: 16 MiB.
+    /// The longest payload to receive or send, in bytes. Default: 16 MiB.
     #[must_use]
     pub fn max_payload(mut self, bytes: u32) -> Self {
         self.max_payload = bytes;

@@ -739,10 +739,20 @@ impl State {
         }
     }
 
-    pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+    /// Whether the application may send this at all.
+    fn check(&self, frame: &Frame) -> Result<(), SendError> {
+        let (len, limit) = (frame.payload_bytes().len(), self.shared.max_payload);
         if !may_be_sent(frame.kind()) {
-            return Err(SendError::Kind(frame.kind()));
+            Err(SendError::Kind(frame.kind()))
+        } else if u32::try_from(len).is_ok_and(|len| len <= limit) {
+            Ok(())
+        } else {
+            Err(SendError::TooLong { len, limit })
         }
+    }
+
+    pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.check(frame)?;
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
         let shared = Arc::clone(&self.shared);
         let Some(session) = self.sessions.get(id) else {
@@ -761,9 +771,7 @@ impl State {
         frame: &Frame,
         targets: impl FnOnce(&Sessions, &mut dyn FnMut(&Session)),
     ) -> Result<usize, SendError> {
-        if !may_be_sent(frame.kind()) {
-            return Err(SendError::Kind(frame.kind()));
-        }
+        self.check(frame)?;
         let shared = Arc::clone(&self.shared);
         let mut fan = Fan::new(frame, &shared);
         let mut full = Vec::new();
