@@ -4,6 +4,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
+    clippy::panic,
     reason = "a test may fail, and has time limits"
 )]
 
@@ -39,7 +40,11 @@ fn end(mut child: Child) -> Option<i32> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(told.elapsed() < Duration::from_millis(2500), "{:?}", told.elapsed());
+    assert!(
+        told.elapsed() < Duration::from_millis(2500),
+        "{:?}",
+        told.elapsed()
+    );
     child.wait().unwrap().code()
 }
 

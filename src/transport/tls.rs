@@ -803,10 +803,7 @@ impl Transmit for TlsTransmit {
             let mut session = lock(&self.session)?;
             while let (_, Ok(Step::Again)) = session.step(&mut [], &mut tools) {}
             // Taken before the reader can add records that come after it.
-            (
-                session.take_pending(),
-                tools.seal.map_or(0, |seal| seal.written),
-            )
+            (session.take_pending(), tools.seal.map_or(0, |seal| seal.written))
         };
         write_all(&*self.stream, &pending)?;
         write_all(&*self.stream, &out[..written])?;
@@ -853,8 +850,13 @@ mod tests {
             connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
         });
         let connection = UnbufferedServerConnection::new(acceptor.config).unwrap();
-        let (mut session, incoming, mut inbox) =
-            shake_hands(&here, Connection::Server(connection), &BufferPool::new(), deadline).unwrap();
+        let (mut session, incoming, mut inbox) = shake_hands(
+            &here,
+            Connection::Server(connection),
+            &BufferPool::new(),
+            deadline,
+        )
+        .unwrap();
         let _peer = peer.unwrap().join().unwrap().unwrap();
         // As the refusal of a renegotiation in TLS 1.2 leaves it.
         session.pending = vec![0; 31];

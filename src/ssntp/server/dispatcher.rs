@@ -380,10 +380,9 @@ impl<H: Handler> Dispatcher<H> {
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
-            Some(Rule::Function(_)) => {
-                self.state
-                    .route_by_function(info, frame, frame.payload_bytes().len())
-            }
+            Some(Rule::Function(_)) => self
+                .state
+                .route_by_function(info, frame, frame.payload_bytes().len()),
             None => {}
         }
     }
