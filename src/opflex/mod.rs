@@ -70,6 +70,7 @@ mod deadlines;
 mod json;
 pub mod message;
 pub mod model;
+mod one_or_many;
 pub mod peer;
 pub mod policy_element;
 pub mod rpc;
