@@ -18,11 +18,14 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    #[command(visible_alias = "netagent")]
+    Agent(cmd::agent::Args),
     Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
     Listen(cmd::listen::Args),
+    Scheduler(cmd::scheduler::Args),
     Send(cmd::send::Args),
     Server(cmd::server::Args),
 }
@@ -32,7 +35,7 @@ impl Command {
     /// its warnings, whoever runs another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
-            Self::Server(_) => "warn",
+            Self::Agent(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
             _ => "error",
         }
     }

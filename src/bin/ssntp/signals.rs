@@ -1,5 +1,6 @@
 //! SIGINT and SIGTERM end a program in order.
 
+use std::ffi::c_int;
 use std::io;
 use std::thread::JoinHandle;
 
@@ -20,26 +21,40 @@ pub(crate) struct Stop {
 impl Stop {
     /// From here on, the two signals no longer kill the process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::start().map_err(|e| Failure::new(format!("cannot handle signals: {e}")))
+        Self::start(None).map(|(stop, _)| stop).map_err(failed)
     }
 
-    fn start() -> io::Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    /// As [`install`](Self::install), and a further signal, whose arrivals
+    /// the channel tells of; those that arrive together may be told of once.
+    pub(crate) fn install_with(signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
+        Self::start(Some(signal)).map_err(failed)
+    }
+
+    fn start(further: Option<c_int>) -> io::Result<(Self, Receiver<()>)> {
+        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(further))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
+        let (arrive, arrived) = bounded(1);
         let thread = std::thread::Builder::new()
             .name("ssntp-signals".into())
             .spawn(move || {
                 // The channel is closed, which every receiver sees, at the first
                 // signal; a second one finds a program that is ending already.
                 let _stop = stop;
-                let _ = signals.forever().next();
+                for signal in signals.forever() {
+                    if further != Some(signal) {
+                        break;
+                    }
+                    // One that has not been looked at yet stands for both.
+                    let _ = arrive.try_send(());
+                }
             })?;
-        Ok(Self {
+        let stop = Self {
             stopped,
             handle,
             thread: Some(thread),
-        })
+        };
+        Ok((stop, arrived))
     }
 
     /// Disconnected once a signal has come: for `select!`.
@@ -59,6 +74,10 @@ impl Stop {
     pub(crate) fn wait(&self) {
         let _ = self.stopped.recv();
     }
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::new(format!("cannot handle signals: {error}"))
 }
 
 impl Drop for Stop {
