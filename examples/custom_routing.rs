@@ -1,5 +1,5 @@
 //! Routing that depends on what a frame says: STOP goes to the node that its
-//! payload names, and waits there is none yet until that node connects.
+//! payload names, and is held at the server until that node connects.
 //!
 //! Everything in one process, over memory, with throw-away certificates:
 //! `cargo run --example custom_routing`
@@ -17,7 +17,10 @@ use uuid::Uuid;
 
 /// The agent that a STOP is for.
 fn target(frame: &Frame) -> Option<Uuid> {
-    Stop::decode(frame.payload_bytes()).ok()?.workload_agent_uuid.uuid()
+    Stop::decode(frame.payload_bytes())
+        .ok()?
+        .workload_agent_uuid
+        .uuid()
 }
 
 /// Releases what waited for a node when it connects.
@@ -26,7 +29,11 @@ struct ReleaseOnConnect;
 impl Handler for ReleaseOnConnect {
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let node = session.uuid();
-        let waiting: Vec<_> = cx.held().filter(|held| target(&held.frame) == Some(node)).map(|held| held.id).collect();
+        let waiting: Vec<_> = cx
+            .held()
+            .filter(|held| target(&held.frame) == Some(node))
+            .map(|held| held.id)
+            .collect();
         for id in waiting {
             println!("released for {node}: {id}");
             cx.release(id, &[node]);
@@ -45,16 +52,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => Decision::Discard,
     });
     let listener = MemoryListener::new();
-    let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust()).listen_in_memory(&listener).rules(rules);
+    let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust())
+        .listen_in_memory(&listener)
+        .rules(rules);
     let server = Server::start(config, ReleaseOnConnect)?;
     let connect = |role, uuid: Uuid| -> Result<Client, Box<dyn std::error::Error>> {
-        let config = ClientConfig::new(identity(role)?, authority.trust()).connect_in_memory(&listener).uuid(uuid);
+        let config = ClientConfig::new(identity(role)?, authority.trust())
+            .connect_in_memory(&listener)
+            .uuid(uuid);
         Ok(Client::connect(config)?)
     };
 
     let controller = connect(Role::CONTROLLER, Uuid::new_v4())?;
     let node = Uuid::new_v4();
-    let stop = |instance: Uuid| Frame::of(&Stop { instance_uuid: instance.into(), workload_agent_uuid: node.into(), stop: false });
+    let stop = |instance: Uuid| {
+        Frame::of(&Stop {
+            instance_uuid: instance.into(),
+            workload_agent_uuid: node.into(),
+            stop: false,
+        })
+    };
     controller.send(stop(Uuid::new_v4()))?;
     controller.flush(Duration::from_secs(5));
     let agent = connect(Role::AGENT, node)?;

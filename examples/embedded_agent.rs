@@ -20,6 +20,7 @@ use ssntp::transport::Limits;
 const WORK: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_millis(500);
 
+#[expect(clippy::disallowed_methods, reason = "a tool may look at the clock")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
@@ -27,15 +28,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let address = args.next().unwrap_or("localhost:8888".into()).parse()?;
     // What is sent while no server can be reached waits, up to a bound.
-    let offline = Offline::Queue(Limits { frames: 100, bytes: 1 << 20 });
-    let config = ClientConfig::new(Identity::load(cert)?, Trust::load(ca)?).address(address).offline(offline);
+    let offline = Offline::Queue(Limits {
+        frames: 100,
+        bytes: 1 << 20,
+    });
+    let config = ClientConfig::new(Identity::load(cert)?, Trust::load(ca)?)
+        .address(address)
+        .offline(offline);
     let client = Client::start(config)?;
 
     let began = Instant::now();
     let (mut primes, mut candidate, mut reported) = (0u64, 2u64, None::<Instant>);
     while began.elapsed() < WORK {
         // The tool's own work.
-        primes += u64::from((2..).take_while(|d| d * d <= candidate).all(|d| !candidate.is_multiple_of(d)));
+        primes += u64::from(
+            (2..)
+                .take_while(|d| d * d <= candidate)
+                .all(|d| !candidate.is_multiple_of(d)),
+        );
         candidate += 1;
         // What arrived meanwhile.
         while let Ok(event) = client.try_recv() {

@@ -17,14 +17,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: smallest_client CA CERT [ADDRESS]".into());
     };
     let address = args.next().unwrap_or("localhost:8888".into()).parse()?;
-    let config = ClientConfig::new(Identity::load(cert)?, Trust::load(ca)?).address(address).attempts(5);
+    let config = ClientConfig::new(Identity::load(cert)?, Trust::load(ca)?)
+        .address(address)
+        .attempts(5);
     let client = Client::connect(config)?;
     if let Some(server) = client.server() {
         println!("connected to {} ({})", server.uuid(), server.role());
     }
-    client.send(Frame::with_payload(Command::STATS, format!("node_uuid: {}\n", client.uuid())))?;
+    client.send(Frame::with_payload(
+        Command::STATS,
+        format!("node_uuid: {}\n", client.uuid()),
+    ))?;
     while let Ok(frame) = client.recv_frame_timeout(Duration::from_secs(1)) {
-        println!("{}: {}", frame.kind(), String::from_utf8_lossy(frame.payload_bytes()));
+        println!(
+            "{}: {}",
+            frame.kind(),
+            String::from_utf8_lossy(frame.payload_bytes())
+        );
     }
     client.close();
     Ok(())

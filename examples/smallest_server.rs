@@ -23,7 +23,12 @@ impl Handler for Print {
     }
 
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
-        println!("{} of {} bytes from {}", frame.kind(), frame.payload_bytes().len(), from.uuid());
+        println!(
+            "{} of {} bytes from {}",
+            frame.kind(),
+            frame.payload_bytes().len(),
+            from.uuid()
+        );
     }
 }
 

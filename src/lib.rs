@@ -1,6 +1,90 @@
 //! Simple and Secure Node Transfer Protocol: framed control-plane messaging
 //! over mutual TLS, with roles proved by certificates, synchronous and
 //! without an async runtime.
+//!
+//! A server and two clients in one process, over memory and with throw-away
+//! certificates; with addresses and files it is the same code:
+//!
+//! ```
+//! # #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))] {
+//! use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+//! use ssntp::proto::{Command, Frame};
+//! use ssntp::server::{Rules, Server, ServerConfig};
+//! use ssntp::transport::memory::MemoryListener;
+//! use ssntp::{Client, ClientConfig, Role};
+//!
+//! let authority = Authority::new(&AuthorityRequest::default())?;
+//! let identity = |role| authority.issue(&CertificateRequest::new(role)).map(|i| i.identity());
+//! let place = MemoryListener::new();
+//!
+//! // Statistics of agents go to every controller.
+//! let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust())
+//!     .listen_in_memory(&place)
+//!     .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER));
+//! let server = Server::start(config, ())?;
+//!
+//! let connect = |role| -> Result<Client, Box<dyn std::error::Error>> {
+//!     let config = ClientConfig::new(identity(role)?, authority.trust());
+//!     Ok(Client::connect(config.connect_in_memory(&place))?)
+//! };
+//! let (controller, agent) = (connect(Role::CONTROLLER)?, connect(Role::AGENT)?);
+//! agent.send(Frame::with_payload(Command::STATS, "load: 1\n"))?;
+//! assert_eq!(controller.recv_frame()?.payload_bytes()[..], *b"load: 1\n");
+//! server.stop();
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Layers
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`proto`] | the protocol without I/O: frames, codec, handshake |
+//! | [`payload`] | the YAML payloads as types |
+//! | [`pki`] | certificates with roles: read, check, issue |
+//! | [`transport`] | byte streams, TLS split by direction, two threads a connection |
+//! | [`server`] | accepts, proves roles, filters, routes, tells an application |
+//! | [`client`] | connects, reconnects, sends and receives |
+//! | [`cluster`] | the entities of a small cloud on top |
+#![cfg_attr(
+    feature = "opflex",
+    doc = "| [`opflex`] | the OpFlex control protocol, beside SSNTP on the same transport |"
+)]
+//!
+//! Who may use whom goes one way only; see `docs/architecture.md`.
+//!
+//! # Out of scope
+//!
+//! Delivery guarantees beyond the connection, storage of frames, discovery
+//! other than by the names in a CA certificate, and anything async: calls
+//! block, and each says for how long.
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `aws-lc-rs` | yes | cryptography by aws-lc-rs |
+//! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
+//! | `issue` | with `cli` | making certificates: `pki::Authority` |
+//! | `opflex` | yes | the module `opflex` |
+//! | `cli` | yes | the `ssntp` program |
+//!
+//! `--no-default-features --features ring` (or `aws-lc-rs`) is the small
+//! library for embedding. With neither, everything compiles, and whatever
+//! needs TLS answers that no cryptography was compiled in.
+//!
+//! # Threads
+//!
+//! A server has one thread for each listening socket, one dispatcher, a
+//! bounded number for handshakes, and two for each session. A client has a
+//! supervisor, and two while a session stands. Every thread has a name and is
+//! joined by its owner.
+//!
+//! # Log targets
+//!
+//! `ssntp::server`, `ssntp::client` and `ssntp::scheduler`, through the `log`
+//! crate, with UUID and role of the session in each line. Connections come and go at `info`,
+//! what an operator should see is `warn`.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -17,3 +101,8 @@ pub mod transport;
 pub use role::{ParseRoleError, Role};
 pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
 pub use ssntp::{proto, server};
+
+/// Compiles what README.md shows.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

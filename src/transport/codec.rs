@@ -24,7 +24,7 @@ pub trait Decode: Send + 'static {
 /// Received bytes that wait to be decoded.
 ///
 /// Memory follows the bytes that have arrived: an announced length is
-/// believed up to [`TRUST`], and beyond it the buffer doubles.
+/// believed up to 128 KiB, and beyond it the buffer doubles.
 #[derive(Debug, Default)]
 pub struct Inbox {
     pub(super) bytes: BytesMut,

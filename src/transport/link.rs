@@ -19,6 +19,7 @@
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -220,7 +221,9 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     fn run(mut self, writer: JoinHandle<()>) {
         let closed_here = |outbox: &Outbox| outbox.is_closed();
-        let found = self.read();
+        // A fault of ours costs this link alone, and its owner hears of it.
+        let found = catch_unwind(AssertUnwindSafe(|| self.read()))
+            .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
         let reason = match (self.outbox.failure(), found) {
             (Some(error), _) => EndReason::Io(error),
             (None, EndReason::Protocol(e)) => EndReason::Protocol(e),

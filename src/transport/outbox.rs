@@ -255,8 +255,8 @@ impl Outbox {
 
     /// Holds a producer back while this queue is more than half full and its
     /// writer makes good progress. A consumer that is stuck, or takes less
-    /// than [`PACE_BYTES`] and [`PACE_FRAMES`] each second, holds producers
-    /// back for [`PATIENCE`] once, and then no more until it has taken a
+    /// than 4 MiB and 20,000 frames each second, holds producers
+    /// back for 50 ms once, and then no more until it has taken a
     /// second's worth.
     pub fn hold_back(&self) {
         let shared = &*self.shared;

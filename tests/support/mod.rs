@@ -1,6 +1,15 @@
 //! A throw-away PKI and a client that speaks SSNTP by hand, so that a test
 //! reads as a conversation. Every receive has a time limit.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::cast_possible_truncation,
+    reason = "tests; each test binary uses its own part"
+)]
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

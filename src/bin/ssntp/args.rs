@@ -25,6 +25,7 @@ pub(crate) enum Command {
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
     Listen(cmd::listen::Args),
+    Scheduler(cmd::scheduler::Args),
     Send(cmd::send::Args),
     Server(cmd::server::Args),
 }
@@ -34,7 +35,7 @@ impl Command {
     /// its warnings, whoever runs another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
-            Self::Agent(_) | Self::Server(_) => "warn",
+            Self::Agent(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
             _ => "error",
         }
     }

@@ -23,7 +23,9 @@ impl Output {
 
     /// Writes text as it is.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
-        self.0.write_all(text.as_bytes()).map_err(|error| Failure::output(&error))
+        self.0
+            .write_all(text.as_bytes())
+            .map_err(|error| Failure::output(&error))
     }
 
     /// Writes out what is buffered; call it at the end to hear of errors.

@@ -53,14 +53,14 @@ pub(super) fn to_controllers<T: Payload>(cx: &mut Context<'_>, payload: &T) {
 
 fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
     if let Err(e) = cx.multicast(Role::CONTROLLER, frame) {
-        debug!("{} for all controllers: {e}", frame.kind());
+        debug!(target: "ssntp::scheduler", "{} for all controllers: {e}", frame.kind());
     }
 }
 
 fn invalid_frame(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind, reason: InvalidFrameTypeReason) {
     let answer = Frame::of(&InvalidFrameType::new(kind, reason));
     if let Err(e) = cx.send(to.uuid(), &answer) {
-        debug!("{to}: the answer to {kind}: {e}");
+        debug!(target: "ssntp::scheduler", "{to}: the answer to {kind}: {e}");
     }
 }
 

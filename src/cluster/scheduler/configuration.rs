@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::{Scheduler, SchedulerError};
 use crate::Role;
 use crate::cluster::replace::{directory, replace};
-use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::payload::Configure;
+use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::proto::{Command, ErrorCode, Frame};
 use crate::server::{Context, SessionInfo};
 
@@ -53,7 +53,9 @@ impl Configuration {
                 Ok(()) => configuration.current = yaml.into(),
                 Err(e) => return Err(SchedulerError::Configuration(Some(path), e)),
             },
-            None => warn!("{} is not there yet: no configuration", path.display()),
+            None => {
+                warn!(target: "ssntp::scheduler", "{} is not there yet: no configuration", path.display())
+            }
         }
         // What is renamed onto a link would take the link's place.
         configuration.file = Some(fs::canonicalize(&path).unwrap_or(path));
@@ -91,7 +93,7 @@ impl Configuration {
         };
         if let Err(e) = self.keep(&yaml) {
             // Better back in memory alone than not at all.
-            warn!("the previous configuration cannot be kept: {e}");
+            warn!(target: "ssntp::scheduler", "the previous configuration cannot be kept: {e}");
         }
         self.current = yaml;
         Ok(std::mem::replace(&mut self.sender, sender))
@@ -109,11 +111,11 @@ impl Scheduler {
     pub(super) fn configure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let yaml = frame.payload_bytes();
         if let Err(why) = self.configuration.accept(yaml, from.uuid()) {
-            warn!("{from}: CONFIGURE refused: {why}");
+            warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {why}");
             refuse(cx, from.uuid(), yaml);
             return;
         }
-        info!("{from}: new cluster configuration of {} bytes", yaml.len());
+        info!(target: "ssntp::scheduler", "{from}: new cluster configuration of {} bytes", yaml.len());
         cx.set_configuration(self.configuration.current.clone());
         // Only a kind that cannot be sent is an error.
         let _ = cx.forward_all(from, CONFIGURED, frame);
@@ -124,7 +126,7 @@ impl Scheduler {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
             Ok(sender) => {
-                warn!("{from}: cannot use the configuration: back to the previous one");
+                warn!(target: "ssntp::scheduler", "{from}: cannot use the configuration: back to the previous one");
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
@@ -132,7 +134,9 @@ impl Scheduler {
                     refuse(cx, sender, refused);
                 }
             }
-            Err(why) => warn!("{from}: cannot use a configuration; it stays, since {why}"),
+            Err(why) => {
+                warn!(target: "ssntp::scheduler", "{from}: cannot use a configuration; it stays, since {why}")
+            }
         }
     }
 }
@@ -140,7 +144,7 @@ impl Scheduler {
 fn refuse(cx: &mut Context<'_>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
     if let Err(e) = cx.send(to, &answer) {
-        info!("InvalidConfiguration for {to}: {e}");
+        info!(target: "ssntp::scheduler", "InvalidConfiguration for {to}: {e}");
     }
 }
 

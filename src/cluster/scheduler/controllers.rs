@@ -45,7 +45,7 @@ impl Controllers {
         if let Some((id, uuid)) = self.line.first()
             && master.is_some_and(|(master, _)| master != *id)
         {
-            info!("controller {uuid} is first in line now");
+            info!(target: "ssntp::scheduler", "controller {uuid} is first in line now");
         }
     }
 
@@ -99,7 +99,7 @@ impl Scheduler {
                 true => "the master",
                 false => "a backup",
             };
-            info!("{session}: it is {place}");
+            info!(target: "ssntp::scheduler", "{session}: it is {place}");
         }
         for announced in self.nodes.announced() {
             if cx.send(to, announced).is_err() {

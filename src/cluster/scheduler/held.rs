@@ -40,10 +40,10 @@ impl Held {
 
     /// Keeps a START for a READY of `node`; gives it back where there is no
     /// room.
-    pub(super) fn keep(&mut self, mut start: Waiting, node: Uuid, now: Instant) -> Result<(), Waiting> {
+    pub(super) fn keep(&mut self, mut start: Waiting, node: Uuid, now: Instant) -> Option<Waiting> {
         let bytes = start.frame.encoded_len();
         if self.queue.len() >= self.max_starts || self.bytes + bytes > self.max_bytes {
-            return Err(start);
+            return Some(start);
         }
         start.detach();
         self.bytes += bytes;
@@ -52,7 +52,7 @@ impl Held {
             node,
             until: now + self.time,
         });
-        Ok(())
+        None
     }
 
     pub(super) fn get(&self, at: usize) -> Option<&HeldStart> {
@@ -104,18 +104,18 @@ mod tests {
         let now = Instant::now();
         let time = Duration::from_secs(60);
         let mut held = Held::new(2, 100, time);
-        assert!(held.keep(start(93), Uuid::nil(), now).is_err(), "101 bytes");
-        held.keep(start(42), Uuid::nil(), now).unwrap();
-        held.keep(start(32), Uuid::nil(), now + time / 2).unwrap();
+        assert!(held.keep(start(93), Uuid::nil(), now).is_some(), "101 bytes");
+        assert!(held.keep(start(42), Uuid::nil(), now).is_none());
+        assert!(held.keep(start(32), Uuid::nil(), now + time / 2).is_none());
         assert!(
-            held.keep(start(0), Uuid::nil(), now).is_err(),
+            held.keep(start(0), Uuid::nil(), now).is_some(),
             "two are the limit"
         );
         assert_eq!(held.next_expiry(), Some(now + time));
         assert!(held.expire(now + time / 2).is_none());
         assert!(held.expire(now + time).is_some());
         assert!(held.expire(now + time).is_none(), "the second came later");
-        held.keep(start(52), Uuid::nil(), now + time).unwrap();
+        assert!(held.keep(start(52), Uuid::nil(), now + time).is_none());
         assert!(held.take(1).is_some() && held.take(0).is_some());
         assert_eq!((held.bytes, held.next_expiry()), (0, None));
     }

@@ -165,7 +165,7 @@ impl Scheduler {
             return;
         }
         if self.mode == ControllerMode::Master && !self.controllers.is_master(from.id()) {
-            info!("{from}: {command} refused: it is not the master");
+            info!(target: "ssntp::scheduler", "{from}: {command} refused: it is not the master");
             answers::role_not_allowed(cx, from, frame.kind());
             return;
         }
@@ -201,8 +201,7 @@ impl Scheduler {
                 self.invalid_frames += 1;
                 let payload = String::from_utf8_lossy(frame.payload_bytes());
                 let said: String = payload.chars().take(200).collect();
-                warn!(
-                    "{from}: InvalidFrameType, {} so far: {said:?}",
+                warn!(target: "ssntp::scheduler", "{from}: InvalidFrameType, {} so far: {said:?}",
                     self.invalid_frames
                 );
             }

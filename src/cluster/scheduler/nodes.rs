@@ -103,7 +103,7 @@ impl Scheduler {
                 }
                 Err(e) => {
                     // What it has is not known: it stays what it was.
-                    warn!("{from}: READY refused: {e}");
+                    warn!(target: "ssntp::scheduler", "{from}: READY refused: {e}");
                     answers::refuse(cx, from, frame, Why::Unreadable(&e));
                     return false;
                 }
@@ -125,13 +125,13 @@ impl Scheduler {
             }
         };
         if let Some(e) = unreadable {
-            warn!("{from}: {status}: {e}");
+            warn!(target: "ssntp::scheduler", "{from}: {status}: {e}");
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)
         {
-            info!("{from}: {status}");
+            info!(target: "ssntp::scheduler", "{from}: {status}");
         }
         true
     }

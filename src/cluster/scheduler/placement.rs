@@ -29,6 +29,9 @@ use uuid::Uuid;
 use crate::Role;
 use crate::payload::{Id, Ready, Start};
 
+/// The longest name that a system gives a host, in bytes.
+const MAX_HOSTNAME: usize = 255;
+
 /// How many STARTs a node gets for one READY.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
@@ -237,12 +240,16 @@ impl Placement {
         self.change(uuid, |node| node.state = State::Closed);
     }
 
-    /// A node has told its name.
+    /// A node has told its name. One that is longer than a name can be is
+    /// none.
     pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
         let Some(slot) = self.by_uuid.get(&uuid).copied() else {
             return;
         };
-        let hostname = hostname.to_ascii_lowercase();
+        let hostname = match hostname.len() <= MAX_HOSTNAME {
+            true => hostname.to_ascii_lowercase(),
+            false => String::new(),
+        };
         let Some(node) = self.slots[slot].as_mut().filter(|node| node.hostname != hostname) else {
             return;
         };

@@ -195,6 +195,9 @@ fn a_uuid_or_a_name_leaves_no_choice() {
     assert_eq!(placement.place(&both, None), Verdict::NoRoom);
     placement.disconnect(uuid(3));
     assert_eq!(placement.place(&called("other"), None), Verdict::NoRoom);
+    let long = "x".repeat(MAX_HOSTNAME + 1);
+    placement.hostname(uuid(1), &long);
+    assert_eq!(placement.place(&called(&long), None), Verdict::NoRoom);
 }
 
 #[test]

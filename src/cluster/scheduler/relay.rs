@@ -67,18 +67,18 @@ fn forward(
 ) -> Result<(), Option<Error>> {
     let kind = frame.kind();
     let (id, role) = to.map_err(|e| {
-        info!("{from}: {kind} refused: {e}");
+        info!(target: "ssntp::scheduler", "{from}: {kind} refused: {e}");
         Some(e)
     })?;
     let directory = cx.directory();
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
-        info!("{from}: {kind} for {id}, who is not connected");
+        info!(target: "ssntp::scheduler", "{from}: {kind} for {id}, who is not connected");
         return Err(None);
     };
     let to = to.uuid();
     cx.forward(from, to, frame).map_err(|e| {
-        warn!("{from}: {kind}: {e}");
+        warn!(target: "ssntp::scheduler", "{from}: {kind}: {e}");
         None
     })
 }

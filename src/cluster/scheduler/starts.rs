@@ -80,7 +80,7 @@ impl Scheduler {
         match Waiting::read(from, frame) {
             Ok(start) => self.place(cx, Some(from), start),
             Err(e) => {
-                info!("{from}: START refused: {e}");
+                info!(target: "ssntp::scheduler", "{from}: START refused: {e}");
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
             }
         }
@@ -91,7 +91,7 @@ impl Scheduler {
     fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
         if let Some(node) = self.in_flight.node_of(start.instance) {
             if let Err(e) = send(cx, from, node, &start.frame) {
-                warn!("START of {} for {node}: {e}", start.instance);
+                warn!(target: "ssntp::scheduler", "START of {} for {node}: {e}", start.instance);
                 let mut failure = start.failure(StartFailureReason::LaunchFailure);
                 failure.node_uuid = node.into();
                 answers::to_controllers(cx, &failure);
@@ -109,8 +109,8 @@ impl Scheduler {
                     }
                 },
                 Verdict::Wait(node) => match self.held.keep(start, node, now()) {
-                    Ok(()) => return,
-                    Err(back) => {
+                    None => return,
+                    Some(back) => {
                         start = back;
                         StartFailureReason::FullCloud
                     }
@@ -119,7 +119,7 @@ impl Scheduler {
                 Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
                 Verdict::NoNode => StartFailureReason::NoCn,
             };
-            debug!("START of {}: {reason}", start.instance);
+            debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
             answers::to_controllers(cx, &start.failure(reason));
             return;
         }
@@ -136,14 +136,14 @@ impl Scheduler {
     ) -> Option<Waiting> {
         match send(cx, from, handed.node, &start.frame) {
             Ok(()) => {
-                debug!("START of {} goes to {}", start.instance, handed.node);
+                debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, handed.node);
                 let restart = start.restart;
                 self.in_flight.add(start.instance, Flight { handed, restart });
                 None
             }
             Err(e) => {
                 // Its session is about to end.
-                warn!("START of {} for {}: {e}", start.instance, handed.node);
+                warn!(target: "ssntp::scheduler", "START of {} for {}: {e}", start.instance, handed.node);
                 self.placement.close(handed.node);
                 Some(start)
             }
@@ -216,7 +216,7 @@ impl Scheduler {
     /// Answers what was held too long.
     pub(super) fn expire(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(start) = self.held.expire(now) {
-            info!("START of {}: no node said READY in time", start.instance);
+            info!(target: "ssntp::scheduler", "START of {}: no node said READY in time", start.instance);
             answers::to_controllers(cx, &start.failure(StartFailureReason::FullCloud));
         }
     }
@@ -225,7 +225,7 @@ impl Scheduler {
     pub(super) fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let Ok(failure) = frame.payload::<StartFailure>() else {
             // Forwarded as it is. Its START stays in flight.
-            warn!("{from}: StartFailure that cannot be read");
+            warn!(target: "ssntp::scheduler", "{from}: StartFailure that cannot be read");
             return;
         };
         let node = from.uuid();
@@ -245,7 +245,7 @@ impl Scheduler {
     /// Answers every START that a node took with it.
     pub(super) fn node_vanished(&mut self, cx: &mut Context<'_>, node: Uuid) {
         for (instance, flight) in self.in_flight.take_all(node) {
-            warn!("START of {instance} is lost with {node}");
+            warn!(target: "ssntp::scheduler", "START of {instance} is lost with {node}");
             let failure = StartFailure {
                 node_uuid: node.into(),
                 instance_uuid: instance.into(),

@@ -279,7 +279,7 @@ impl Codec {
                 return Ok(false);
             };
             let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
-            if length > self.max_payload.max(MAX_TRACE_LEN as u32) {
+            if length > self.max_payload && length as usize > MAX_TRACE_LEN {
                 return Err(ProtocolError::TraceTooLong(length));
             }
             head += 4;

@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use crossbeam_channel::{Receiver, Sender};
-use log::{debug, info, warn};
+use log::{debug, error, info, warn};
 
 use super::config::Shared;
 use super::dispatcher::{Admit, Event};
@@ -98,12 +99,19 @@ impl Acceptance {
 }
 
 fn accept(listener: &Listener, pool: &Arc<Pool>) {
+    let mut failing = false;
     loop {
         match listener.accept() {
-            Ok(Some(stream)) => pool.submit(stream),
+            Ok(Some(stream)) => {
+                failing = false;
+                pool.submit(stream);
+            }
             Ok(None) => return,
             Err(e) => {
-                warn!(target: "ssntp::server", "cannot accept: {e}");
+                // One line for each time it begins, not ten a second.
+                if !std::mem::replace(&mut failing, true) {
+                    warn!(target: "ssntp::server", "cannot accept: {e}");
+                }
                 if pool.pause(ACCEPT_PAUSE) {
                     return;
                 }
@@ -250,7 +258,12 @@ impl Pool {
                 }
             };
             let id = job.id;
-            serve(&self.shared, &self.events, &job);
+            // A fault of ours in one handshake costs that newcomer alone.
+            let served = catch_unwind(AssertUnwindSafe(|| serve(&self.shared, &self.events, &job)));
+            if served.is_err() {
+                error!(target: "ssntp::server", "{}: its handshake panicked", job.peer());
+                job.cut();
+            }
             let mut state = self.lock();
             state.pending.remove(&id);
             state.idle += 1;
@@ -461,12 +474,16 @@ fn receive_connect(
     deadline: Instant,
 ) -> Result<Connect, Ended> {
     let handshake = ServerHandshake::new(certificate.roles, certificate.uuid);
+    let mut end = false;
     loop {
         let input: &mut BytesMut = halves.inbox.bytes_mut();
         match handshake.receive(input) {
             Ok(Some(connect)) => return Ok(connect),
             Ok(None) => {}
             Err(refusal) => return Err(Ended::Refused(refusal)),
+        }
+        if end {
+            return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
         }
         let left = deadline.saturating_duration_since(now());
         if left.is_zero() {
@@ -478,9 +495,7 @@ fn receive_connect(
                 if received.flush {
                     halves.transmit.flush().map_err(Ended::Lost)?;
                 }
-                if received.end {
-                    return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
-                }
+                end = received.end;
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return Err(Ended::Refused(Refusal::Deadline));

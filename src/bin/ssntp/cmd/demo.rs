@@ -51,7 +51,11 @@ const START: Duration = Duration::from_secs(20);
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let authority = Authority::new(&AuthorityRequest::default())?;
-    let issue = |role| authority.issue(&CertificateRequest::new(role)).map(|issued| issued.identity());
+    let issue = |role| {
+        authority
+            .issue(&CertificateRequest::new(role))
+            .map(|issued| issued.identity())
+    };
     let config = ServerConfig::new(issue(Role::SERVER)?, authority.trust())
         .listen(Address::tcp("127.0.0.1", 0))
         .filter(Filter::spec())
@@ -62,8 +66,16 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
                 .multicast(ErrorCode::START_FAILURE, Role::CONTROLLER),
         );
     let server = Server::start(config, ()).map_err(Failure::new)?;
-    let address = server.addresses().first().cloned().unwrap_or(Address::tcp("127.0.0.1", 0));
-    let connect = |identity| ClientConfig::new(identity, authority.trust()).address(address.clone()).tracing(true);
+    let address = server
+        .addresses()
+        .first()
+        .cloned()
+        .unwrap_or(Address::tcp("127.0.0.1", 0));
+    let connect = |identity| {
+        ClientConfig::new(identity, authority.trust())
+            .address(address.clone())
+            .tracing(true)
+    };
 
     let mut screen = Screen::new(args.agents);
     screen.line(format!(
@@ -72,7 +84,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     ))?;
     let controller = Client::connect(connect(issue(Role::CONTROLLER)?)).map_err(Failure::new)?;
     let (end, ended) = bounded(0);
-    let mut agents = Agents { end: Some(end), threads: Vec::new() };
+    let mut agents = Agents {
+        end: Some(end),
+        threads: Vec::new(),
+    };
     for n in 0..args.agents {
         let client = Client::connect(connect(issue(Role::AGENT)?)).map_err(Failure::new)?;
         agents.start(n, client, ended.clone())?;
@@ -100,16 +115,26 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(over) -> _ => break,
         }
         if nodes.nodes.len() < usize::from(args.agents) && began.elapsed() > START {
-            return Err(Failure::new(format!("only {} agents have reported in {START:?}", nodes.nodes.len())));
+            return Err(Failure::new(format!(
+                "only {} agents have reported in {START:?}",
+                nodes.nodes.len()
+            )));
         }
     }
     screen.draw(&nodes)?;
     drop(agents);
     controller.close();
     server.stop();
-    let asked_to_last = args.seconds.map(Duration::from).is_some_and(|time| time >= 2 * INTERVAL);
+    let asked_to_last = args
+        .seconds
+        .map(Duration::from)
+        .is_some_and(|time| time >= 2 * INTERVAL);
     if asked_to_last && nodes.nodes.len() < usize::from(args.agents) {
-        return Err(Failure::new(format!("only {} of {} agents have reported", nodes.nodes.len(), args.agents)));
+        return Err(Failure::new(format!(
+            "only {} of {} agents have reported",
+            nodes.nodes.len(),
+            args.agents
+        )));
     }
     screen.line(nodes.summary(began.elapsed()))
 }
@@ -123,8 +148,11 @@ struct Agents {
 impl Agents {
     fn start(&mut self, n: u16, client: Client, ended: Receiver<()>) -> Result<(), Failure> {
         let body = move || agent(&client, &ended);
-        let thread = std::thread::Builder::new().name(format!("demo-agent-{n}")).spawn(body);
-        self.threads.push(thread.map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?);
+        let thread = std::thread::Builder::new()
+            .name(format!("demo-agent-{n}"))
+            .spawn(body);
+        self.threads
+            .push(thread.map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?);
         Ok(())
     }
 }
@@ -186,7 +214,11 @@ impl Nodes {
             self.latencies.extend(latency);
         }
         let uuid = stats.node_uuid.to_string();
-        let node = self.nodes.entry(uuid).or_insert_with(|| Node { stats: stats.clone(), frames: 0, latency });
+        let node = self.nodes.entry(uuid).or_insert_with(|| Node {
+            stats: stats.clone(),
+            frames: 0,
+            latency,
+        });
         node.frames += 1;
         (node.stats, node.latency) = (stats, latency);
         Ok(Some(node))
@@ -215,7 +247,11 @@ struct Screen {
 
 impl Screen {
     fn new(rows: u16) -> Self {
-        Self { live: std::io::stdout().is_terminal(), rows, drawn: 0 }
+        Self {
+            live: std::io::stdout().is_terminal(),
+            rows,
+            drawn: 0,
+        }
     }
 
     fn line(&mut self, line: impl std::fmt::Display) -> Result<(), Failure> {
@@ -248,7 +284,16 @@ impl Screen {
         }
         let mut table = Table::new();
         table.load_style(presets::UTF8_FULL_CONDENSED);
-        table.set_header(["node", "host", "status", "load", "memory free", "disk free", "frames", "latency"]);
+        table.set_header([
+            "node",
+            "host",
+            "status",
+            "load",
+            "memory free",
+            "disk free",
+            "frames",
+            "latency",
+        ]);
         for (uuid, node) in &nodes.nodes {
             let stats = &node.stats;
             table.add_row([
@@ -264,7 +309,11 @@ impl Screen {
         }
         let text = table.to_string();
         // Up over the last one, then each line with its rest cleared.
-        let mut up = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
+        let mut up = if self.drawn > 0 {
+            format!("\x1b[{}A", self.drawn)
+        } else {
+            String::new()
+        };
         for line in text.lines() {
             up.push_str(line);
             up.push_str("\x1b[K\n");

@@ -37,7 +37,12 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         let frame = match wait(&client, &stop, None)? {
             Waited::Event(Event::Frame(frame)) => frame,
             Waited::Event(Event::Connected(server)) => {
-                eprintln!("connected to {} ({}) at {}", server.uuid(), server.role(), server.address());
+                eprintln!(
+                    "connected to {} ({}) at {}",
+                    server.uuid(),
+                    server.role(),
+                    server.address()
+                );
                 continue;
             }
             Waited::Event(Event::Disconnected { reason, .. }) => {
@@ -48,7 +53,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             Waited::Stopped | Waited::TimedOut => break,
         };
         let mut output = Output::new();
-        if args.json { output.line(to_json(&frame))? } else { print(&mut output, &frame)? }
+        if args.json {
+            output.line(to_json(&frame))?
+        } else {
+            print(&mut output, &frame)?
+        }
         // A reader at the other end of a pipe waits for each frame.
         output.flush()?;
         left = left.map(|left| left - 1);
@@ -59,23 +68,37 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 fn print(output: &mut Output, frame: &Frame) -> Result<(), Failure> {
     let payload = frame.payload_bytes();
-    output.line(format!("{} {} ({} bytes)", frame.kind().frame_type, frame.kind(), payload.len()))?;
+    output.line(format!(
+        "{} {} ({} bytes)",
+        frame.kind().frame_type,
+        frame.kind(),
+        payload.len()
+    ))?;
     if let Some(trace) = frame.trace() {
         output.line(format!("  trace {:?}{}", trace.label(), total(trace)))?;
         for hop in trace.hops() {
-            let time = |t: Option<std::time::Duration>| t.map_or("-".into(), |t| format!("{:.3} ms", t.as_secs_f64() * 1e3));
+            let time = |t: Option<std::time::Duration>| {
+                t.map_or("-".into(), |t| format!("{:.3} ms", t.as_secs_f64() * 1e3))
+            };
             let (node, wire, inside) = (hop.node, time(hop.wire), time(hop.inside));
-            output.line(format!("    {} ({}): on the wire {wire}, inside {inside}", node.uuid, node.role))?;
+            output.line(format!(
+                "    {} ({}): on the wire {wire}, inside {inside}",
+                node.uuid, node.role
+            ))?;
         }
     }
     match std::str::from_utf8(payload) {
-        Ok(text) => text.lines().try_for_each(|line| output.line(format!("  {}", printable(line)))),
+        Ok(text) => text
+            .lines()
+            .try_for_each(|line| output.line(format!("  {}", printable(line)))),
         Err(_) => output.line(format!("  {}", hex(payload))),
     }
 }
 
 fn total(trace: &Trace) -> String {
-    trace.duration().map_or(String::new(), |t| format!(", {:.3} ms in all", t.as_secs_f64() * 1e3))
+    trace.duration().map_or(String::new(), |t| {
+        format!(", {:.3} ms in all", t.as_secs_f64() * 1e3)
+    })
 }
 
 fn to_json(frame: &Frame) -> Value {
@@ -91,7 +114,13 @@ fn to_json(frame: &Frame) -> Value {
         Err(_) => object["payload_hex"] = hex(frame.payload_bytes()).into(),
     }
     if let Some(trace) = frame.trace() {
-        let stamp = |nanos: u64| if nanos == 0 { String::new() } else { timestamp::format(nanos) };
+        let stamp = |nanos: u64| {
+            if nanos == 0 {
+                String::new()
+            } else {
+                timestamp::format(nanos)
+            }
+        };
         let nodes: Vec<_> = trace
             .nodes()
             .iter()

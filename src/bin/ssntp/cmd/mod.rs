@@ -9,6 +9,7 @@
 //! | `decode` | name the fields of frames |
 //! | `demo` | everything at once |
 //! | `listen` | print what arrives |
+//! | `scheduler` | the server of a cluster |
 //! | `send` | send frames |
 //! | `server` | filter and route |
 
@@ -18,6 +19,7 @@ pub(crate) mod cert;
 pub(crate) mod decode;
 pub(crate) mod demo;
 pub(crate) mod listen;
+pub(crate) mod scheduler;
 pub(crate) mod send;
 pub(crate) mod server;
 
@@ -33,6 +35,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Decode(args) => decode::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Listen(args) => listen::run(args),
+        Command::Scheduler(args) => scheduler::run(args),
         Command::Send(args) => send::run(args),
         Command::Server(args) => server::run(args),
     }

@@ -2,10 +2,10 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::value_parser;
-use ssntp::client::{Client, Event};
+use ssntp::client::{Client, Event, SendFault};
 use ssntp::proto::{Frame, FrameKind, FrameType, Trace, may_be_sent};
 
 use crate::connection::{Connection, Waited, wait};
@@ -43,19 +43,32 @@ pub(crate) struct Args {
 
 /// Rounds of attempts at the servers: with back-off, some ten seconds.
 const ATTEMPTS: u32 = 8;
+/// How often a wait looks for a signal.
+const STEP: Duration = Duration::from_millis(200);
 /// How long the last bytes may take to leave.
 const FLUSH: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if args.operand.frame_type != args.frame_type {
         let (operand, asked) = (args.operand, args.frame_type);
-        return Err(Failure::usage(format!("--operand {operand} is a {}, not a {asked}", operand.frame_type)));
+        return Err(Failure::usage(format!(
+            "--operand {operand} is a {}, not a {asked}",
+            operand.frame_type
+        )));
     }
     if !may_be_sent(args.operand) {
-        return Err(Failure::usage(format!("--operand {}: the handshake alone sends it", args.operand)));
+        return Err(Failure::usage(format!(
+            "--operand {}: the handshake alone sends it",
+            args.operand
+        )));
     }
     let stop = Stop::install()?;
-    let config = args.connection.config()?.tracing(args.trace.is_some()).reconnect(false).attempts(ATTEMPTS);
+    let config = args
+        .connection
+        .config()?
+        .tracing(args.trace.is_some())
+        .reconnect(false)
+        .attempts(ATTEMPTS);
     let payload = match &args.payload {
         Some(path) => read(path)?,
         None => Vec::new(),
@@ -73,13 +86,18 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         frame = frame.traced(Trace::new(label));
     }
     for _ in 0..args.count {
+        if !send(&client, frame.clone(), &stop)? {
+            return Ok(());
+        }
+    }
+    let began = now();
+    while !client.flush(STEP) {
         if stop.requested() {
             return Ok(());
         }
-        client.send(frame.clone()).map_err(|e| Failure::new(&e))?;
-    }
-    if !client.flush(FLUSH) {
-        return Err(Failure::new("the server does not take the frames"));
+        if began.elapsed() > FLUSH || client.handle().ended().is_some() {
+            return Err(Failure::new("the server does not take the frames"));
+        }
     }
     client.close();
     // What came back before the end, if anything did.
@@ -87,11 +105,34 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         if let Event::Frame(frame) = event
             && frame.kind().frame_type == FrameType::ERROR
         {
-            let text = String::from_utf8_lossy(frame.payload_bytes()).trim().replace('\n', ", ");
-            return Err(Failure::new(format!("the server answered {}: {text}", frame.kind())));
+            let text = String::from_utf8_lossy(frame.payload_bytes())
+                .trim()
+                .replace('\n', ", ");
+            return Err(Failure::new(format!(
+                "the server answered {}: {text}",
+                frame.kind()
+            )));
         }
     }
     Ok(())
+}
+
+/// Sends one frame; false once a signal has come. A full queue is waited for
+/// in steps, so that a signal ends the wait.
+fn send(client: &Client, mut frame: Frame, stop: &Stop) -> Result<bool, Failure> {
+    while !stop.requested() {
+        match client.send_timeout(frame, STEP) {
+            Ok(()) => return Ok(true),
+            Err(unsent) if matches!(unsent.fault(), SendFault::Full) => frame = unsent.into_frame(),
+            Err(unsent) => return Err(Failure::new(&unsent)),
+        }
+    }
+    Ok(false)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {

@@ -192,34 +192,3 @@ fn frames_that_waited_when_their_session_was_lost_are_counted() {
     assert!(client.flush(LIMIT));
     assert_eq!(client.counters().sent_frames + counters.lost_frames, 11);
 }
-
-#[test]
-#[ignore = "a measurement: cargo test --release -- --ignored --nocapture sending_speed"]
-fn sending_speed() {
-    let server = TestServer::tcp();
-    let client = Client::start(agent().address(server.address())).unwrap();
-    let peer = server.session();
-    connected(&client);
-    let reader = threads::spawn("t", move || {
-        let mut scratch = vec![0; 1 << 16];
-        let mut total = 0;
-        while let Ok(n @ 1..) = peer.read_raw(&mut scratch) {
-            total += n;
-        }
-        total
-    });
-    for threads in [1, 4] {
-        let frame = Frame::with_payload(Command::STATS, vec![0; 256]);
-        let began = Instant::now();
-        let each = 2_000_000 / threads;
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| (0..each).for_each(|_| client.send(frame.clone()).unwrap()));
-            }
-        });
-        let rate = 2_000_000.0 / began.elapsed().as_secs_f64();
-        println!("{threads} threads: {rate:.0} frames/s");
-    }
-    client.close();
-    println!("{} bytes on the wire", reader.unwrap().join().unwrap());
-}

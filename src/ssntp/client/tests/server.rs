@@ -211,11 +211,6 @@ impl Peer {
         self.halves.transmit.transmit(&[outgoing(frame, false)]).is_ok()
     }
 
-    /// Bytes as they are on the wire.
-    pub(super) fn read_raw(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.halves.stream.read(buffer)
-    }
-
     pub(super) fn send_kind(&mut self, kind: impl Into<FrameKind>) {
         self.send_raw(Header::new(kind.into(), 0).encode().to_vec());
     }

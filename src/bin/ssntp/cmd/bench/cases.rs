@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::client::{Client, Event};
 use ssntp::proto::{Command, Frame, Item};
 use ssntp::transport::{Halves, Outgoing};
 
@@ -16,10 +17,10 @@ use crate::failure::Failure;
 const WARM_UP: Duration = Duration::from_millis(300);
 
 /// One throughput case.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Throughput {
-    pub(super) senders: usize,
-    pub(super) receivers: usize,
+    /// Senders and receivers, and how they are made.
+    pub(super) case: String,
     pub(super) payload: usize,
     /// Frames delivered each second, over all receivers.
     pub(super) frames: f64,
@@ -79,8 +80,7 @@ pub(super) fn throughput(
         )));
     }
     Ok(Throughput {
-        senders,
-        receivers,
+        case: format!("{senders}→{receivers}"),
         payload,
         frames: frames as f64 / elapsed.as_secs_f64(),
         cpu_per_million: cpu.as_secs_f64() * 1e6 / frames as f64,
@@ -125,6 +125,50 @@ pub(super) fn floor(pki: &Pki, payload: usize, window: Duration) -> Result<f64, 
     Ok(bytes / frame)
 }
 
+/// Drives a server through the public client: each frame its own `send`, and
+/// its own event at the other end.
+pub(super) fn client_api(
+    pki: &Pki,
+    server: &Server,
+    payload: usize,
+    window: Duration,
+) -> Result<Throughput, Failure> {
+    let connect = |role| Client::connect(pki.client(role, &server.address)).map_err(Failure::new);
+    let (outbound, inbound) = (connect(Role::AGENT)?, connect(Role::CONTROLLER)?);
+    let (delivered, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let frame = Frame::with_payload(Command::STATS, vec![b'x'; payload]);
+    let (frames, cpu, elapsed) = std::thread::scope(|scope| {
+        let (delivered, stop) = (&delivered, &stop);
+        let receiver = inbound.handle();
+        scope.spawn(move || {
+            for event in &inbound {
+                delivered.fetch_add(u64::from(matches!(event, Event::Frame(_))), Ordering::Relaxed);
+            }
+        });
+        let sender = outbound.handle();
+        scope.spawn(move || while !stop.load(Ordering::Relaxed) && outbound.send(frame.clone()).is_ok() {});
+        pause(WARM_UP);
+        let (began, cpu_before, before) = (now(), server.cpu(), delivered.load(Ordering::Relaxed));
+        pause(window);
+        let (elapsed, cpu, after) = (began.elapsed(), server.cpu(), delivered.load(Ordering::Relaxed));
+        stop.store(true, Ordering::Relaxed);
+        sender.close();
+        receiver.close();
+        (after - before, cpu.saturating_sub(cpu_before), elapsed)
+    });
+    if frames == 0 {
+        return Err(Failure::new(format!(
+            "client API, {payload} B: nothing was delivered"
+        )));
+    }
+    Ok(Throughput {
+        case: "client 1→1".into(),
+        payload,
+        frames: frames as f64 / elapsed.as_secs_f64(),
+        cpu_per_million: cpu.as_secs_f64() * 1e6 / frames as f64,
+    })
+}
+
 /// One-way latency of paced frames, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latency {
@@ -146,7 +190,7 @@ pub(super) fn latency(
 ) -> Result<Latency, Failure> {
     let mut inbound = pki.dialer(Role::CONTROLLER)?.connect(&server.address)?;
     let mut outbound = pki.dialer(Role::AGENT)?.connect(&server.address)?;
-    let count = (window.as_secs_f64() * f64::from(rate)).ceil().max(100.0) as usize;
+    let count = whole(window.as_secs_f64() * f64::from(rate)).max(100);
     let began = now();
     let mut taken = std::thread::scope(|scope| {
         let receiver = scope.spawn(move || {
@@ -184,7 +228,7 @@ pub(super) fn latency(
     taken.sort_by(f64::total_cmp);
     let at = |q: f64| {
         taken
-            .get(((taken.len() as f64 * q) as usize).min(taken.len().saturating_sub(1)))
+            .get(whole(taken.len() as f64 * q).min(taken.len().saturating_sub(1)))
             .copied()
     };
     match (at(0.5), at(0.99), at(0.999)) {
@@ -264,4 +308,10 @@ fn settle(server: &Server) -> u64 {
 #[expect(clippy::disallowed_methods, reason = "the pace of a measurement")]
 fn pause(time: Duration) {
     std::thread::sleep(time);
+}
+
+/// The whole part of a count.
+#[expect(clippy::cast_possible_truncation, reason = "counts of a run of some seconds")]
+fn whole(count: f64) -> usize {
+    count.max(0.0) as usize
 }

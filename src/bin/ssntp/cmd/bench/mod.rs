@@ -85,6 +85,12 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             }
         }
     }
+    if wants(What::Throughput) {
+        for payload in PAYLOADS {
+            let server = child::Server::start(&pki, &[])?;
+            report.throughput(cases::client_api(&pki, &server, payload, window)?);
+        }
+    }
     if wants(What::Latency) {
         let server = child::Server::start(&pki, &[])?;
         report.latency(cases::latency(&pki, &server, 1_000, 256, window)?);

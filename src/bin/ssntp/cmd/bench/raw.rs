@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{ClientHandshake, Codec, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame, Item};
 use ssntp::transport::tls::{Acceptor, Connector};
@@ -68,6 +69,13 @@ impl Pki {
         } else {
             &self.agent
         }
+    }
+
+    /// The configuration of a client of the public kind.
+    pub(super) fn client(&self, role: Role, address: &Address) -> ClientConfig {
+        ClientConfig::new(self.identity(role).clone(), self.trust.clone())
+            .address(address.clone())
+            .attempts(1)
     }
 
     /// What connects with a role's certificate.

@@ -68,7 +68,7 @@ impl Report {
             }
             for case in &self.throughputs {
                 table.add_row([
-                    format!("{}→{}", case.senders, case.receivers),
+                    case.case.clone(),
                     case.payload.to_string(),
                     count(case.frames),
                     rate(case.frames, case.payload),
@@ -120,7 +120,7 @@ impl Report {
     pub(super) fn json(&self) -> Value {
         let throughput = |case: &Throughput| {
             json!({
-                "senders": case.senders, "receivers": case.receivers, "payload_bytes": case.payload,
+                "case": case.case, "payload_bytes": case.payload,
                 "frames_per_second": case.frames, "megabytes_per_second": megabytes(case.frames, case.payload),
                 "of_floor": self.of_floor(case), "server_cpu_seconds_per_million": case.cpu_per_million,
             })
