@@ -22,6 +22,7 @@ pub(crate) enum Command {
     Agent(cmd::agent::Args),
     Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
+    Ctl(cmd::ctl::Args),
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
     Listen(cmd::listen::Args),
