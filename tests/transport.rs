@@ -727,7 +727,13 @@ fn a_cut_ends_the_handshake_and_the_session_wherever_it_strikes() {
         };
         let (client, server) = secure(faulty(cut, Faults::default()));
         let (mut client, mut server) = (Side::new(client), Side::new(server));
-        server.push(0, 1 << 20, 1000);
+        // The cut may strike while this is being queued.
+        for start in (0..1 << 20).step_by(1000) {
+            let item = Outgoing::whole(pattern(start, 1000), 1);
+            if server.link.outbox().push(item).is_err() {
+                break;
+            }
+        }
         for side in [&mut client, &mut server] {
             let reason = side.ended();
             assert!(
@@ -822,7 +828,12 @@ fn frames_that_wait_share_their_records() {
     raw.expect(0, COUNT * LEN);
     let fewest = (COUNT * LEN).div_ceil(16 * 1024);
     assert!(raw.tap.records <= 2 * fewest, "{} records", raw.tap.records);
-    assert_eq!(side.link.outbox().waiting().0, 0);
+    // The peer may read faster than the writer counts.
+    let deadline = Instant::now() + LIMIT;
+    while side.link.outbox().waiting().0 > 0 {
+        assert!(Instant::now() < deadline, "what was taken is not counted");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
