@@ -11,6 +11,7 @@ use super::goal::Goal;
 use super::order::{CommandError, OrderError};
 use super::{Change, LOG, Shown, View};
 use crate::client::{ClientError, ClientHandle, Event};
+use crate::proto::Frame;
 
 /// How many orders may wait at a time: a START each, in the largest cluster
 /// that one scheduler serves, some times over.
@@ -74,31 +75,40 @@ impl Shared {
     pub(super) fn feed(&self, events: &Receiver<Event>, client: &ClientHandle) {
         for event in events {
             match event {
-                Event::Frame(frame) => {
-                    let mut state = self.lock();
-                    let changes = state.view.apply(&frame, wall_clock());
-                    state.take(changes);
-                }
-                Event::Connected(server) => {
-                    let mut state = self.lock();
-                    state.view.connected();
-                    state.news = now();
-                    let scheduler = server.to_string();
-                    state.take(vec![Change::Online { scheduler }]);
-                }
-                Event::Disconnected { reason, .. } => {
-                    let mut state = self.lock();
-                    state.view.disconnected(wall_clock());
-                    let reason = reason.to_string();
-                    state.take(vec![Change::Offline { reason }]);
-                }
+                Event::Frame(frame) => self.frame(&frame, wall_clock()),
+                Event::Connected(server) => self.online(server.to_string()),
+                Event::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
                 Event::Closed(_) => {}
             }
-            self.changed.notify_all();
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);
         info!(target: LOG, "{}: the controller ends: {reason}", client.uuid());
         self.lock().end(reason);
+        self.changed.notify_all();
+    }
+
+    fn frame(&self, frame: &Frame, at: SystemTime) {
+        let mut state = self.lock();
+        let changes = state.view.apply(frame, at);
+        state.take(changes);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn online(&self, scheduler: String) {
+        let mut state = self.lock();
+        state.view.connected();
+        state.news = now();
+        state.take(vec![Change::Online { scheduler }]);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn offline(&self, reason: String, at: SystemTime) {
+        let mut state = self.lock();
+        state.view.disconnected(at);
+        state.take(vec![Change::Offline { reason }]);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -287,6 +297,9 @@ impl Subscriber {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 #[expect(clippy::disallowed_methods, reason = "time limits of waits")]
 pub(super) fn now() -> Instant {

@@ -65,8 +65,6 @@ mod failure;
 mod feed;
 mod goal;
 mod order;
-#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-mod tests;
 mod view;
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -116,10 +116,7 @@ impl fmt::Display for FindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoUuid { what, text } => {
-                write!(
-                    f,
-                    "{text:?} is not the UUID of a {what}, nor the beginning of one"
-                )
+                write!(f, "{text:?} names no {what}: it is not the beginning of a UUID")
             }
             Self::None { what, text } => write!(f, "no {what} is known whose UUID begins with {text}"),
             Self::Several { what, text, matches } => {
