@@ -82,8 +82,8 @@
 //!
 //! # Log targets
 //!
-//! `ssntp::server` and `ssntp::client`, through the `log` crate, with UUID
-//! and role of the session in each line. Connections come and go at `info`,
+//! `ssntp::server`, `ssntp::client` and `ssntp::scheduler`, through the `log`
+//! crate, with UUID and role of the session in each line. Connections come and go at `info`,
 //! what an operator should see is `warn`.
 
 #![forbid(unsafe_code)]

@@ -1,7 +1,35 @@
-//! The entities of a cluster: what the protocol exists for.
+//! The roles of a cluster on top of the protocol: who sends what to whom.
 //!
-//! | file | holds |
+//! ```text
+//!                        START, STOP, …                      START, STOP, …
+//!  ┌────────────┐ ──────────────────────▶ ┌───────────┐ ──────────────────────▶ ┌────────────────┐
+//!  │ controller │                         │ scheduler │                         │ agent          │
+//!  └────────────┘ ◀────────────────────── │           │ ◀────────────────────── │ network agent  │
+//!                 STATS, events, failures │ (server)  │ READY, STATS, events,   └────────────────┘
+//!                 NodeConnected           │           │ failures, TenantAdded
+//!                                         │           │
+//!                                         │           │ AssignPublicIP, …       ┌────────────────┐
+//!                                         │           │ ──────────────────────▶ │ CNCI agent     │
+//!                                         └───────────┘ ◀────────────────────── └────────────────┘
+//!                                            CONFIGURE     PublicIPAssigned, …
+//!                                           to all of them
+//! ```
+//!
+//! Everybody is a client of the scheduler, which is the only server. What it
+//! forwards keeps its payload byte for byte.
+//!
+//! | module | holds |
 //! |---|---|
+//! | [`scheduler`] | the scheduler: takes commands, picks nodes, passes everything on |
+//! | [`agent`] | the agent of a node: runs instances, tells of the node and of them |
+//! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
+//! | `replace` | files that are whole whenever they are read |
+//! | `subnet` | networks in CIDR form |
 
+pub mod agent;
+pub mod controller;
 pub mod machine;
+mod replace;
+pub mod scheduler;
+mod subnet;

@@ -56,6 +56,13 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// Whether the command line says the UUID.
+    pub(crate) fn has_uuid(&self) -> bool {
+        self.uuid.is_some()
+    }
+}
+
 /// What a program waited for.
 #[derive(Debug)]
 pub(crate) enum Waited {

@@ -1,6 +1,7 @@
 //! SIGINT and SIGTERM end a program in order, and soon: one that waits where
 //! nothing wakes it (a pipe that nobody fills or empties) is ended outright.
 
+use std::ffi::c_int;
 use std::io;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -27,31 +28,47 @@ pub(crate) struct Stop {
 impl Stop {
     /// From here on, the two signals no longer kill the process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::start().map_err(|e| Failure::new(format!("cannot handle signals: {e}")))
+        Self::start(None).map(|(stop, _)| stop).map_err(failed)
     }
 
-    fn start() -> io::Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    /// As [`install`](Self::install), and a further signal, whose arrivals
+    /// the channel tells of; those that arrive together may be told of once.
+    pub(crate) fn install_with(signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
+        Self::start(Some(signal)).map_err(failed)
+    }
+
+    fn start(further: Option<c_int>) -> io::Result<(Self, Receiver<()>)> {
+        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(further))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
+        let (arrive, arrived) = bounded(1);
         let thread = std::thread::Builder::new()
             .name("ssntp-signals".into())
             .spawn(move || {
                 // The channel is closed, which every receiver sees, at the first
                 // signal; a second one finds a program that is ending already.
-                let signal = signals.forever().next();
-                drop(stop);
-                if signal.is_some() && ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let mut told = false;
+                for signal in signals.forever() {
+                    if further != Some(signal) {
+                        told = true;
+                        break;
+                    }
+                    // One that has not been looked at yet stands for both.
+                    let _ = arrive.try_send(());
+                }
+                drop((stop, arrive));
+                if told && ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
                     std::process::exit(0);
                 }
             })?;
-        Ok(Self {
+        let stop = Self {
             stopped,
             handle,
             ending: Some(ending),
             thread: Some(thread),
-        })
+        };
+        Ok((stop, arrived))
     }
 
     /// Disconnected once a signal has come: for `select!`.
@@ -66,6 +83,15 @@ impl Stop {
             Err(crossbeam_channel::TryRecvError::Disconnected)
         )
     }
+
+    /// Blocks until a signal comes.
+    pub(crate) fn wait(&self) {
+        let _ = self.stopped.recv();
+    }
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::new(format!("cannot handle signals: {error}"))
 }
 
 impl Drop for Stop {

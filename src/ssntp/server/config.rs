@@ -58,6 +58,7 @@ pub struct ServerConfig {
     pub(super) filter: Filter,
     pub(super) configuration: Bytes,
     pub(super) configuration_check: Option<Box<ConfigurationCheck>>,
+    pub(super) takes_configure: bool,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
     pub(super) max_sessions: Option<usize>,
@@ -99,6 +100,7 @@ impl ServerConfig {
             filter: Filter::allow_all(),
             configuration: Bytes::new(),
             configuration_check: None,
+            takes_configure: true,
             tracing: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             max_sessions: None,
@@ -175,6 +177,17 @@ impl ServerConfig {
         check: impl Fn(&[u8]) -> Result<(), String> + Send + 'static,
     ) -> Self {
         self.configuration_check = Some(Box::new(check));
+        self
+    }
+
+    /// Whether the server itself takes a controller's CONFIGURE: checks it,
+    /// refuses it, or lets it replace the configuration. Without that it is a
+    /// frame like any other, for a handler that does all of this with
+    /// [`Context::set_configuration`](super::Context::set_configuration).
+    /// Default: true.
+    #[must_use]
+    pub fn takes_configure(mut self, takes: bool) -> Self {
+        self.takes_configure = takes;
         self
     }
 

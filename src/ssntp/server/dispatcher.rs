@@ -86,6 +86,7 @@ pub(super) struct State {
     pub(super) configuration: Bytes,
     pub(super) held: Held,
     check: Box<ConfigurationCheck>,
+    takes_configure: bool,
     queue: Limits,
     slow_consumer: SlowConsumer,
     max_sessions: usize,
@@ -144,6 +145,7 @@ impl<H: Handler> Dispatcher<H> {
             configuration: config.configuration,
             held: Held::new(config.held_frames, config.held_bytes, config.held_time),
             check,
+            takes_configure: config.takes_configure,
             queue: config.queue,
             slow_consumer: config.slow_consumer,
             max_sessions,
@@ -327,9 +329,12 @@ impl<H: Handler> Dispatcher<H> {
             self.state.filtered(id, kind, frames);
             return;
         }
+        let configures = self.state.takes_configure
+            && kind == Command::CONFIGURE
+            && info.role.intersects(Role::CONTROLLER);
         match item {
             Item::Run(run) => {
-                if kind == Command::CONFIGURE && info.role.intersects(Role::CONTROLLER) {
+                if configures {
                     // Rare, and each has to be looked at.
                     for frame in run.frames() {
                         if self.state.configure(id, &frame) {
@@ -341,10 +346,7 @@ impl<H: Handler> Dispatcher<H> {
                 self.route_run(&info, &run);
             }
             Item::Traced(frame) => {
-                if kind == Command::CONFIGURE
-                    && info.role.intersects(Role::CONTROLLER)
-                    && !self.state.configure(id, &frame)
-                {
+                if configures && !self.state.configure(id, &frame) {
                     return;
                 }
                 self.route_frame(&info, &frame);
@@ -650,33 +652,40 @@ impl State {
                 let shared = Arc::clone(&self.shared);
                 let mut fan = Fan::new(frame, &shared);
                 for uuid in targets {
-                    match self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id)) {
-                        Some(session) if session.info.id != info.id => {
-                            let item = fan.for_session(session);
-                            if self.push(session.info.id, item) {
-                                self.pace(info.id, uuid);
-                            }
-                        }
-                        Some(_) => {
-                            debug!(target: "ssntp::server", "{info}: {} is not sent back", frame.kind())
-                        }
-                        None => {
-                            debug!(target: "ssntp::server", "{info}: {} for {uuid}, who is not connected", frame.kind())
-                        }
+                    if let Err(e) = self.forward_fanned(info.id, uuid, &mut fan) {
+                        debug!(target: "ssntp::server", "{info}: {} is not forwarded: {e}", frame.kind());
                     }
                 }
             }
         }
     }
 
-    /// Holds the sender back while its receiver's queue is long.
-    fn pace(&self, from: SessionId, to: Uuid) {
-        let receiver = self.sessions.id_of(to).and_then(|id| self.sessions.get(id));
-        if let (Some(sender), Some(receiver)) = (self.sessions.get(from), receiver)
+    /// Queues a frame of one session for another, and holds the sender back
+    /// while the receiver's queue is long.
+    fn forward_fanned(&mut self, from: SessionId, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
+        let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
+        if id == from {
+            return Err(SendError::ToSender(to));
+        }
+        let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
+        let item = fan.for_session(session);
+        if !self.push(id, item) {
+            return Err(SendError::QueueFull(to));
+        }
+        if let (Some(sender), Some(receiver)) = (self.sessions.get(from), self.sessions.get(id))
             && receiver.outbox.is_half_full()
         {
             sender.gate.slow_down_for(&receiver.outbox);
         }
+        Ok(())
+    }
+
+    pub(super) fn forward(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        if !may_be_sent(frame.kind()) {
+            return Err(SendError::Kind(frame.kind()));
+        }
+        let shared = Arc::clone(&self.shared);
+        self.forward_fanned(from, to, &mut Fan::new(frame, &shared))
     }
 
     /// Queues an item for one session; false where it was not.

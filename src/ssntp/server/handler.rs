@@ -124,6 +124,8 @@ impl fmt::Display for DisconnectReason {
 pub enum SendError {
     /// No session of that UUID.
     NotConnected(Uuid),
+    /// The frame came from the session it would be forwarded to.
+    ToSender(Uuid),
     /// CONNECT, CONNECTED, or a kind that the protocol does not define.
     Kind(FrameKind),
     /// The payload is longer than the configured maximum, which peers are
@@ -148,6 +150,7 @@ impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotConnected(uuid) => write!(f, "{uuid} is not connected"),
+            Self::ToSender(uuid) => write!(f, "it came from {uuid} itself"),
             Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
             Self::TooLong { len, limit } => write!(f, "the payload has {len} bytes, the maximum is {limit}"),
             Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
@@ -184,6 +187,31 @@ impl Context<'_> {
     /// [`SendError`]; the frame was not queued.
     pub fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.state.send(to, frame)
+    }
+
+    /// Queues a frame that came from a session for another entity, as a rule
+    /// does it: never back, and the sender is held back while the receiver's
+    /// queue is long.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn forward(&mut self, from: &SessionInfo, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.state.forward(from.id(), to, frame)
+    }
+
+    /// Queues a frame that came from a session for every other session with
+    /// at least one of the roles, and says for how many.
+    ///
+    /// # Errors
+    /// [`SendError::Kind`].
+    pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
+        let from = from.id();
+        self.state.send_where(frame, |sessions, each| {
+            sessions
+                .with_role(to)
+                .filter(|s| s.info.id != from)
+                .for_each(each);
+        })
     }
 
     /// Queues a frame for every session with at least one of the roles, and

@@ -139,16 +139,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     for address in args.listen {
         config = config.listen(address);
     }
-    let server = Server::start(config, ()).map_err(|e| match e {
-        ServerError::TooManySessions(why) => Failure::new(format!("--max-sessions: {why}")),
-        other => Failure::new(other),
-    })?;
-    let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
-    // Flushed and let go of: somebody waits for this line.
-    let mut output = Output::new();
-    output.line(format!("listening at {}", addresses.join(", ")))?;
-    output.flush()?;
-    drop(output);
+    let server = Server::start(config, ()).map_err(server_failure)?;
+    announce(&server)?;
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
@@ -174,6 +166,23 @@ fn stdin_ends() -> Result<Receiver<()>, Failure> {
         .spawn(read)
         .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
     Ok(ended)
+}
+
+/// Why a server does not start, in terms of the command line.
+pub(crate) fn server_failure(error: ServerError) -> Failure {
+    match error {
+        ServerError::TooManySessions(why) => Failure::new(format!("--max-sessions: {why}")),
+        other => Failure::new(other),
+    }
+}
+
+/// Prints where a server listens. Flushed and let go of: somebody waits for
+/// this line.
+pub(crate) fn announce(server: &Server) -> Result<(), Failure> {
+    let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
+    let mut output = Output::new();
+    output.line(format!("listening at {}", addresses.join(", ")))?;
+    output.flush()
 }
 
 /// Reads a cluster configuration and checks it; its bytes go out unchanged.

@@ -1,0 +1,141 @@
+//! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ValueEnum, value_parser};
+use crossbeam_channel::select;
+use ssntp::client::{ClientError, UuidSource};
+use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, SimulateDriver};
+use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES};
+
+use crate::connection::{Connection, closed};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Run the agent of a compute node or a network node
+///
+/// Which of both it is, its certificate says; it may be both. Without --state
+/// it reports what the machine has (READY, STATS), and starts nothing.
+///
+/// SIGINT and SIGTERM end it; its instances keep running, and the next agent
+/// with the same --state finds them. SIGUSR1 takes the node out of service
+/// (OFFLINE), and the next one back into it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    connection: Connection,
+    /// Where it keeps its instances and, unless the certificate or --uuid
+    /// says it, the node's UUID
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// The volumes that instances may have: directories in this one, each
+    /// named by its UUID
+    #[arg(long, value_name = "DIR", requires = "state")]
+    volumes: Option<PathBuf>,
+    /// What runs instances; of several, the first that takes one
+    #[arg(
+        long,
+        value_enum,
+        value_name = "DRIVER",
+        value_delimiter = ',',
+        default_value = "process"
+    )]
+    driver: Vec<DriverName>,
+    /// Memory for instances [default: what is free]
+    #[arg(long, value_name = "MB")]
+    mem: Option<u32>,
+    /// Disk for instances [default: what is free where --state is]
+    #[arg(long, value_name = "MB")]
+    disk: Option<u32>,
+    /// The most instances, stopped ones included
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
+    max_instances: u32,
+    /// How often it reports
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    interval: Seconds,
+    /// How long an instance may take to end before it is killed
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    grace: Seconds,
+    /// How instances are kept within their memory and CPUs
+    #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
+    confinement: ConfinementName,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DriverName {
+    /// Processes of this machine
+    Process,
+    /// Nothing at all, with plausible figures
+    Simulate,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ConfinementName {
+    /// By control groups where we may make some, else by resource limits
+    Auto,
+    /// By resource limits
+    Rlimits,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
+    let mut client = args.connection.config()?.tracing(true);
+    if let Some(state) = &args.state
+        && !args.connection.has_uuid()
+    {
+        client = client.uuid(UuidSource::Persistent(state.clone()));
+    }
+    let mut config = AgentConfig::new(client)
+        .max_instances(args.max_instances as usize)
+        .interval(args.interval.into())
+        .grace(Duration::from(args.grace));
+    if let Some(state) = &args.state {
+        config = config.state(state);
+        for driver in &args.driver {
+            config = match driver {
+                DriverName::Process => config.driver(process(args.confinement)?),
+                DriverName::Simulate => config.driver(SimulateDriver::new()),
+            };
+        }
+    }
+    if let Some(volumes) = args.volumes {
+        config = config.volumes(volumes);
+    }
+    if let Some(mb) = args.mem {
+        config = config.mem_mb(mb);
+    }
+    if let Some(mb) = args.disk {
+        config = config.disk_mb(mb);
+    }
+    let agent = Agent::start(config).map_err(Failure::new)?;
+    // Flushed and let go of: somebody may wait for this line.
+    let mut output = Output::new();
+    output.line(format!("agent {}", agent.uuid()))?;
+    output.flush()?;
+    drop(output);
+    loop {
+        select! {
+            recv(agent.ended()) -> why => {
+                return Err(closed(why.unwrap_or(ClientError::Closed)));
+            }
+            recv(stop.channel()) -> _ => break,
+            recv(toggle) -> signal => match signal {
+                Ok(()) => agent.toggle_offline(),
+                Err(_) => break,
+            },
+        }
+    }
+    agent.stop();
+    Ok(())
+}
+
+fn process(confinement: ConfinementName) -> Result<ProcessDriver, Failure> {
+    let confinement = match confinement {
+        ConfinementName::Auto => Confinement::Auto,
+        ConfinementName::Rlimits => Confinement::ResourceLimits,
+    };
+    ProcessDriver::new(confinement).map_err(|e| Failure::new(format!("the process driver: {e}")))
+}

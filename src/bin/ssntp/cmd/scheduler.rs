@@ -1,0 +1,98 @@
+//! `ssntp scheduler`: the server of a cluster.
+
+use std::path::PathBuf;
+
+use clap::{ValueEnum, value_parser};
+use ssntp::cluster::scheduler::placement::Policy;
+use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
+use ssntp::pki::{Identity, Trust};
+use ssntp::server::ServerConfig;
+use ssntp::transport::Address;
+use uuid::Uuid;
+
+use super::server::{announce, server_failure};
+use crate::failure::Failure;
+use crate::signals::Stop;
+
+/// Run the scheduler of a cluster: takes commands, picks nodes, passes on
+/// what they say
+///
+/// Prints one line with its address once it accepts clients.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
+    /// lets the system choose
+    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    listen: Vec<Address>,
+    /// The authority that clients' certificates have to come from
+    #[arg(long, value_name = "FILE")]
+    ca: PathBuf,
+    /// The scheduler's certificate and key
+    #[arg(long, value_name = "FILE")]
+    cert: PathBuf,
+    /// The cluster configuration. It is rewritten whenever a controller
+    /// changes it, so that the next start has it; where there is no such file
+    /// yet, the cluster begins without a configuration
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// How many workloads a node is given for one READY
+    #[arg(long, value_enum, default_value_t = PlacementName::Strict)]
+    placement: PlacementName,
+    /// Which controllers may command
+    #[arg(long, value_enum, default_value_t = ControllersName::Any)]
+    controllers: ControllersName,
+    /// The most sessions at a time [default: what the system allows]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_sessions: Option<u32>,
+    /// The scheduler's UUID [default: its certificate's, else a random one]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PlacementName {
+    /// One; others wait for its next READY
+    Strict,
+    /// As many as should fit
+    Opportunistic,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ControllersName {
+    /// All of them
+    Any,
+    /// The one that is connected longest
+    Master,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let mut config = SchedulerConfig::new()
+        .policy(match args.placement {
+            PlacementName::Strict => Policy::Strict,
+            PlacementName::Opportunistic => Policy::Opportunistic,
+        })
+        .controllers(match args.controllers {
+            ControllersName::Any => ControllerMode::Any,
+            ControllersName::Master => ControllerMode::Master,
+        });
+    if let Some(path) = args.config {
+        config = config.configuration_file(path);
+    }
+    let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+    if let Some(sessions) = args.max_sessions {
+        server = server.max_sessions(sessions as usize);
+    }
+    if let Some(uuid) = args.uuid {
+        server = server.uuid(uuid);
+    }
+    for address in args.listen {
+        server = server.listen(address);
+    }
+    let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
+    let server = scheduler.start(server).map_err(server_failure)?;
+    announce(&server)?;
+    stop.wait();
+    server.stop();
+    Ok(())
+}

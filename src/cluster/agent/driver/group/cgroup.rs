@@ -1,0 +1,255 @@
+//! Limits and figures of an instance by control group, where the system lets
+//! us make some.
+//!
+//! Each instance gets a group `ssntp/UUID` of its own, in the first place
+//! that will do: below the root of the unified hierarchy (version 2), beside
+//! our own group in it (a user's own part of it, as systemd gives one), or in
+//! the hierarchies of the memory and CPU controllers (version 1).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+/// Our part of each hierarchy.
+const FOLDER: &str = "ssntp";
+/// The period over which CPU time is shared out, in microseconds.
+const PERIOD_USEC: u64 = 100_000;
+
+/// Where groups can be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cgroups {
+    /// Nowhere.
+    None,
+    /// Version 2: the folder that holds our groups.
+    Unified(PathBuf),
+    /// Version 1: the folder in each hierarchy.
+    Separate {
+        memory: PathBuf,
+        cpu: PathBuf,
+        cpuacct: Option<PathBuf>,
+    },
+}
+
+impl Cgroups {
+    /// Finds out by making one.
+    pub(super) fn detect() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        candidates(&mounts, &own)
+            .into_iter()
+            .find(Self::works)
+            .unwrap_or(Self::None)
+    }
+
+    fn works(&self) -> bool {
+        let probe = Uuid::new_v4();
+        let works = self.create(probe, 64, 1).is_ok();
+        self.remove(probe);
+        works
+    }
+
+    /// Makes the group of an instance; 0 is no limit. A process joins it by
+    /// [`join`](Self::join).
+    pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64) -> io::Result<()> {
+        let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
+        let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);
+        match self {
+            Self::None => return Err(io::ErrorKind::Unsupported.into()),
+            Self::Unified(folder) => {
+                fs::create_dir_all(folder)?;
+                if let Some(parent) = folder.parent() {
+                    // Mostly they are on already, and then this may be refused.
+                    let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory +cpu");
+                }
+                let _ = fs::write(folder.join("cgroup.subtree_control"), "+memory +cpu");
+                let group = folder.join(instance.to_string());
+                fs::create_dir_all(&group)?;
+                let limit = |value: u64| {
+                    if value == 0 {
+                        "max".to_owned()
+                    } else {
+                        value.to_string()
+                    }
+                };
+                fs::write(group.join("memory.max"), limit(bytes))?;
+                fs::write(group.join("cpu.max"), format!("{} {PERIOD_USEC}", limit(quota)))?;
+            }
+            Self::Separate { memory, cpu, cpuacct } => {
+                for folder in [memory, cpu].into_iter().chain(cpuacct) {
+                    fs::create_dir_all(folder.join(instance.to_string()))?;
+                }
+                if bytes > 0 {
+                    let group = memory.join(instance.to_string());
+                    fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
+                }
+                if quota > 0 {
+                    let group = cpu.join(instance.to_string());
+                    fs::write(group.join("cpu.cfs_period_us"), PERIOD_USEC.to_string())?;
+                    fs::write(group.join("cpu.cfs_quota_us"), quota.to_string())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a process, and all it starts from then on, into a group.
+    pub(super) fn join(&self, instance: Uuid, pid: i32) -> io::Result<()> {
+        self.groups(instance)
+            .try_for_each(|group| fs::write(group.join("cgroup.procs"), pid.to_string()))
+    }
+
+    /// The processes of a group.
+    pub(super) fn pids(&self, instance: Uuid) -> Vec<i32> {
+        // Version 1: all of its groups hold the same ones.
+        let text = self
+            .groups(instance)
+            .next()
+            .and_then(|group| fs::read_to_string(group.join("cgroup.procs")).ok())
+            .unwrap_or_default();
+        text.lines().filter_map(|line| line.trim().parse().ok()).collect()
+    }
+
+    /// Removes a group that is empty; one that isn't stays.
+    pub(super) fn remove(&self, instance: Uuid) {
+        for group in self.groups(instance) {
+            let _ = fs::remove_dir(&group);
+            if let Some(folder) = group.parent() {
+                // The last one takes the folder with it.
+                let _ = fs::remove_dir(folder);
+            }
+        }
+    }
+
+    /// Memory in use, in bytes, without the files that the kernel merely
+    /// keeps at hand.
+    pub(super) fn memory(&self, instance: Uuid) -> Option<u64> {
+        let (folder, usage, inactive) = match self {
+            Self::None => return None,
+            Self::Unified(folder) => (folder, "memory.current", "inactive_file"),
+            Self::Separate { memory, .. } => (memory, "memory.usage_in_bytes", "total_inactive_file"),
+        };
+        let group = folder.join(instance.to_string());
+        let usage = number(&group.join(usage))?;
+        let inactive = keyed(&group.join("memory.stat"), inactive).unwrap_or(0);
+        Some(usage.saturating_sub(inactive))
+    }
+
+    /// CPU time used so far, in microseconds.
+    pub(super) fn cpu_usec(&self, instance: Uuid) -> Option<u64> {
+        let name = instance.to_string();
+        match self {
+            Self::None => None,
+            Self::Unified(folder) => keyed(&folder.join(name).join("cpu.stat"), "usage_usec"),
+            Self::Separate { cpuacct, .. } => {
+                let nanoseconds = number(&cpuacct.as_ref()?.join(name).join("cpuacct.usage"))?;
+                Some(nanoseconds / 1000)
+            }
+        }
+    }
+
+    pub(super) fn groups(&self, instance: Uuid) -> impl Iterator<Item = PathBuf> {
+        let folders = match self {
+            Self::None => vec![],
+            Self::Unified(folder) => vec![folder],
+            Self::Separate { memory, cpu, cpuacct } => [memory, cpu].into_iter().chain(cpuacct).collect(),
+        };
+        let mut groups: Vec<_> = folders
+            .into_iter()
+            .map(|folder| folder.join(instance.to_string()))
+            .collect();
+        // `cpu` and `cpuacct` are often the same hierarchy.
+        groups.dedup();
+        groups.into_iter()
+    }
+}
+
+/// The places that might do, best first.
+fn candidates(mountinfo: &str, own_cgroup: &str) -> Vec<Cgroups> {
+    let mut found = Vec::new();
+    let mounts: Vec<Mount<'_>> = mountinfo.lines().filter_map(Mount::parse).collect();
+    for mount in mounts.iter().filter(|mount| mount.kind == "cgroup2") {
+        let root = Path::new(mount.at);
+        found.push(Cgroups::Unified(root.join(FOLDER)));
+        let own = own_cgroup.lines().find_map(|line| line.strip_prefix("0::/"));
+        if let Some(beside) = own.and_then(|own| Path::new(own).parent()) {
+            found.push(Cgroups::Unified(root.join(beside).join(FOLDER)));
+        }
+    }
+    let controller = |name: &str| {
+        let mount = mounts
+            .iter()
+            .find(|mount| mount.kind == "cgroup" && mount.options.split(',').any(|option| option == name));
+        mount.map(|mount| Path::new(mount.at).join(FOLDER))
+    };
+    if let (Some(memory), Some(cpu)) = (controller("memory"), controller("cpu")) {
+        let cpuacct = controller("cpuacct");
+        found.push(Cgroups::Separate { memory, cpu, cpuacct });
+    }
+    found.dedup();
+    found
+}
+
+struct Mount<'a> {
+    at: &'a str,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    /// A line of mountinfo: optional fields stand between the mount point
+    /// and a lone dash.
+    fn parse(line: &'a str) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split_ascii_whitespace();
+        Some(Self {
+            at: left.split_ascii_whitespace().nth(4)?,
+            kind: right.next()?,
+            options: right.nth(1)?,
+        })
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn keyed(path: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let value = |line: &str| line.strip_prefix(key)?.trim().parse().ok();
+    text.lines().find_map(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layout_is_found() {
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+        let beside = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice/ssntp";
+        assert_eq!(
+            candidates(
+                unified,
+                "0::/user.slice/user-1000.slice/user@1000.service/app.slice/term.scope\n"
+            ),
+            [
+                Cgroups::Unified("/sys/fs/cgroup/ssntp".into()),
+                Cgroups::Unified(beside.into())
+            ]
+        );
+        let separate = "31 23 0:27 / /cg/memory rw shared:9 - cgroup cgroup rw,memory\n\
+                        32 23 0:28 / /cg/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
+        let cpu = PathBuf::from("/cg/cpu,cpuacct/ssntp");
+        let expected = Cgroups::Separate {
+            memory: "/cg/memory/ssntp".into(),
+            cpu: cpu.clone(),
+            cpuacct: Some(cpu.clone()),
+        };
+        assert_eq!(candidates(separate, "4:memory:/x\n"), [expected.clone()]);
+        assert_eq!(expected.groups(Uuid::nil()).count(), 2);
+        assert_eq!(candidates("junk\n", ""), []);
+        assert!(Cgroups::None.create(Uuid::nil(), 1, 1).is_err());
+    }
+}

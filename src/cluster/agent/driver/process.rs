@@ -1,0 +1,274 @@
+//! Instances that are processes of this machine: `vm_type: process`, an
+//! extension of this crate.
+//!
+//! ```yaml
+//! start:
+//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//!   vm_type: process
+//!   persistence: host
+//!   requirements:
+//!     mem_mb: 64
+//!     vcpus: 1
+//!   command:
+//!   - sh
+//!   - -c
+//!   - echo "hello from $SSNTP_INSTANCE"; sleep 3600
+//!   env:
+//!     GREETING: hello
+//!   dir: /tmp
+//! ```
+//!
+//! The program is looked for as a shell would, with the `PATH` of `env` or
+//! the agent's own. It runs in `dir`, which may be relative to the instance's
+//! own directory, where it runs otherwise; reads nothing; and writes to
+//! `stdout.log` and `stderr.log`. Its environment is `env`, and
+//!
+//! | variable | |
+//! |---|---|
+//! | `PATH`, `LANG`, `TZ` | the agent's own |
+//! | `HOME`, `SSNTP_DIR` | the instance's own directory |
+//! | `SSNTP_INSTANCE`, `SSNTP_TENANT` | the UUIDs |
+//! | `SSNTP_VOLUMES` | a directory in which each attached volume is a link, named by its UUID |
+//!
+//! A program that doesn't exist or can't be executed, or a directory that
+//! isn't there, is a `launch_failure`. A program that ran, however short, was
+//! started: its instance is then `exited`, with its exit code in the agent's
+//! state.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::chown;
+use std::path::Path;
+
+use super::group::{Confinement, Groups, Program, User, find_program};
+use super::{
+    Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
+    Volume, VolumeError,
+};
+use crate::payload::{Start, VmType};
+
+/// Where programs are looked for when the agent itself has no `PATH`.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// Runs instances as processes. See the module's source for what a process
+/// finds.
+#[derive(Clone, Debug)]
+pub struct ProcessDriver {
+    groups: Groups,
+}
+
+impl ProcessDriver {
+    /// A driver; it has a thread of its own, which ends with it. The processes
+    /// don't.
+    ///
+    /// # Errors
+    /// The thread can't be started.
+    pub fn new(confinement: Confinement) -> io::Result<Self> {
+        Ok(Self {
+            groups: Groups::new(confinement)?,
+        })
+    }
+}
+
+impl Driver for ProcessDriver {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn check(&self, start: &Start) -> Result<(), LaunchError> {
+        if start.vm_type != VmType::Process {
+            let kind = match start.vm_type.as_str() {
+                "" => "qemu",
+                kind => kind,
+            };
+            return Err(LaunchError::launch(format!(
+                "this agent runs processes, not {kind}"
+            )));
+        }
+        check_texts(start)
+    }
+
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+        let (place, start) = (launch.place, &launch.payload.start);
+        let work = place.work();
+        let dir = work.join(&start.dir);
+        if !dir.is_dir() {
+            return Err(LaunchError::launch(format!(
+                "there is no directory {}",
+                dir.display()
+            )));
+        }
+        let user = user(launch.user)?;
+        if let Some(user) = user {
+            chown(&work, Some(user.uid), Some(user.gid)).map_err(|e| LaunchError::io(work.display(), &e))?;
+        }
+        let env = environment(place, start);
+        let Some((name, arguments)) = start.command.split_first() else {
+            return Err(LaunchError::new(LaunchFault::Data, "there is no command"));
+        };
+        let path = env.get(&OsString::from("PATH")).map(OsString::as_os_str);
+        let program = Program {
+            place,
+            path: &find_program(name, path, &dir)?,
+            arguments: &arguments.iter().map(OsString::from).collect::<Vec<_>>(),
+            env: &env,
+            dir: &dir,
+            user,
+            mem_mb: start.requirements.mem_mb,
+            vcpus: start.requirements.vcpus,
+        };
+        self.groups.launch(&program, commit)
+    }
+
+    fn watch(&self, running: &Running, sink: &EndSink) {
+        self.groups.watch(running, sink);
+    }
+
+    fn terminate(&self, running: &Running) -> io::Result<()> {
+        self.groups.terminate(running)
+    }
+
+    fn kill(&self, running: &Running) -> io::Result<()> {
+        self.groups.kill(running)
+    }
+
+    fn find(&self, running: &Running) -> Found {
+        self.groups.find(running)
+    }
+
+    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+        self.groups.find_unrecorded(place)
+    }
+
+    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        self.groups.measure(subjects)
+    }
+
+    fn forget(&self, place: &Place) {
+        self.groups.forget(place.instance());
+    }
+
+    /// The link that records it is all there is to it.
+    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+        Ok(())
+    }
+}
+
+/// Texts that no process can be given.
+fn check_texts(start: &Start) -> Result<(), LaunchError> {
+    let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
+    let zero = |text: &String| text.contains('\0');
+    if start.command.iter().any(zero) || zero(&start.dir) {
+        return refuse("a zero byte in command or dir".into());
+    }
+    if start.command.first().is_none_or(String::is_empty) {
+        return refuse("there is no command".into());
+    }
+    for (key, value) in &start.env {
+        if key.is_empty() || key.contains('=') || zero(key) || zero(value) {
+            return refuse(format!("{key:?} is no environment variable"));
+        }
+    }
+    Ok(())
+}
+
+fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
+    let mut env = BTreeMap::from([("PATH".into(), DEFAULT_PATH.into())]);
+    for key in ["PATH", "LANG", "TZ"] {
+        env.extend(std::env::var_os(key).map(|value| (key.into(), value)));
+    }
+    env.extend(
+        [
+            ("HOME", place.work().into_os_string()),
+            ("SSNTP_DIR", place.work().into_os_string()),
+            ("SSNTP_VOLUMES", place.volumes().into_os_string()),
+            ("SSNTP_INSTANCE", place.instance().to_string().into()),
+            ("SSNTP_TENANT", start.tenant_uuid.as_str().into()),
+        ]
+        .map(|(key, value)| (OsString::from(key), value)),
+    );
+    env.extend(start.env.iter().map(|(key, value)| (key.into(), value.into())));
+    env
+}
+
+/// The user that instances run as; `None` for the agent's own.
+fn user(name: &str) -> Result<Option<User>, LaunchError> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let users =
+        fs::read_to_string(Path::new("/etc/passwd")).map_err(|e| LaunchError::io("/etc/passwd", &e))?;
+    let user = find_user(&users, name)
+        .ok_or_else(|| LaunchError::launch(format!("there is no user {name:?} (child_user)")))?;
+    let own = rustix::process::geteuid().as_raw();
+    match own {
+        own if own == user.uid => Ok(None),
+        0 => Ok(Some(user)),
+        _ => Err(LaunchError::launch(format!(
+            "only root can run instances as {name:?} (child_user)"
+        ))),
+    }
+}
+
+fn find_user(users: &str, name: &str) -> Option<User> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (user, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
+        if user != name && uid != name {
+            return None;
+        }
+        let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
+        Some(User { uid, gid })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_name_and_number() {
+        let users = "root:x:0:0:root:/root:/bin/sh\nodd\nnobody:x:65534:65533::/:/bin/false\n";
+        let nobody = Some(User {
+            uid: 65534,
+            gid: 65533,
+        });
+        assert_eq!(find_user(users, "nobody"), nobody);
+        assert_eq!(find_user(users, "65534"), nobody);
+        assert_eq!(find_user(users, "odd"), None);
+        assert_eq!(user("").unwrap(), None);
+        assert!(user("no such user").unwrap_err().why.contains("child_user"));
+    }
+
+    #[test]
+    fn what_no_process_can_be_given_is_invalid() {
+        let good = Start {
+            vm_type: VmType::Process,
+            command: vec!["true".into()],
+            ..Start::default()
+        };
+        let fault = |change: &dyn Fn(&mut Start)| {
+            let mut start = good.clone();
+            change(&mut start);
+            check_texts(&start).map_err(|e| e.fault)
+        };
+        assert_eq!(fault(&|_| {}), Ok(()));
+        let rows: [&dyn Fn(&mut Start); 6] = [
+            &|s| s.command.push("a\0b".into()),
+            &|s| s.command = vec![],
+            &|s| s.command = vec![String::new()],
+            &|s| s.dir = "\0".into(),
+            &|s| drop(s.env.insert("a=b".into(), String::new())),
+            &|s| drop(s.env.insert(String::new(), String::new())),
+        ];
+        for change in rows {
+            assert_eq!(fault(change), Err(LaunchFault::Data));
+        }
+    }
+}

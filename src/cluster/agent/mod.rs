@@ -1,0 +1,74 @@
+//! The agent of a compute or network node: runs instances, and tells of the
+//! node and of them.
+//!
+//! ```text
+//!  scheduler ◀─▶ client ◀─▶ ssntp-agent ── jobs ──▶ ssntp-work-0…3 ──▶ driver ──▶ instances
+//!                           (Control)  ◀─ outcomes ─┘     │                          │
+//!                                │                        ▼                          │
+//!                                │                   state directory                 │
+//!                                └◀───────────────────────────── ssntp-watch ◀───────┘ they ended
+//! ```
+//!
+//! All that is known stands in one state machine on one thread; nothing there
+//! waits. Instances outlive the agent: what is needed to find them is on disk
+//! before they run.
+//!
+//! ```no_run
+//! use ssntp::client::{ClientConfig, UuidSource};
+//! use ssntp::cluster::agent::{Agent, AgentConfig};
+//! use ssntp::cluster::agent::driver::{Confinement, ProcessDriver};
+//! use ssntp::pki::{Identity, Trust};
+//!
+//! let client = ClientConfig::new(Identity::load("agent.pem")?, Trust::load("ca.pem")?)
+//!     .address("scheduler.example".parse()?)
+//!     .uuid(UuidSource::Persistent("/var/lib/ssntp".into()));
+//! let config = AgentConfig::new(client)
+//!     .state("/var/lib/ssntp")
+//!     .driver(ProcessDriver::new(Confinement::Auto)?);
+//! let agent = Agent::start(config)?;
+//! let why = agent.ended().recv()?;
+//! println!("{why}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What the protocol leaves open
+//! * **START** of what isn't here: `launch_failure` when the program, its
+//!   directory or a driver is missing; a program that ran, however short, was
+//!   started, and its instance is `exited`. It stays until it is deleted.
+//! * **STOP** asks, and kills after a grace period. A persistent instance is
+//!   then `exited` in STATS; one that isn't is removed, and InstanceDeleted
+//!   says so. A second STOP meanwhile changes nothing.
+//! * **DELETE** also ends what runs.
+//! * **EVACUATE** stops every instance; each is told of by InstanceStopped.
+//!   Persistent ones stay here and may be restarted after Restore; the others
+//!   are removed. From its arrival on STARTs are refused, and when the last
+//!   instance has ended MAINTENANCE is sent. It survives a restart of the
+//!   agent. What comes next (`next_state`) is for whoever looks after the
+//!   machine: the agent only logs it.
+//! * **OFFLINE**: START, RESTART, AttachVolume and DetachVolume are answered
+//!   with `launch_failure`, `attach_failure` and `detach_failure`; STOP and
+//!   DELETE with `no_instance`. EVACUATE and Restore change nothing. The
+//!   configuration is still taken.
+//! * **READY**, or FULL, follows every START, whatever became of it: a strict
+//!   scheduler waits for it.
+//! * **A lost record** is made anew from the START and from what runs; with a
+//!   lost START an instance is `missing` unless it still runs, can be stopped
+//!   and deleted, and RESTART answers `instance_corrupt`.
+//!
+//! All reasons of all failures stand in the source of `control/commands.rs`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `runner` | [`Agent`], [`AgentConfig`]: the thread |
+//! | `control` | the state machine, without I/O |
+//! | `worker` | the threads that do what takes a moment |
+//! | `store` | the state directory |
+//! | [`driver`] | what runs an instance |
+
+mod control;
+pub mod driver;
+mod runner;
+mod store;
+mod worker;
+
+pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};

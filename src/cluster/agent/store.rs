@@ -1,0 +1,544 @@
+//! What an agent knows, on disk.
+//!
+//! ```text
+//! STATE/                        locked: one agent at a time
+//!   node.yaml                   whether the node is in maintenance
+//!   instances/UUID/
+//!     instance.yaml             the record: phase, process, exit code
+//!     start.yaml                the START, byte for byte
+//!     …                         the driver's, see `driver::Place`
+//!   set-aside/                  copies of what could not be read; why is in the log
+//! ```
+//!
+//! A file is written beside its place, synced, and renamed over it, so that
+//! after a crash the old or the new one is there. Each ends with a checksum
+//! of the rest: a file that is torn all the same, or was changed by hand, is
+//! recognised and set aside, never obeyed.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use log::warn;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::driver::{Exit, Handle, Place, Volume};
+use crate::cluster::replace::replace;
+use crate::payload::{Payload, StartPayload, yaml};
+
+const RECORD: &str = "instance.yaml";
+const START: &str = "start.yaml";
+const NODE: &str = "node.yaml";
+const INSTANCES: &str = "instances";
+const SET_ASIDE: &str = "set-aside";
+/// How many copies of the same broken file are kept.
+const SET_ASIDE_COPIES: u32 = 100;
+const SUM: &str = "# checksum ";
+
+/// The record of an instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Record {
+    /// The driver that runs it.
+    pub(crate) driver: String,
+    pub(crate) phase: RecordPhase,
+    pub(crate) pid: i32,
+    pub(crate) start_time: u64,
+    pub(crate) boot_id: String,
+    /// How its last run ended; -1 unknown.
+    pub(crate) exit_code: i32,
+    /// What is to happen once it has ended, where somebody asked.
+    pub(crate) after: RecordAfter,
+}
+
+/// How far an instance had come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordPhase {
+    /// It was being launched, and did not run yet.
+    #[default]
+    Starting,
+    /// It ran.
+    Running,
+    /// It had stopped.
+    Stopped,
+}
+
+/// What was asked of an instance that was to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordAfter {
+    /// Nothing was asked.
+    #[default]
+    Nothing,
+    /// Stop and keep.
+    Keep,
+    /// Stop, keep, and say InstanceStopped.
+    Evacuate,
+    /// Remove, and say InstanceDeleted.
+    Delete,
+    /// Remove, and say InstanceStopped.
+    Release,
+}
+
+impl Record {
+    /// The run it tells of, unless it tells of none.
+    pub(crate) fn handle(&self) -> Option<Handle> {
+        (self.phase == RecordPhase::Running).then(|| Handle {
+            pid: self.pid,
+            start_time: self.start_time,
+            boot_id: self.boot_id.clone(),
+        })
+    }
+
+    /// The same instance, running.
+    pub(crate) fn running(&self, handle: &Handle) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            phase: RecordPhase::Running,
+            pid: handle.pid,
+            start_time: handle.start_time,
+            boot_id: handle.boot_id.clone(),
+            exit_code: -1,
+            after: RecordAfter::Nothing,
+        }
+    }
+
+    /// The same instance, stopped.
+    pub(crate) fn stopped(&self, exit: Exit) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            phase: RecordPhase::Stopped,
+            exit_code: exit.code.unwrap_or(-1),
+            after: self.after,
+            ..Self::default()
+        }
+    }
+}
+
+/// What is true of the whole node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeRecord {
+    pub(crate) maintenance: bool,
+}
+
+/// An instance as it was found on disk.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) instance: Uuid,
+    /// `None` where it can't be read; a copy was set aside.
+    pub(crate) record: Option<Record>,
+    /// `None` where it can't be read; a copy was set aside.
+    pub(crate) start: Option<Box<StartPayload>>,
+    pub(crate) volumes: BTreeSet<Uuid>,
+}
+
+/// The state directory of one agent. Its calls come from any thread; two for
+/// the same instance don't come at the same time.
+#[derive(Debug)]
+pub(crate) struct Store {
+    root: PathBuf,
+    volumes: Option<PathBuf>,
+    /// Its lock goes with it.
+    _lock: File,
+}
+
+impl Store {
+    /// Opens the directory, which is made where there is none, and locks it.
+    /// Volumes lie in `volumes`, if this node has any.
+    pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
+        fs::create_dir_all(root)?;
+        // Instances get these paths, and have another working directory.
+        let root = fs::canonicalize(root)?;
+        let volumes = volumes.map(fs::canonicalize).transpose()?;
+        let lock = File::open(&root)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
+            e if e.kind() == io::ErrorKind::WouldBlock => {
+                io::Error::new(e.kind(), "another agent uses this state directory")
+            }
+            e => e,
+        })?;
+        Ok(Self {
+            root,
+            volumes,
+            _lock: lock,
+        })
+    }
+
+    /// The directory itself.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether files can be made in it.
+    pub(crate) fn check_writable(&self) -> io::Result<()> {
+        let path = self.root.join(".probe");
+        File::create(&path)?;
+        fs::remove_file(&path)
+    }
+
+    /// Where an instance lives.
+    pub(crate) fn place(&self, instance: Uuid) -> Place {
+        place(&self.root, instance)
+    }
+
+    /// Makes the directory of a new instance and writes its START down.
+    pub(crate) fn create(&self, instance: Uuid, start: &StartPayload, record: &Record) -> io::Result<()> {
+        let place = self.place(instance);
+        fs::create_dir_all(place.work())?;
+        fs::create_dir_all(place.volumes())?;
+        self.save_start(instance, start)?;
+        self.save(instance, record)
+    }
+
+    /// Replaces an instance's START.
+    pub(crate) fn save_start(&self, instance: Uuid, start: &StartPayload) -> io::Result<()> {
+        // A checksum after the last document would be part of it: it stands
+        // in a file of its own.
+        let (path, bytes) = (self.place(instance).dir().join(START), start.encode());
+        replace(&path.with_extension("sum"), sum_line(&bytes).as_bytes())?;
+        replace(&path, &bytes)
+    }
+
+    /// Replaces an instance's record.
+    pub(crate) fn save(&self, instance: Uuid, record: &Record) -> io::Result<()> {
+        write_summed(&self.place(instance).dir().join(RECORD), record)
+    }
+
+    /// Replaces the node's record.
+    pub(crate) fn save_node(&self, node: NodeRecord) -> io::Result<()> {
+        write_summed(&self.root.join(NODE), &node)
+    }
+
+    /// Forgets an instance and removes all its files, those of its volumes
+    /// excepted.
+    pub(crate) fn remove(&self, instance: Uuid) -> io::Result<()> {
+        let dir = self.place(instance).dir().to_owned();
+        // Without its record it is no instance any more, whatever becomes of
+        // the rest.
+        for file in [RECORD, START, "start.sum"] {
+            found(fs::remove_file(dir.join(file)))?;
+        }
+        found(fs::remove_dir_all(&dir))
+    }
+
+    /// Reads everything. What can't be read is set aside and told in the log.
+    pub(crate) fn load(&self) -> io::Result<(NodeRecord, Vec<Stored>)> {
+        let node = match read_summed(&self.root.join(NODE)) {
+            Ok(node) => node.unwrap_or_default(),
+            Err(why) => {
+                self.set_aside(&self.root.join(NODE), &why);
+                // It may have been evacuated for a reason.
+                NodeRecord { maintenance: true }
+            }
+        };
+        let entries = match fs::read_dir(self.root.join(INSTANCES)) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((node, Vec::new())),
+            Err(e) => return Err(e),
+        };
+        let mut stored = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name();
+            match name.to_str().and_then(|name| Uuid::try_parse(name).ok()) {
+                Some(instance) => stored.extend(self.load_instance(instance)),
+                None => warn!("{}: no instance's directory", entry.path().display()),
+            }
+        }
+        stored.sort_by_key(|stored| stored.instance);
+        Ok((node, stored))
+    }
+
+    fn load_instance(&self, instance: Uuid) -> Option<Stored> {
+        let place = self.place(instance);
+        let (record_path, start_path) = (place.dir().join(RECORD), place.dir().join(START));
+        let record: Option<Record> = match read_summed(&record_path) {
+            Ok(Some(record)) => Some(record),
+            Ok(None) => {
+                // It was being made or removed when the agent ended.
+                warn!("instance {instance}: it has no record, and is removed");
+                if let Err(e) = self.remove(instance) {
+                    warn!("instance {instance}: {e}");
+                }
+                return None;
+            }
+            Err(why) => {
+                self.set_aside(&record_path, &why);
+                None
+            }
+        };
+        let start = match read_start(&start_path) {
+            Ok(start) => Some(Box::new(start)),
+            Err(why) => {
+                self.set_aside(&start_path, &why);
+                None
+            }
+        };
+        Some(Stored {
+            instance,
+            record,
+            start,
+            volumes: volumes_at(&place.volumes()),
+        })
+    }
+
+    /// Keeps a copy of a broken file under a name that tells where it was.
+    /// The file itself stays until it is written anew: an instance without a
+    /// record is taken for one that never was.
+    fn set_aside(&self, path: &Path, why: &str) {
+        let copied = || -> io::Result<PathBuf> {
+            let dir = self.root.join(SET_ASIDE);
+            fs::create_dir_all(&dir)?;
+            let relative = path.strip_prefix(&self.root).unwrap_or(path);
+            let name = relative.to_string_lossy().replace('/', "_");
+            let to = (0..SET_ASIDE_COPIES)
+                .map(|n| dir.join(format!("{name}.{n}")))
+                .find(|to| !to.exists())
+                .unwrap_or_else(|| dir.join(&name));
+            fs::copy(path, &to)?;
+            Ok(to)
+        };
+        match copied() {
+            Ok(to) => warn!("{}: {why}; set aside as {}", path.display(), to.display()),
+            Err(e) => warn!("{}: {why}; it can't be set aside: {e}", path.display()),
+        }
+    }
+
+    /// A volume of this node.
+    pub(crate) fn volume(&self, uuid: Uuid) -> Option<Volume> {
+        let path = self.volumes.as_ref()?.join(uuid.to_string());
+        Some(Volume { uuid, path })
+    }
+
+    /// Writes down that a volume is attached: a link to it is the record.
+    pub(crate) fn link(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+        fs::create_dir_all(place.volumes())?;
+        symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
+        sync_dir(&place.volumes())
+    }
+
+    /// Writes down that a volume is no longer attached.
+    pub(crate) fn unlink(&self, place: &Place, volume: Uuid) -> io::Result<()> {
+        found(fs::remove_file(place.volumes().join(volume.to_string())))?;
+        sync_dir(&place.volumes())
+    }
+}
+
+/// Where an instance lives in the state directory `root`.
+pub(crate) fn place(root: &Path, instance: Uuid) -> Place {
+    Place::new(instance, root.join(INSTANCES).join(instance.to_string()))
+}
+
+/// A file that is gone already was removed.
+fn found(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn volumes_at(dir: &Path) -> BTreeSet<Uuid> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let uuid = |entry: fs::DirEntry| Uuid::try_parse(entry.file_name().to_str()?).ok();
+    entries.filter_map(uuid).collect()
+}
+
+fn read_start(path: &Path) -> Result<StartPayload, String> {
+    let bytes = fs::read(path).map_err(|e| e.to_string())?;
+    let sum = fs::read(path.with_extension("sum")).map_err(|e| format!("its checksum: {e}"))?;
+    if sum != sum_line(&bytes).as_bytes() {
+        return Err("its checksum is wrong".into());
+    }
+    StartPayload::decode(&bytes).map_err(|e| e.to_string())
+}
+
+fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
+    let sum = sum_line(&bytes);
+    bytes.extend(sum.as_bytes());
+    replace(path, &bytes)
+}
+
+/// `None` where there is no such file.
+fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, String> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => Bytes::from(bytes),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    let text = std::str::from_utf8(&bytes).map_err(|_| "not text".to_owned())?;
+    let at = text.rfind(SUM).ok_or("it has no checksum: it is torn")?;
+    let (document, sum) = text.split_at(at);
+    if sum != sum_line(document.as_bytes()) {
+        return Err("its checksum is wrong".into());
+    }
+    yaml::decode(document.as_bytes())
+        .map(Some)
+        .map_err(|e| e.to_string())
+}
+
+fn sum_line(bytes: &[u8]) -> String {
+    format!("{SUM}{:016x}\n", fnv1a(bytes))
+}
+
+/// FNV-1a: it is there to recognise accidents, not forgers, who could write
+/// a proper record just as well.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::{RawDocument, Start, VmType};
+
+    fn start(instance: Uuid) -> StartPayload {
+        StartPayload {
+            start: Start {
+                instance_uuid: instance,
+                vm_type: VmType::Process,
+                command: vec!["true".into()],
+                ..Start::default()
+            },
+            user_data: Some(RawDocument::new("#cloud-config\n").unwrap()),
+            meta_data: None,
+        }
+    }
+
+    fn running() -> Record {
+        let handle = Handle {
+            pid: 7,
+            start_time: 12345,
+            boot_id: "b".into(),
+        };
+        Record {
+            driver: "process".into(),
+            ..Record::default()
+        }
+        .running(&handle)
+    }
+
+    #[test]
+    fn what_was_saved_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let stopped = running().stopped(Exit::code(3));
+        {
+            let store = Store::open(&dir.path().join("deep/state"), Some(dir.path())).unwrap();
+            store.create(b, &start(b), &running()).unwrap();
+            store.create(a, &start(a), &stopped).unwrap();
+            store.save_node(NodeRecord { maintenance: true }).unwrap();
+            let volume = store.volume(Uuid::from_u128(9)).unwrap();
+            store.link(&store.place(a), &volume).unwrap();
+            assert!(store.link(&store.place(a), &volume).is_err(), "attached already");
+        }
+        let store = Store::open(&dir.path().join("deep/state"), None).unwrap();
+        assert!(store.volume(a).is_none());
+        let (node, stored) = store.load().unwrap();
+        assert!(node.maintenance);
+        let of = |stored: &Stored| (stored.record.clone(), stored.start.as_deref().cloned());
+        assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [a, b]);
+        assert_eq!(of(&stored[0]), (Some(stopped.clone()), Some(start(a))));
+        assert_eq!(stored[0].volumes, BTreeSet::from([Uuid::from_u128(9)]));
+        assert_eq!(of(&stored[1]), (Some(running()), Some(start(b))));
+        assert_eq!(running().handle().unwrap().start_time, 12345);
+        assert_eq!((stopped.handle(), stopped.exit_code), (None, 3));
+
+        store.unlink(&store.place(a), Uuid::from_u128(9)).unwrap();
+        store.remove(a).unwrap();
+        store.remove(a).unwrap();
+        let (_, stored) = store.load().unwrap();
+        assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [b]);
+    }
+
+    #[test]
+    fn a_state_directory_has_one_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::open(dir.path(), None).unwrap();
+        let error = Store::open(dir.path(), None).unwrap_err();
+        assert_eq!(error.to_string(), "another agent uses this state directory");
+        drop(first);
+        Store::open(dir.path(), None).unwrap();
+    }
+
+    /// Whatever a file lost or got, it is set aside; the others are read.
+    #[test]
+    fn torn_and_changed_files_are_set_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bad, good) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let store = Store::open(dir.path(), None).unwrap();
+        store.create(good, &start(good), &running()).unwrap();
+        for file in [RECORD, START, "start.sum"] {
+            store.create(bad, &start(bad), &running()).unwrap();
+            let path = store.place(bad).dir().join(file);
+            let whole = fs::read(&path).unwrap();
+            let mut changed = whole.clone();
+            changed[whole.len() / 2] ^= 0x21;
+            for broken in [
+                &whole[..whole.len() / 2],
+                &whole[..whole.len() - 1],
+                b"",
+                b"\xff\xfe",
+                &changed,
+            ] {
+                store.create(bad, &start(bad), &running()).unwrap();
+                fs::write(&path, broken).unwrap();
+                for _again in 0..2 {
+                    let (_, stored) = store.load().unwrap();
+                    assert_eq!(stored.len(), 2, "{file}");
+                    let read = (stored[0].record.is_some(), stored[0].start.is_some());
+                    assert_eq!(read, (file != RECORD, file == RECORD), "{file}: {broken:?}");
+                    assert!(stored[1].record.is_some() && stored[1].start.is_some(), "{file}");
+                }
+            }
+            store.remove(bad).unwrap();
+        }
+        assert!(fs::read_dir(dir.path().join(SET_ASIDE)).unwrap().count() >= 15);
+    }
+
+    #[test]
+    fn a_corrupt_node_stays_in_maintenance() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        assert!(!store.load().unwrap().0.maintenance);
+        fs::write(dir.path().join(NODE), "maintenance: fal").unwrap();
+        assert!(store.load().unwrap().0.maintenance);
+        store.save_node(NodeRecord::default()).unwrap();
+        assert!(!store.load().unwrap().0.maintenance);
+    }
+
+    #[test]
+    fn an_instance_without_record_never_ran() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let half = store.place(Uuid::from_u128(5));
+        fs::create_dir_all(half.work()).unwrap();
+        fs::create_dir_all(dir.path().join(INSTANCES).join("not-a-uuid")).unwrap();
+        assert_eq!(store.load().unwrap().1.len(), 0);
+        assert!(!half.dir().exists());
+    }
+
+    #[test]
+    fn a_directory_that_takes_no_files_fails_without_leftovers() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        // A file in the place of the directory: also for root.
+        fs::write(dir.path().join(INSTANCES), "").unwrap();
+        let instance = Uuid::from_u128(1);
+        assert!(store.create(instance, &start(instance), &running()).is_err());
+        assert!(store.load().is_err());
+    }
+}

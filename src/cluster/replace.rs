@@ -1,0 +1,82 @@
+//! Files that are whole whenever they are read: what the roles keep.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Puts `bytes` in place of the file at `path` in one step, on the disk when
+/// this returns: whoever reads it, even after a crash, finds the old content
+/// or the new one. A file that is there keeps its mode. Blocks on the disk.
+///
+/// # Errors
+/// The file is as it was, unless the very last step fails: then it is
+/// replaced, but a crash may undo that.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = beside(path);
+    let fill = || {
+        // What a crash left of an earlier attempt is overwritten.
+        let mut file = File::create(&beside)?;
+        if let Ok(metadata) = fs::metadata(path) {
+            file.set_permissions(metadata.permissions())?;
+        }
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    fill().inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&beside);
+    })?;
+    File::open(directory(path))?.sync_all()
+}
+
+/// The directory a file is in.
+pub(crate) fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".new");
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kept.yaml");
+        replace(&path, b"one").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        // Torn by a crash.
+        fs::write(dir.path().join(".kept.yaml.new"), b"tw").unwrap();
+        replace(&path, b"three").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
+    }
+
+    #[test]
+    fn a_failure_leaves_the_old_content_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kept.yaml");
+        fs::create_dir(&path).unwrap();
+        assert!(replace(&path, b"one").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(replace(&dir.path().join("missing/kept.yaml"), b"one").is_err());
+    }
+}

@@ -1,0 +1,589 @@
+//! Which node takes a START: a table of nodes and their room, without clock
+//! or I/O.
+//!
+//! ```text
+//!                  slots: 0  1  2  3  4  5  6  7       a ring for each kind of node
+//!   room of ready nodes   ▪  ·  ·  ▪  ▪  ·  ·  ▪       the search begins after the
+//!                          ╲╱    ╲╱    ╲╱    ╲╱        slot that was used last, and
+//!   most room of two         ▪     ▪     ▪     ▪       wraps round
+//!                             ╲   ╱       ╲   ╱
+//!   most room of four           ▪           ▪          a subtree without enough room
+//!                                 ╲       ╱            is left out as a whole
+//! ```
+//!
+//! Each kind of node (compute, network) has two such trees: nodes that take
+//! a START now, and nodes that are only waiting for their READY. A search,
+//! and a change of a node, takes time with the logarithm of the number of
+//! nodes; nodes that are full cost nothing. When memory is free on some nodes
+//! and disk on others, but never both on one, the search looks at all of
+//! them, which `benches/placement.rs` measures too.
+//!
+//! What a node does not know of itself (-1 in READY) is no reason to refuse
+//! it: its agent has the last word, with `full_cn`.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
+
+use uuid::Uuid;
+
+use crate::Role;
+use crate::payload::{Id, Ready, Start};
+
+/// The longest name that a system gives a host, in bytes.
+const MAX_HOSTNAME: usize = 255;
+
+/// How many STARTs a node gets for one READY.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// One: what the node has left is known before the next.
+    #[default]
+    Strict,
+    /// As many as fit, by what the node would have left of its memory and
+    /// disk if all of them took what they ask for. CPUs are shared and never
+    /// used up.
+    Opportunistic,
+}
+
+/// What a START asks of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Memory in MB.
+    pub mem_mb: i64,
+    /// Disk in MB: the volumes that are made on the node.
+    pub disk_mb: i64,
+    /// CPUs.
+    pub vcpus: i64,
+    /// The only node that will do; empty for any.
+    pub node_id: Id,
+    /// The name of the only node that will do, in any case of its letters;
+    /// empty for any.
+    pub hostname: String,
+    /// Whether it takes a network node rather than a compute node.
+    pub network_node: bool,
+}
+
+impl Needs {
+    /// What a START says.
+    ///
+    /// # Errors
+    /// The path of a number below zero.
+    pub fn of(start: &Start) -> Result<Self, &'static str> {
+        let wanted = &start.requirements;
+        let mut disk_mb: i64 = 0;
+        for volume in start.storage.iter().filter(|volume| volume.local) {
+            if volume.size < 0 {
+                return Err("start.storage.size");
+            }
+            disk_mb = disk_mb.saturating_add(volume.size.saturating_mul(1024));
+        }
+        if wanted.mem_mb < 0 {
+            return Err("start.requirements.mem_mb");
+        }
+        if wanted.vcpus < 0 {
+            return Err("start.requirements.vcpus");
+        }
+        Ok(Self {
+            mem_mb: wanted.mem_mb,
+            disk_mb,
+            vcpus: wanted.vcpus,
+            node_id: wanted.node_id.clone(),
+            hostname: wanted.hostname.clone(),
+            network_node: wanted.network_node,
+        })
+    }
+
+    fn room(&self) -> Room {
+        Room {
+            mem_mb: self.mem_mb,
+            disk_mb: self.disk_mb,
+            vcpus: self.vcpus,
+        }
+    }
+
+    fn role(&self) -> Role {
+        match self.network_node {
+            true => Role::NETAGENT,
+            false => Role::AGENT,
+        }
+    }
+}
+
+/// Where a START may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// To this node, from whose room it has been taken.
+    Placed(Handed),
+    /// To no node for now; it would fit this one, which is only waiting for
+    /// its READY.
+    Wait(Uuid),
+    /// No node has the room, the name or the UUID.
+    NoRoom,
+    /// No node of the kind is connected.
+    NoNode,
+}
+
+/// What a node was given, to be taken back should the START fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// The node.
+    pub node: Uuid,
+    /// Which READY it was given for: a later one has counted it.
+    report: u64,
+    mem_mb: i64,
+    disk_mb: i64,
+}
+
+/// The nodes, and where the search goes on.
+#[derive(Debug, Default)]
+pub struct Placement {
+    policy: Policy,
+    slots: Vec<Option<Node>>,
+    /// Slots of nodes that left, the lowest first.
+    free: BinaryHeap<Reverse<usize>>,
+    by_uuid: HashMap<Uuid, usize>,
+    /// In lower case.
+    by_hostname: HashMap<String, BTreeSet<usize>>,
+    compute: Ring,
+    network: Ring,
+    reports: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    uuid: Uuid,
+    roles: Role,
+    hostname: String,
+    state: State,
+    /// By its last READY, and less what it was handed since where that is
+    /// forecast.
+    room: Room,
+    report: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It takes a START.
+    Ready,
+    /// It says READY when it takes the next.
+    Waiting,
+    /// It is full, offline or in maintenance.
+    Closed,
+}
+
+impl Placement {
+    /// A table without nodes.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            ..Self::default()
+        }
+    }
+
+    /// A node has connected, with AGENT, NETAGENT or both among its roles.
+    /// Until it has told what it has, it is waiting for its READY.
+    pub fn connect(&mut self, uuid: Uuid, roles: Role) {
+        self.disconnect(uuid);
+        let slot = match self.free.pop() {
+            Some(Reverse(slot)) => slot,
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        self.by_uuid.insert(uuid, slot);
+        self.slots[slot] = Some(Node {
+            uuid,
+            roles,
+            hostname: String::new(),
+            state: State::Waiting,
+            room: Room::UNKNOWN,
+            report: 0,
+        });
+        for ring in self.rings(roles) {
+            ring.connected += 1;
+        }
+        self.enter(slot);
+    }
+
+    /// A node has gone.
+    pub fn disconnect(&mut self, uuid: Uuid) {
+        let Some(slot) = self.by_uuid.remove(&uuid) else {
+            return;
+        };
+        let Some(node) = self.slots[slot].take() else {
+            return;
+        };
+        for ring in self.rings(node.roles) {
+            ring.connected -= 1;
+            ring.ready.set(slot, Room::NONE);
+            ring.waiting.set(slot, Room::NONE);
+        }
+        self.rename(slot, &node.hostname, "");
+        self.free.push(Reverse(slot));
+    }
+
+    /// A node has said READY.
+    pub fn ready(&mut self, uuid: Uuid, ready: &Ready) {
+        self.reports += 1;
+        let report = self.reports;
+        self.change(uuid, |node| {
+            node.state = State::Ready;
+            node.room = Room::of(ready);
+            node.report = report;
+        });
+        self.hostname(uuid, &ready.hostname);
+    }
+
+    /// A node takes no START until it says READY: it has said FULL, OFFLINE
+    /// or MAINTENANCE.
+    pub fn close(&mut self, uuid: Uuid) {
+        self.change(uuid, |node| node.state = State::Closed);
+    }
+
+    /// A node has told its name. One that is longer than a name can be is
+    /// none.
+    pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
+        let Some(slot) = self.by_uuid.get(&uuid).copied() else {
+            return;
+        };
+        let hostname = match hostname.len() <= MAX_HOSTNAME {
+            true => hostname.to_ascii_lowercase(),
+            false => String::new(),
+        };
+        let Some(node) = self.slots[slot].as_mut().filter(|node| node.hostname != hostname) else {
+            return;
+        };
+        let old = std::mem::replace(&mut node.hostname, hostname.clone());
+        self.rename(slot, &old, &hostname);
+    }
+
+    /// Finds a node: the first that fits after the one used last. `except` is
+    /// never chosen, nor counted.
+    pub fn place(&mut self, needs: &Needs, except: Option<Uuid>) -> Verdict {
+        let except = except.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
+        let role = needs.role();
+        let of_kind = |slot: usize| self.node(slot).is_some_and(|node| node.roles.contains(role));
+        let ring = match needs.network_node {
+            true => &self.network,
+            false => &self.compute,
+        };
+        if ring.connected == usize::from(except.is_some_and(of_kind)) {
+            return Verdict::NoNode;
+        }
+        let found = |state| {
+            if needs.node_id.is_empty() && needs.hostname.is_empty() {
+                let tree = match state {
+                    State::Ready => &ring.ready,
+                    _ => &ring.waiting,
+                };
+                return tree.first_after(ring.last, needs.room(), except);
+            }
+            let fits = |node: &Node| node.state == state && node.suits(needs);
+            self.named(needs, ring.last)
+                .filter(|slot| Some(*slot) != except)
+                .find(|slot| self.node(*slot).is_some_and(fits))
+        };
+        if let Some(slot) = found(State::Ready) {
+            return self.hand(slot, needs).map_or(Verdict::NoRoom, Verdict::Placed);
+        }
+        let waiting = found(State::Waiting).and_then(|slot| self.node(slot));
+        waiting.map_or(Verdict::NoRoom, |node| Verdict::Wait(node.uuid))
+    }
+
+    /// Gives a START to this node, if it takes one now and fits.
+    pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Handed> {
+        let slot = *self.by_uuid.get(&uuid)?;
+        let node = self.node(slot)?;
+        (node.state == State::Ready && node.suits(needs)).then(|| self.hand(slot, needs))?
+    }
+
+    /// A START that a node was given has failed, and took nothing of it.
+    /// Says whether the node has more to give by that.
+    pub fn take_back(&mut self, handed: &Handed) -> bool {
+        let slot = self.by_uuid.get(&handed.node).copied();
+        let Some(node) = slot.and_then(|slot| self.node(slot)) else {
+            return false;
+        };
+        // A later READY has counted it, and a node that closed has not opened.
+        if node.report != handed.report || node.state == State::Closed {
+            return false;
+        }
+        self.change(handed.node, |node| {
+            node.state = State::Ready;
+            node.room = node.room.plus(handed.mem_mb, handed.disk_mb);
+        });
+        true
+    }
+
+    /// Whether a node takes a START now.
+    pub fn is_ready(&self, uuid: Uuid) -> bool {
+        self.find(uuid).is_some_and(|node| node.state == State::Ready)
+    }
+
+    /// Whether a START would fit this node, which is only waiting for its
+    /// READY.
+    pub fn would_fit(&self, uuid: Uuid, needs: &Needs) -> bool {
+        self.find(uuid)
+            .is_some_and(|node| node.state == State::Waiting && node.suits(needs))
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.by_uuid.len()
+    }
+
+    /// Whether there is no node.
+    pub fn is_empty(&self) -> bool {
+        self.by_uuid.is_empty()
+    }
+
+    fn node(&self, slot: usize) -> Option<&Node> {
+        self.slots.get(slot)?.as_ref()
+    }
+
+    fn find(&self, uuid: Uuid) -> Option<&Node> {
+        self.node(*self.by_uuid.get(&uuid)?)
+    }
+
+    /// The slots that a UUID or a name leaves, in the order of the search.
+    fn named<'a>(&'a self, needs: &Needs, last: usize) -> impl Iterator<Item = usize> + use<'a> {
+        let uuid = needs.node_id.uuid();
+        let by_uuid = uuid.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
+        let hostname = needs.hostname.to_ascii_lowercase();
+        let called = needs.node_id.is_empty().then(|| self.by_hostname.get(&hostname));
+        let called = called.flatten().into_iter();
+        let in_order =
+            move |slots: &'a BTreeSet<usize>| slots.range(last + 1..).chain(slots.range(..=last)).copied();
+        by_uuid.into_iter().chain(called.flat_map(in_order))
+    }
+
+    /// Takes a START out of the room of the node in `slot`.
+    fn hand(&mut self, slot: usize, needs: &Needs) -> Option<Handed> {
+        match needs.network_node {
+            true => self.network.last = slot,
+            false => self.compute.last = slot,
+        }
+        let policy = self.policy;
+        let node = self.slots.get_mut(slot)?.as_mut()?;
+        let mut handed = Handed {
+            node: node.uuid,
+            report: node.report,
+            mem_mb: 0,
+            disk_mb: 0,
+        };
+        match policy {
+            Policy::Strict => node.state = State::Waiting,
+            Policy::Opportunistic => {
+                (handed.mem_mb, handed.disk_mb) = (needs.mem_mb, needs.disk_mb);
+                node.room = node.room.minus(needs.mem_mb, needs.disk_mb);
+            }
+        }
+        self.enter(slot);
+        Some(handed)
+    }
+
+    fn change(&mut self, uuid: Uuid, change: impl FnOnce(&mut Node)) {
+        let Some(slot) = self.by_uuid.get(&uuid).copied() else {
+            return;
+        };
+        if let Some(node) = &mut self.slots[slot] {
+            change(node);
+        }
+        self.enter(slot);
+    }
+
+    /// Brings the trees up to date with the node in `slot`.
+    fn enter(&mut self, slot: usize) {
+        let Some(node) = self.node(slot) else {
+            return;
+        };
+        let (roles, state, room) = (node.roles, node.state, node.room);
+        let room_as = |wanted| if state == wanted { room } else { Room::NONE };
+        let (ready, waiting) = (room_as(State::Ready), room_as(State::Waiting));
+        for ring in self.rings(roles) {
+            ring.ready.set(slot, ready);
+            ring.waiting.set(slot, waiting);
+        }
+    }
+
+    fn rings(&mut self, roles: Role) -> impl Iterator<Item = &mut Ring> {
+        let compute = roles.contains(Role::AGENT).then_some(&mut self.compute);
+        let network = roles.contains(Role::NETAGENT).then_some(&mut self.network);
+        compute.into_iter().chain(network)
+    }
+
+    fn rename(&mut self, slot: usize, old: &str, new: &str) {
+        if let Some(slots) = self.by_hostname.get_mut(old) {
+            slots.remove(&slot);
+            if slots.is_empty() {
+                self.by_hostname.remove(old);
+            }
+        }
+        if !new.is_empty() {
+            self.by_hostname.entry(new.to_owned()).or_default().insert(slot);
+        }
+    }
+}
+
+impl Node {
+    /// Whether it is of the kind, has the room, and the name that is asked
+    /// for; its UUID has been looked up.
+    fn suits(&self, needs: &Needs) -> bool {
+        let named = needs.node_id.is_empty() || needs.node_id == self.uuid;
+        let called = needs.hostname.is_empty() || needs.hostname.eq_ignore_ascii_case(&self.hostname);
+        named && called && self.roles.contains(needs.role()) && self.room.holds(needs.room())
+    }
+}
+
+/// Nodes of one kind.
+#[derive(Debug, Default)]
+struct Ring {
+    connected: usize,
+    ready: Tree,
+    waiting: Tree,
+    /// The slot that was used last.
+    last: usize,
+}
+
+/// Memory and disk in MB, and CPUs: of a node, or asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Room {
+    mem_mb: i64,
+    disk_mb: i64,
+    vcpus: i64,
+}
+
+impl Room {
+    /// Holds nothing, not even what asks for nothing.
+    const NONE: Self = Self {
+        mem_mb: -1,
+        disk_mb: -1,
+        vcpus: -1,
+    };
+    /// Holds whatever is asked for.
+    const UNKNOWN: Self = Self {
+        mem_mb: i64::MAX,
+        disk_mb: i64::MAX,
+        vcpus: i64::MAX,
+    };
+
+    fn of(ready: &Ready) -> Self {
+        let known = |value: i64| if value < 0 { i64::MAX } else { value };
+        Self {
+            mem_mb: known(ready.mem_available_mb),
+            disk_mb: known(ready.disk_available_mb),
+            vcpus: known(ready.cpus_online),
+        }
+    }
+
+    fn holds(&self, wanted: Self) -> bool {
+        self.mem_mb >= wanted.mem_mb && self.disk_mb >= wanted.disk_mb && self.vcpus >= wanted.vcpus
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            mem_mb: self.mem_mb.max(other.mem_mb),
+            disk_mb: self.disk_mb.max(other.disk_mb),
+            vcpus: self.vcpus.max(other.vcpus),
+        }
+    }
+
+    /// What is unknown stays so.
+    fn plus(self, mem_mb: i64, disk_mb: i64) -> Self {
+        let add = |have: i64, more| if have == i64::MAX { have } else { have + more };
+        Self {
+            mem_mb: add(self.mem_mb, mem_mb),
+            disk_mb: add(self.disk_mb, disk_mb),
+            vcpus: self.vcpus,
+        }
+    }
+
+    fn minus(self, mem_mb: i64, disk_mb: i64) -> Self {
+        self.plus(-mem_mb, -disk_mb)
+    }
+}
+
+/// The room of every slot, and the most of every part of them: node `n` has
+/// the children `2n` and `2n + 1`, and the leaves stand at the end.
+#[derive(Debug, Default)]
+struct Tree {
+    most: Vec<Room>,
+}
+
+impl Tree {
+    fn leaves(&self) -> usize {
+        self.most.len() / 2
+    }
+
+    fn set(&mut self, slot: usize, room: Room) {
+        if slot >= self.leaves() {
+            if room == Room::NONE {
+                return;
+            }
+            self.grow(slot);
+        }
+        let mut at = self.leaves() + slot;
+        self.most[at] = room;
+        while at > 1 {
+            at /= 2;
+            let most = self.most[2 * at].most(self.most[2 * at + 1]);
+            if self.most[at] == most {
+                return;
+            }
+            self.most[at] = most;
+        }
+    }
+
+    fn grow(&mut self, slot: usize) {
+        let old = std::mem::take(&mut self.most);
+        let leaves = (slot + 1).next_power_of_two();
+        self.most = vec![Room::NONE; 2 * leaves];
+        let kept = &old[old.len() / 2..];
+        self.most[leaves..leaves + kept.len()].copy_from_slice(kept);
+        for at in (1..leaves).rev() {
+            self.most[at] = self.most[2 * at].most(self.most[2 * at + 1]);
+        }
+    }
+
+    /// The first slot that fits after `last`, wrapping round, but not
+    /// `except`.
+    fn first_after(&self, last: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
+        let leaves = self.leaves();
+        let start = (last + 1).min(leaves);
+        self.first_within(start, leaves, wanted, except)
+            .or_else(|| self.first_within(0, start, wanted, except))
+    }
+
+    fn first_within(&self, from: usize, to: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
+        let found = self.descend(1, 0, self.leaves(), (from, to), wanted)?;
+        match except {
+            Some(except) if found == except => self.descend(1, 0, self.leaves(), (found + 1, to), wanted),
+            _ => Some(found),
+        }
+    }
+
+    /// The first slot in `range` that fits, below the node `at`, which stands
+    /// for `count` slots from `first` on.
+    fn descend(
+        &self,
+        at: usize,
+        first: usize,
+        count: usize,
+        range: (usize, usize),
+        wanted: Room,
+    ) -> Option<usize> {
+        if first >= range.1 || first + count <= range.0 || !self.most.get(at)?.holds(wanted) {
+            return None;
+        }
+        if count == 1 {
+            return Some(first);
+        }
+        let half = count / 2;
+        self.descend(2 * at, first, half, range, wanted)
+            .or_else(|| self.descend(2 * at + 1, first + half, half, range, wanted))
+    }
+}
+
+#[cfg(test)]
+#[path = "placement_tests.rs"]
+mod tests;

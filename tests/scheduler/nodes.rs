@@ -1,0 +1,179 @@
+//! NodeConnected, NodeDisconnected, and what a new controller is told.
+
+use std::collections::HashSet;
+
+use ssntp::Role;
+use ssntp::payload::{
+    ConcentratorInstanceAdded, NodeConnected, NodeDisconnected, NodeType, PublicIpAssigned,
+    PublicIpUnassigned,
+};
+use ssntp::proto::{Command, Event, Frame};
+use uuid::Uuid;
+
+use super::{Cluster, stats};
+use crate::client::Client;
+
+#[test]
+fn every_controller_is_told_of_nodes_that_come_and_go() {
+    let cluster = Cluster::strict();
+    let mut one = cluster.controller();
+    let mut two = cluster.controller();
+    for (role, node_type) in [
+        (Role::AGENT, NodeType::ComputeNode),
+        (Role::NETAGENT, NodeType::NetworkNode),
+    ] {
+        let node = cluster.connect(role);
+        let node_uuid = node.uuid;
+        for controller in [&mut one, &mut two] {
+            let connected: NodeConnected = controller.expect_payload();
+            assert_eq!(connected.node_uuid, node_uuid);
+            assert_eq!(connected.node_type, node_type);
+        }
+        drop(node);
+        for controller in [&mut one, &mut two] {
+            let gone: NodeDisconnected = controller.expect_payload();
+            assert_eq!(
+                (gone.node_uuid, gone.node_type),
+                (node_uuid.into(), node_type.clone())
+            );
+        }
+    }
+    // A CNCI is no node, nor is a controller.
+    drop(cluster.connect(Role::CNCIAGENT));
+    drop(cluster.controller());
+    one.expect_nothing();
+}
+
+#[test]
+fn an_agent_of_both_kinds_is_told_of_as_both() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let node = cluster.connect(Role::AGENT | Role::NETAGENT);
+    let types = |frames: [Frame; 2]| frames.map(|f| String::from_utf8_lossy(f.payload_bytes()).into_owned());
+    let came = types([controller.recv(), controller.recv()]);
+    assert!(came[0].contains("compute_node") && came[1].contains("network_node"));
+    drop(node);
+    let went = types([controller.recv(), controller.recv()]);
+    assert!(went[0].contains("compute_node") && went[1].contains("network_node"));
+}
+
+#[test]
+fn an_agent_that_connects_again_left_first() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let old = cluster.agent(Role::AGENT, &mut [&mut controller]);
+    let new = Client::connect_as(&cluster.listener, Role::AGENT, old.uuid);
+    let gone: NodeDisconnected = controller.expect_payload();
+    let back: NodeConnected = controller.expect_payload();
+    assert_eq!(
+        (gone.node_uuid, back.node_uuid),
+        (new.uuid.into(), new.uuid.into())
+    );
+    drop((old, new));
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.expect_nothing();
+}
+
+#[test]
+fn a_new_controller_is_told_of_every_node_and_its_last_stats() {
+    let cluster = Cluster::strict();
+    let mut first = cluster.controller();
+    let mut nodes = Vec::new();
+    for count in 0..4 {
+        let mut node = cluster.agent(Role::AGENT, &mut [&mut first]);
+        // The last node has sent none yet.
+        for older in 0..count {
+            node.send_payload(&stats(node.uuid, &[Uuid::from_u128(older)]));
+            first.expect(Command::STATS);
+        }
+        nodes.push(node);
+    }
+    let gone = nodes.pop().unwrap();
+    drop(gone);
+    first.expect(Event::NODE_DISCONNECTED);
+
+    let told = cluster.controller().drain();
+    let expected: HashSet<_> = nodes.iter().map(|node| node.uuid.to_string()).collect();
+    let (connected, reported) = told.split_at(3);
+    let connected: HashSet<_> = connected
+        .iter()
+        .map(|frame| frame.payload::<NodeConnected>().unwrap().node_uuid.to_string())
+        .collect();
+    assert_eq!(connected, expected);
+    let mut reported: Vec<_> = reported.iter().map(|f| f.payload_bytes().clone()).collect();
+    reported.sort();
+    let last = |(node, older): (&Client, u128)| {
+        Frame::of(&stats(node.uuid, &[Uuid::from_u128(older)]))
+            .payload_bytes()
+            .clone()
+    };
+    let mut wanted: Vec<_> = nodes[1..].iter().zip(0..).map(last).collect();
+    wanted.sort();
+    assert_eq!(reported, wanted);
+}
+
+#[test]
+fn a_new_controller_is_told_of_connected_concentrators_and_their_addresses() {
+    let cluster = Cluster::strict();
+    let mut first = cluster.controller();
+    // Both, so that it shows when it has gone.
+    let mut cnci = cluster.agent(Role::AGENT | Role::CNCIAGENT, &mut [&mut first]);
+    let added = ConcentratorInstanceAdded {
+        instance_uuid: cnci.uuid.into(),
+        concentrator_ip: "10.0.0.33".into(),
+        ..ConcentratorInstanceAdded::default()
+    };
+    let assigned = |public_ip: &str| PublicIpAssigned {
+        concentrator_uuid: cnci.uuid.into(),
+        public_ip: public_ip.into(),
+        ..PublicIpAssigned::default()
+    };
+    let (kept, released) = (assigned("198.51.100.20"), assigned("198.51.100.21"));
+    let unassigned = PublicIpUnassigned {
+        public_ip: released.public_ip.clone(),
+        ..PublicIpUnassigned::default()
+    };
+    cnci.send_payload(&added);
+    cnci.send_payload(&kept);
+    cnci.send_payload(&released);
+    cnci.send_payload(&unassigned);
+    first.expect(Event::CONCENTRATOR_INSTANCE_ADDED);
+    first.expect(Event::PUBLIC_IP_ASSIGNED);
+    first.expect(Event::PUBLIC_IP_ASSIGNED);
+    first.expect(Event::PUBLIC_IP_UNASSIGNED);
+
+    let mut second = cluster.controller();
+    second.expect(Event::NODE_CONNECTED);
+    assert_eq!(second.expect_payload::<ConcentratorInstanceAdded>(), added);
+    assert_eq!(second.expect_payload::<PublicIpAssigned>(), kept);
+    second.expect_nothing();
+
+    drop(cnci);
+    first.expect(Event::NODE_DISCONNECTED);
+    cluster.controller().expect_nothing();
+}
+
+#[test]
+fn more_stats_than_a_queue_should_hold_are_told_bit_by_bit() {
+    let cluster = Cluster::strict();
+    let mut first = cluster.controller();
+    let padding = "x".repeat(900_000);
+    let mut nodes = Vec::new();
+    for _ in 0..12 {
+        let mut node = cluster.agent(Role::AGENT, &mut [&mut first]);
+        node.send_text(
+            Command::STATS,
+            &format!("node_uuid: {}\n# {padding}\n", node.uuid),
+        );
+        first.expect(Command::STATS);
+        nodes.push(node);
+    }
+    let mut second = cluster.controller();
+    for _ in 0..12 {
+        second.expect(Event::NODE_CONNECTED);
+    }
+    for _ in 0..12 {
+        second.expect(Command::STATS);
+    }
+    second.expect_nothing();
+}
