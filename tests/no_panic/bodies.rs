@@ -12,6 +12,8 @@
 
 use bytes::{Bytes, BytesMut};
 use ssntp::Role;
+use ssntp::opflex::message::{self, Incoming};
+use ssntp::opflex::rpc::{self, Framing, Limits};
 use ssntp::payload::*;
 use ssntp::pki::{CertificateInfo, Identity, Trust};
 use ssntp::proto::{
@@ -24,8 +26,10 @@ use uuid::Uuid;
 /// The longest payload that the codec here takes.
 const MAX_PAYLOAD: u32 = 64 * 1024;
 
+type Body = fn(&[u8]);
+
 /// Every body by the name of its fuzz target.
-pub const BODIES: [(&str, fn(&[u8])); 8] = [
+pub const BODIES: [(&str, Body); 9] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
     ("client_handshake", client_handshake),
@@ -34,6 +38,7 @@ pub const BODIES: [(&str, fn(&[u8])); 8] = [
     ("start_documents", start_documents),
     ("certificate", certificate),
     ("address", address),
+    ("opflex", opflex),
 ];
 
 /// Frames in pieces and at once are the same frames. The first byte says
@@ -190,7 +195,7 @@ fn read<P: Payload + PartialEq + std::fmt::Debug>(data: &[u8]) {
 
 /// The first byte chooses the schema.
 pub fn payload_yaml(data: &[u8]) {
-    const READERS: [fn(&[u8]); SCHEMAS] = [
+    const READERS: [Body; SCHEMAS] = [
         read::<AssignPublicIp>,
         read::<AssignPublicIpFailure>,
         read::<AttachVolume>,
@@ -289,4 +294,36 @@ pub fn address(data: &[u8]) {
         text.parse::<Role>().is_ok(),
         text.parse::<ssntp::pki::Host>().is_ok(),
     );
+}
+
+/// Messages in pieces and at once are the same. The first byte chooses the
+/// framing, the second how long the pieces are.
+pub fn opflex(data: &[u8]) {
+    let [options, piece, stream @ ..] = data else {
+        return;
+    };
+    let framing = match options & 1 {
+        0 => Framing::Nul,
+        _ => Framing::Concatenated,
+    };
+    let limits = Limits {
+        message: 64 * 1024,
+        nesting: 16,
+    };
+    let read = |piece: usize| {
+        let mut decoder = message::Decoder::new(framing, limits);
+        let mut input = BytesMut::new();
+        let mut messages: Vec<Incoming> = Vec::new();
+        for piece in stream.chunks(piece.max(1)) {
+            input.extend_from_slice(piece);
+            if let Err(error) = decoder.decode(&mut input, &mut messages) {
+                assert!(!error.to_string().is_empty());
+                break;
+            }
+        }
+        (messages, decoder.end(&input))
+    };
+    assert_eq!(read(stream.len()), read(usize::from(*piece)));
+    let mut raw = rpc::Decoder::new(framing, limits);
+    let _ = raw.decode(&mut BytesMut::from(stream), &mut Vec::new());
 }

@@ -1,5 +1,7 @@
 //! No bytes make the library panic: the body of every fuzz target, on its
 //! seeds, on seeds that were damaged, and on any bytes.
+#![cfg(all(feature = "opflex", any(feature = "aws-lc-rs", feature = "ring")))]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bodies;
 
@@ -113,5 +115,6 @@ mod any_bytes_are_survived_by {
 
     each_survives_any_bytes! {
         codec server_handshake client_handshake trace payload_yaml start_documents certificate address
+        opflex
     }
 }
