@@ -1,5 +1,6 @@
 //! Buffers that links borrow while they are busy.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Size of a read buffer: four full TLS records with their overhead, and room
@@ -14,7 +15,7 @@ const KEEP: usize = 32;
 ///
 /// A clone is another handle of the same pool; taking and giving back hold
 /// its lock for a push or a pop.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct BufferPool {
     free: Arc<Mutex<Vec<Box<[u8]>>>>,
 }
@@ -35,5 +36,12 @@ impl BufferPool {
         if free.len() < KEEP {
             free.push(buffer);
         }
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let idle = self.free.lock().unwrap_or_else(PoisonError::into_inner).len();
+        f.debug_struct("BufferPool").field("idle", &idle).finish()
     }
 }

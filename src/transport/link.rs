@@ -16,15 +16,16 @@
 //! lingers for a moment so that the peer can read it: closing a socket that
 //! holds unread input would destroy what is still under way.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::outbox::{Command, Outbox, Outgoing};
 use super::{Decode, Duplex, Halves, Transmit, threads};
@@ -188,10 +189,11 @@ fn start<D: Decode>(
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
+    let (writing, written) = bounded(0);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
         threads::spawn_small(format!("{}.w", config.name), move || {
-            write(&outbox, transmit, &*stream, linger)
+            write(&outbox, transmit, &*stream, linger, writing)
         })?
     };
     let reader = Reader {
@@ -201,6 +203,7 @@ fn start<D: Decode>(
         decoder,
         outbox,
         sink,
+        written,
     };
     threads::spawn_small(format!("{}.r", config.name), move || reader.run(writer))
 }
@@ -212,10 +215,12 @@ struct Reader<D, S> {
     decoder: D,
     outbox: Outbox,
     sink: S,
+    /// Disconnected once the writer has sent its last byte.
+    written: Receiver<Infallible>,
 }
 
-/// How long the rest of a queue may take to go out once the peer has ended
-/// its side or broken the protocol.
+/// How long a write may take not one byte once the peer has ended its side or
+/// broken the protocol; one under way already keeps its own limit.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
@@ -240,6 +245,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
             self.outbox.close();
             self.drain();
+            self.wait_for_writer();
             self.outbox.abort();
         }
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -252,6 +258,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let mut items = Vec::new();
         let mut counted = self.inbox.bytes.len();
         let mut end = false;
+        let mut fault = None;
         loop {
             let before = self.inbox.bytes.len();
             let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
@@ -266,6 +273,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             if let Err(fault) = decoded {
                 return EndReason::Protocol(Box::new(fault));
             }
+            if let Some(e) = fault {
+                return EndReason::Io(e);
+            }
             if end {
                 return if self.inbox.is_empty() {
                     EndReason::PeerClosed
@@ -274,15 +284,17 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 };
             }
             let held = self.inbox.bytes.len();
-            match self.receive.receive(&mut self.inbox) {
+            let received = self.receive.receive(&mut self.inbox);
+            counted += self.inbox.bytes.len() - held;
+            match received {
                 Ok(received) => {
-                    counted += self.inbox.bytes.len() - held;
                     end = received.end;
                     if received.flush {
                         self.outbox.flush();
                     }
                 }
-                Err(e) => return EndReason::Io(e),
+                // What came before it is delivered.
+                Err(e) => fault = Some(e),
             }
         }
     }
@@ -293,6 +305,19 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let mut scratch = [0; 1024];
         while matches!(self.stream.read(&mut scratch), Ok(n) if n > 0) {}
     }
+
+    /// A peer that has ended its side may still receive: waits until the
+    /// writer is done, for as long as it makes progress.
+    fn wait_for_writer(&self) {
+        let mut before = self.outbox.written();
+        while let Err(RecvTimeoutError::Timeout) = self.written.recv_timeout(LAST_WRITE) {
+            let now = self.outbox.written();
+            if now == before {
+                return;
+            }
+            before = now;
+        }
+    }
 }
 
 /// A batch goes to the system once it holds so many bytes: four TLS records.
@@ -302,16 +327,25 @@ const BATCH_ITEMS: usize = 2048;
 /// Room for items that an idle writer keeps.
 const KEPT_ITEMS: usize = 8;
 
-fn write(outbox: &Outbox, mut transmit: Box<dyn Transmit>, stream: &dyn Duplex, linger: Duration) {
+fn write(
+    outbox: &Outbox,
+    mut transmit: Box<dyn Transmit>,
+    stream: &dyn Duplex,
+    linger: Duration,
+    writing: Sender<Infallible>,
+) {
     let result = write_until_closed(outbox, &mut *transmit);
     // Buffers and keys go back before the wait below.
     drop(transmit);
+    drop(writing);
     match result {
         Ok(End::Closed) => {
             wait_for_abort(outbox, linger);
             let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(End::Aborted) => {}
+        // Whoever aborts shuts the stream down, which is not its fault.
+        Err(_) if outbox.is_aborted() => {}
         Err(e) => {
             outbox.fail(if super::duplex::is_timeout(&e) {
                 io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
@@ -381,8 +415,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
 
 /// Waits until the reader has seen the end of the peer's side.
 fn wait_for_abort(outbox: &Outbox, linger: Duration) {
-    #[expect(clippy::disallowed_methods, reason = "the wait has a limit")]
-    let deadline = Instant::now() + linger;
+    let deadline = super::deadline(linger);
     loop {
         match outbox.receiver().recv_deadline(deadline) {
             Ok(Command::Abort) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,

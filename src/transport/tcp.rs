@@ -97,7 +97,7 @@ pub(super) fn connect_unless(
     cancel: &Cancel,
 ) -> io::Result<TcpStream> {
     let host = if host.is_empty() { "localhost" } else { host };
-    let deadline = now() + limit;
+    let deadline = super::deadline(limit);
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for (tried, address) in addresses.iter().enumerate() {
@@ -124,7 +124,7 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::from(address)) {
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-            wait_writable(&socket, &pipe, now() + limit)?;
+            wait_writable(&socket, &pipe, super::deadline(limit))?;
             if let Some(e) = socket.take_error()? {
                 return Err(e);
             }

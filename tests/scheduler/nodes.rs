@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 
 use ssntp::Role;
-use ssntp::payload::{NodeConnected, NodeDisconnected, NodeType};
+use ssntp::payload::{
+    ConcentratorInstanceAdded, NodeConnected, NodeDisconnected, NodeType, PublicIpAssigned,
+    PublicIpUnassigned,
+};
 use ssntp::proto::{Command, Event, Frame};
 use uuid::Uuid;
 
@@ -107,6 +110,47 @@ fn a_new_controller_is_told_of_every_node_and_its_last_stats() {
     let mut wanted: Vec<_> = nodes[1..].iter().zip(0..).map(last).collect();
     wanted.sort();
     assert_eq!(reported, wanted);
+}
+
+#[test]
+fn a_new_controller_is_told_of_connected_concentrators_and_their_addresses() {
+    let cluster = Cluster::strict();
+    let mut first = cluster.controller();
+    // Both, so that it shows when it has gone.
+    let mut cnci = cluster.agent(Role::AGENT | Role::CNCIAGENT, &mut [&mut first]);
+    let added = ConcentratorInstanceAdded {
+        instance_uuid: cnci.uuid.into(),
+        concentrator_ip: "10.0.0.33".into(),
+        ..ConcentratorInstanceAdded::default()
+    };
+    let assigned = |public_ip: &str| PublicIpAssigned {
+        concentrator_uuid: cnci.uuid.into(),
+        public_ip: public_ip.into(),
+        ..PublicIpAssigned::default()
+    };
+    let (kept, released) = (assigned("198.51.100.20"), assigned("198.51.100.21"));
+    let unassigned = PublicIpUnassigned {
+        public_ip: released.public_ip.clone(),
+        ..PublicIpUnassigned::default()
+    };
+    cnci.send_payload(&added);
+    cnci.send_payload(&kept);
+    cnci.send_payload(&released);
+    cnci.send_payload(&unassigned);
+    first.expect(Event::CONCENTRATOR_INSTANCE_ADDED);
+    first.expect(Event::PUBLIC_IP_ASSIGNED);
+    first.expect(Event::PUBLIC_IP_ASSIGNED);
+    first.expect(Event::PUBLIC_IP_UNASSIGNED);
+
+    let mut second = cluster.controller();
+    second.expect(Event::NODE_CONNECTED);
+    assert_eq!(second.expect_payload::<ConcentratorInstanceAdded>(), added);
+    assert_eq!(second.expect_payload::<PublicIpAssigned>(), kept);
+    second.expect_nothing();
+
+    drop(cnci);
+    first.expect(Event::NODE_DISCONNECTED);
+    cluster.controller().expect_nothing();
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::ffi::OsString;
+
 use clap::{Parser, Subcommand};
 
 use crate::cmd;
@@ -22,12 +24,50 @@ pub(crate) enum Command {
     Agent(cmd::agent::Args),
     Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
+    Ctl(cmd::ctl::Args),
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
     Listen(cmd::listen::Args),
     Scheduler(cmd::scheduler::Args),
     Send(cmd::send::Args),
     Server(cmd::server::Args),
+}
+
+impl Args {
+    /// Reads the command line.
+    pub(crate) fn of_this_process() -> Self {
+        Self::parse_from(common_flags_last(std::env::args_os().collect()))
+    }
+}
+
+/// The flags that most subcommands have, and may stand before the subcommand
+/// as well: those with a value, and those without.
+const COMMON: [&str; 4] = ["--connect", "--listen", "--ca", "--cert"];
+const COMMON_SWITCH: &str = "--json";
+
+/// Moves the common flags that stand before the subcommand right behind it.
+fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
+    let is = |word: &OsString, flag: &str| word == flag;
+    let with_value = |word: &OsString| {
+        let text = word.to_string_lossy();
+        COMMON
+            .iter()
+            .any(|flag| text.strip_prefix(flag).is_some_and(|rest| rest.starts_with('=')))
+    };
+    let mut subcommand = 1;
+    while let Some(word) = words.get(subcommand) {
+        subcommand += match word {
+            word if COMMON.iter().any(|flag| is(word, flag)) => 2,
+            word if is(word, COMMON_SWITCH) || with_value(word) => 1,
+            _ => break,
+        };
+    }
+    if subcommand == 1 || subcommand >= words.len() {
+        return words;
+    }
+    let mut moved = words;
+    moved[1..=subcommand].rotate_right(1);
+    moved
 }
 
 impl Command {
@@ -37,6 +77,30 @@ impl Command {
         match self {
             Self::Agent(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
             _ => "error",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_flags_may_stand_before_the_subcommand() {
+        for (line, same) in [
+            (
+                "ssntp --ca a --json --cert=c ctl nodes",
+                "ssntp ctl --ca a --json --cert=c nodes",
+            ),
+            ("ssntp --listen :1 scheduler", "ssntp scheduler --listen :1"),
+            ("ssntp ctl --ca a nodes", "ssntp ctl --ca a nodes"),
+            ("ssntp --help", "ssntp --help"),
+            ("ssntp --ca", "ssntp --ca"),
+            ("ssntp --ca a", "ssntp --ca a"),
+            ("ssntp", "ssntp"),
+        ] {
+            let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+            assert_eq!(common_flags_last(words(line)), words(same), "{line}");
         }
     }
 }

@@ -32,9 +32,7 @@ use std::process::ExitCode;
 
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 fn main() -> ExitCode {
-    use clap::Parser;
-
-    let command = args::Args::parse().command;
+    let command = args::Args::of_this_process().command;
     let level = env_logger::Env::default().default_filter_or(command.log_level());
     env_logger::Builder::from_env(level).init();
     match cmd::run(command) {

@@ -91,7 +91,8 @@ impl Telling {
 }
 
 impl Scheduler {
-    /// Tells a new controller of every node, and of its last STATS.
+    /// Tells a new controller of every node, of every concentrator, and of
+    /// each node's last STATS.
     pub(super) fn tell_of_nodes(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let to = session.uuid();
         if self.mode == ControllerMode::Master {
@@ -101,7 +102,7 @@ impl Scheduler {
             };
             info!(target: "ssntp::scheduler", "{session}: it is {place}");
         }
-        for announced in self.nodes.announced() {
+        for announced in self.nodes.announced().chain(self.cncis.told()) {
             if cx.send(to, announced).is_err() {
                 return;
             }

@@ -28,6 +28,9 @@
 //!   goes back to its sender as InvalidFrameType with the reason
 //!   `invalid_payload` or `invalid_data`; a command of these for who is not
 //!   connected with `not_connected`.
+//! * **Concentrators.** A new controller is told of those that are connected,
+//!   too, as they announced themselves, and of the public addresses that they
+//!   have assigned: all between the nodes and their STATS.
 //! * **Master mode.** A backup's command goes back to it as InvalidFrameType
 //!   with the reason `role_not_allowed`: no failure has a reason that fits.
 //!   A controller that connects again stands at the end of the line.
@@ -56,10 +59,12 @@
 //! | `relay` | commands and events that name whom they are for |
 //! | `answers` | what the scheduler answers itself |
 //! | `nodes` | agents: their status, and what a new controller is told |
+//! | `cncis` | what concentrators have told, for controllers that come later |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster and its file |
 
 mod answers;
+mod cncis;
 mod config;
 mod configuration;
 mod controllers;
@@ -74,6 +79,7 @@ use std::time::Instant;
 
 use log::{info, warn};
 
+use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
@@ -111,6 +117,7 @@ pub struct Scheduler {
     mode: ControllerMode,
     placement: Placement,
     nodes: Nodes,
+    cncis: Cncis,
     controllers: Controllers,
     held: Held,
     in_flight: InFlight,
@@ -134,6 +141,7 @@ impl Scheduler {
             mode: config.controllers,
             placement: Placement::new(config.policy),
             nodes: Nodes::default(),
+            cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: Held::new(config.held_starts, config.held_bytes, config.held_time),
             in_flight: InFlight::default(),
@@ -189,7 +197,7 @@ impl Scheduler {
                 // It was there: its START is answered.
                 self.in_flight.confirm(from.uuid(), frame.payload_bytes());
             }
-            _ => {}
+            _ => self.cncis.event(from, frame),
         }
     }
 
@@ -250,6 +258,7 @@ impl Handler for Scheduler {
             return;
         }
         self.controllers.leave(session);
+        self.cncis.disconnected(session);
         self.node_disconnected(cx, session);
     }
 

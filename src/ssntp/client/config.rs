@@ -310,7 +310,8 @@ impl ClientConfig {
     }
 
     /// How long the server may take none of the data that waits for it before
-    /// the session counts as lost. Default: 30 s.
+    /// the session counts as lost, and how long the rest of the queue may take
+    /// once the server has ended the session. Default: 30 s.
     #[must_use]
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         self.write_timeout = limit;

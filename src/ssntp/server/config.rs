@@ -244,7 +244,8 @@ impl ServerConfig {
         self
     }
 
-    /// How long a peer with waiting data may take none of it. Default: 30 s.
+    /// How long a peer with waiting data may take none of it, and how long a
+    /// session that ends may take to send what waits. Default: 30 s.
     #[must_use]
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         self.write_timeout = limit;

@@ -6,6 +6,7 @@
 //! | `agent` | run the agent of a node |
 //! | `bench` | measure a server |
 //! | `cert` | make, show and check certificates |
+//! | `ctl/` | command a cluster, and show it |
 //! | `decode` | name the fields of frames |
 //! | `demo` | everything at once |
 //! | `listen` | print what arrives |
@@ -16,6 +17,7 @@
 pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod cert;
+pub(crate) mod ctl;
 pub(crate) mod decode;
 pub(crate) mod demo;
 pub(crate) mod listen;
@@ -32,6 +34,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Agent(args) => agent::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Cert(args) => cert::run(args),
+        Command::Ctl(args) => ctl::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Listen(args) => listen::run(args),

@@ -1,0 +1,70 @@
+//! `ssntp ctl events`: what happens, as it happens.
+
+use std::time::{Duration, SystemTime};
+
+use ssntp::cluster::controller::{Change, Controller};
+
+use super::json;
+use super::list::{Complaints, ended};
+use super::options::Options;
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+use crate::signals::Stop;
+
+/// Print what happens in the cluster, until a signal comes
+///
+/// Begins with what the scheduler knows already. Connects again whenever the
+/// connection is lost.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Print a line for STATS that change nothing, too
+    #[arg(long)]
+    stats: bool,
+}
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let controller = Controller::start(options.config(true)?).map_err(Failure::new)?;
+    let changes = controller.subscribe();
+    let look = crossbeam_channel::tick(Duration::from_millis(500));
+    let mut complaints = Complaints::default();
+    loop {
+        let first = crossbeam_channel::select! {
+            recv(stop.channel()) -> _ => return Ok(()),
+            recv(look) -> _ => {
+                complaints.tell(&controller);
+                continue;
+            }
+            recv(changes) -> change => change,
+        };
+        let Ok(first) = first else {
+            return Err(ended(&controller));
+        };
+        let mut output = Output::new();
+        for change in std::iter::once(first).chain(changes.try_iter()) {
+            match &change {
+                Change::Ended { .. } => return Err(ended(&controller)),
+                Change::NodeStats { .. } if !args.stats => {}
+                _ => output.line(line(&change, options.json))?,
+            }
+        }
+        // A reader at the other end of a pipe waits for each line.
+        output.flush()?;
+    }
+}
+
+fn line(change: &Change, json: bool) -> String {
+    let at = now();
+    match json {
+        true => json::change(change, at).to_string(),
+        false => format!(
+            "{} {}",
+            json::time(at),
+            printable(&change.to_string()).replace('\n', "\\n")
+        ),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "each line has its time")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}

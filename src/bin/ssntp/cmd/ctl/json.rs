@@ -1,0 +1,164 @@
+//! What the lists, commands and events print for programs: one JSON value a
+//! line.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use ssntp::cluster::controller::{Change, Cnci, Failure, Instance, Node, OrderError, Shown, View};
+use ssntp::payload::{FrameTrace, timestamp};
+
+pub(super) fn time(at: SystemTime) -> String {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    timestamp::format(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+pub(super) fn node(node: &Node) -> Value {
+    let stats = &node.stats;
+    let mut types = Vec::new();
+    if node.compute {
+        types.push("compute_node");
+    }
+    if node.network {
+        types.push("network_node");
+    }
+    let networks: Vec<_> = stats
+        .networks
+        .iter()
+        .map(|n| json!({"ip": n.ip, "mac": n.mac}))
+        .collect();
+    json!({
+        "uuid": node.uuid, "types": types, "connected": node.connected, "since": time(node.since),
+        "status": node.status.as_str(), "seen": node.seen.map(time), "hostname": stats.hostname,
+        "mem_total_mb": stats.mem_total_mb, "mem_available_mb": stats.mem_available_mb,
+        "disk_total_mb": stats.disk_total_mb, "disk_available_mb": stats.disk_available_mb,
+        "load": stats.load, "cpus_online": stats.cpus_online, "networks": networks,
+        "instances": node.instances,
+    })
+}
+
+pub(super) fn instance(view: &View, instance: &Instance) -> Value {
+    let stats = &instance.stats;
+    let node = view.node(instance.node);
+    let volumes: Vec<_> = stats.volumes.iter().map(|volume| volume.as_str()).collect();
+    json!({
+        "uuid": instance.uuid, "state": instance.state.as_str(), "since": time(instance.since),
+        "node": instance.node, "node_connected": node.is_some_and(|node| node.connected),
+        "hostname": node.map(|node| &node.stats.hostname),
+        "cpu_usage": stats.cpu_usage, "memory_usage_mb": stats.memory_usage_mb,
+        "disk_usage_mb": stats.disk_usage_mb, "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
+        "volumes": volumes,
+    })
+}
+
+pub(super) fn cnci(cnci: &Cnci) -> Value {
+    let public_ips = cnci.public_ips.iter().map(|(public_ip, to)| {
+        json!({"public_ip": public_ip, "instance": to.instance.as_str(), "private_ip": to.private_ip})
+    });
+    let public_ips: Vec<_> = public_ips.collect();
+    json!({
+        "uuid": cnci.uuid, "tenant": cnci.tenant.as_str(), "ip": cnci.ip, "mac": cnci.mac,
+        "since": cnci.since.map(time), "public_ips": public_ips,
+    })
+}
+
+/// A command that was sent and is not waited for.
+pub(super) fn accepted(subject: &str) -> Value {
+    json!({"subject": subject, "result": "accepted"})
+}
+
+pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Value {
+    let mut value = json!({"subject": subject});
+    match settled {
+        Ok(shown) => {
+            value["result"] = "done".into();
+            value["text"] = shown.to_string().into();
+            if let Shown::Running { node, .. } = shown {
+                value["node"] = node.to_string().into();
+            }
+        }
+        Err(error) => {
+            value["result"] = match error {
+                OrderError::Failed(_) => "failed".into(),
+                OrderError::TimedOut { .. } => "timed_out".into(),
+                _ => "ended".into(),
+            };
+            value["text"] = error.to_string().into();
+            if let OrderError::Failed(failed) = error {
+                value["reason"] = failed.reason.as_str().into();
+                value["node"] = failed.node.as_str().into();
+            }
+        }
+    }
+    value
+}
+
+fn failure(failed: &Failure) -> Value {
+    json!({
+        "command": failed.command.to_string(), "error": failed.error.to_string(), "reason": failed.reason,
+        "words": failed.words(), "node": failed.node.as_str(), "instance": failed.instance.as_str(),
+        "volume": failed.volume.as_str(), "cnci": failed.cnci.as_str(), "public_ip": failed.public_ip,
+    })
+}
+
+fn trace(trace: &FrameTrace) -> Value {
+    let nodes = trace.nodes.iter().map(|node| {
+        json!({
+            "uuid": node.ssntp_node_uuid.as_str(), "role": node.ssntp_role,
+            "received_at": node.rx_timestamp, "sent_at": node.tx_timestamp,
+        })
+    });
+    let nodes: Vec<_> = nodes.collect();
+    json!({"label": trace.label, "type": trace.frame_type, "operand": trace.operand, "nodes": nodes})
+}
+
+pub(super) fn change(change: &Change, at: SystemTime) -> Value {
+    let mut value = match change {
+        Change::NodeConnected { node, node_type } | Change::NodeDisconnected { node, node_type } => {
+            json!({"node": node, "node_type": node_type.as_str()})
+        }
+        Change::NodeStatus { node, status } => json!({"node": node, "status": status.as_str()}),
+        Change::NodeStats { node, .. } => json!({"node": node}),
+        Change::InstanceAdded {
+            instance,
+            node,
+            state,
+        } => {
+            json!({"instance": instance, "node": node, "state": state.as_str()})
+        }
+        Change::InstanceState {
+            instance,
+            node,
+            before,
+            state,
+        } => {
+            json!({"instance": instance, "node": node, "before": before.as_str(), "state": state.as_str()})
+        }
+        Change::InstanceGone { instance, node } => json!({"instance": instance, "node": node}),
+        Change::InstanceStopped { instance, node } | Change::InstanceDeleted { instance, node } => {
+            json!({"instance": instance, "node": node})
+        }
+        Change::VolumeAttached { instance, volume } | Change::VolumeDetached { instance, volume } => {
+            json!({"instance": instance, "volume": volume.as_str()})
+        }
+        Change::CnciAdded { cnci } | Change::CnciGone { cnci } => json!({"cnci": cnci}),
+        Change::PublicIpAssigned {
+            cnci,
+            instance,
+            public_ip,
+        }
+        | Change::PublicIpUnassigned {
+            cnci,
+            instance,
+            public_ip,
+        } => {
+            json!({"cnci": cnci, "instance": instance.as_str(), "public_ip": public_ip})
+        }
+        Change::Failed(failed) => failure(failed),
+        Change::Traced(traced) => trace(traced),
+        _ => json!({}),
+    };
+    value["time"] = time(at).into();
+    value["event"] = change.name().into();
+    value["text"] = change.to_string().into();
+    value
+}

@@ -1,0 +1,147 @@
+//! `ssntp ctl nodes`, `instances` and `cncis`.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use comfy_table::Table;
+use serde_json::Value;
+use ssntp::client::ClientError;
+use ssntp::cluster::controller::{Change, Controller, View};
+
+use super::options::Options;
+use super::session::Session;
+use super::{json, tables};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::signals::Stop;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Show it again whenever it changes, until a signal comes
+    #[arg(long)]
+    watch: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Nodes,
+    Instances,
+    Cncis,
+}
+
+/// Between two looks at a list that changes.
+const PACE: Duration = Duration::from_millis(500);
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args, what: What) -> Result<(), Failure> {
+    if args.watch {
+        return watch(options, stop, what);
+    }
+    let Some(session) = Session::open_told(options, stop)? else {
+        return Ok(());
+    };
+    let text = session.controller.look(|view| what.text(view, options.json));
+    let mut output = Output::new();
+    output.line(text)?;
+    output.flush()
+}
+
+impl What {
+    fn text(self, view: &View, json: bool) -> String {
+        match json {
+            true => self.json(view).to_string(),
+            false => self.table(view).to_string(),
+        }
+    }
+
+    fn table(self, view: &View) -> Table {
+        match self {
+            Self::Nodes => tables::nodes(view),
+            Self::Instances => tables::instances(view),
+            Self::Cncis => tables::cncis(view),
+        }
+    }
+
+    fn json(self, view: &View) -> Value {
+        match self {
+            Self::Nodes => view.nodes().map(json::node).collect(),
+            Self::Instances => view.instances().map(|i| json::instance(view, i)).collect(),
+            Self::Cncis => view.cncis().map(json::cnci).collect(),
+        }
+    }
+}
+
+fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
+    let controller = Controller::start(options.config(true)?).map_err(Failure::new)?;
+    let changes = controller.subscribe();
+    let over_itself = !options.json && std::io::stdout().is_terminal();
+    let mut shown = String::new();
+    let pace = crossbeam_channel::tick(PACE);
+    // The first list is to be right.
+    let mut told = false;
+    let mut complaints = Complaints::default();
+    loop {
+        crossbeam_channel::select! {
+            recv(stop.channel()) -> _ => return Ok(()),
+            recv(pace) -> _ => {}
+        }
+        for change in changes.try_iter() {
+            match change {
+                Change::Ended { .. } => return Err(ended(&controller)),
+                Change::Online { .. } | Change::Offline { .. } if !over_itself => eprintln!("{change}"),
+                _ => {}
+            }
+        }
+        told |= controller.wait_complete(Duration::ZERO);
+        if !told {
+            complaints.tell(&controller);
+            continue;
+        }
+        let (mut text, online) = controller.look(|view| (what.text(view, options.json), view.is_online()));
+        if over_itself && !online {
+            text.push_str("\nnot connected to the scheduler: this is how it was");
+        }
+        if text != shown {
+            let mut output = Output::new();
+            if over_itself {
+                output.text(&over(&text))?;
+            } else {
+                output.line(&text)?;
+            }
+            output.flush()?;
+            shown = text;
+        }
+    }
+}
+
+/// The text at the top of an otherwise empty screen.
+fn over(text: &str) -> String {
+    let mut screen = String::from("\x1b[H");
+    for line in text.lines() {
+        screen.push_str(line);
+        screen.push_str("\x1b[K\n");
+    }
+    screen.push_str("\x1b[J");
+    screen
+}
+
+/// Tells that no server answers, once it has not for a while.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    looks: u32,
+}
+
+impl Complaints {
+    /// Call it every half second while no session stands.
+    pub(super) fn tell(&mut self, controller: &Controller) {
+        self.looks += 1;
+        if self.looks.is_multiple_of(10) && !controller.client().is_connected() {
+            let failed = controller.client().counters().failed_attempts;
+            eprintln!("no scheduler answers; {failed} attempts have failed");
+        }
+    }
+}
+
+/// Why a controller that was to go on has ended.
+pub(super) fn ended(controller: &Controller) -> Failure {
+    Failure::new(controller.client().ended().unwrap_or(ClientError::Closed))
+}

@@ -1,0 +1,100 @@
+//! `ssntp ctl`: commands a cluster, and shows it.
+//!
+//! ```text
+//!  flags, environment, ctl.yaml ─▶ options ─▶ session: connected, told of all nodes
+//!                                               │
+//!              ┌────────────────────────────────┼───────────────────────┐
+//!              ▼                                ▼                       ▼
+//!   verbs: order, wait, report      lists: tables, JSON, --watch     events
+//! ```
+//!
+//! A command that fails prints why, in words, and the exit code is 1. SIGINT
+//! and SIGTERM end each of them at once, with 0.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `options` | how to reach the scheduler: flags, environment, file |
+//! | `session` | a controller that stands, and the waits of a program |
+//! | `verbs` | `start`, `stop`, … `release-ip` |
+//! | `workload` | what `start` starts: flags or a file |
+//! | `list` | `nodes`, `instances`, `cncis` |
+//! | `tables` | what they print, for people |
+//! | `json` | what they print, for programs |
+//! | `events` | `events` |
+
+mod events;
+mod json;
+mod list;
+mod options;
+mod session;
+pub(crate) mod tables;
+mod verbs;
+mod workload;
+
+use self::options::Options;
+use crate::failure::Failure;
+use crate::signals::Stop;
+
+/// Command a cluster: start, stop and move workloads, and see what runs where
+///
+/// Nodes, instances and volumes are named by their UUID, or as much of its
+/// beginning as names one alone.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    Start(verbs::StartArgs),
+    /// Stop instances; those that are persistent can be restarted
+    Stop(verbs::InstancesArgs),
+    /// Start stopped instances again
+    Restart(verbs::InstancesArgs),
+    /// Remove instances for good
+    Delete(verbs::InstancesArgs),
+    /// Attach a volume to an instance
+    Attach(verbs::VolumeArgs),
+    /// Detach a volume from an instance
+    Detach(verbs::VolumeArgs),
+    Evacuate(verbs::EvacuateArgs),
+    /// Take an evacuated node back into service
+    Restore(verbs::NodeArgs),
+    Configure(verbs::ConfigureArgs),
+    /// Give a public IP address to an instance
+    AssignIp(verbs::PublicIpArgs),
+    /// Take a public IP address back from an instance
+    ReleaseIp(verbs::PublicIpArgs),
+    /// Show the nodes
+    Nodes(list::Args),
+    /// Show the instances
+    Instances(list::Args),
+    /// Show the concentrators, and the public addresses that they have assigned
+    Cncis(list::Args),
+    Events(events::Args),
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let options = args.options;
+    match args.verb {
+        Verb::Start(args) => verbs::start(&options, &stop, args),
+        Verb::Stop(args) => verbs::stop(&options, &stop, &args),
+        Verb::Restart(args) => verbs::restart(&options, &stop, &args),
+        Verb::Delete(args) => verbs::delete(&options, &stop, &args),
+        Verb::Attach(args) => verbs::attach(&options, &stop, &args),
+        Verb::Detach(args) => verbs::detach(&options, &stop, &args),
+        Verb::Evacuate(args) => verbs::evacuate(&options, &stop, &args),
+        Verb::Restore(args) => verbs::restore(&options, &stop, &args),
+        Verb::Configure(args) => verbs::configure(&options, &stop, &args),
+        Verb::AssignIp(args) => verbs::assign_ip(&options, &stop, &args),
+        Verb::ReleaseIp(args) => verbs::release_ip(&options, &stop, &args),
+        Verb::Nodes(args) => list::run(&options, &stop, &args, list::What::Nodes),
+        Verb::Instances(args) => list::run(&options, &stop, &args, list::What::Instances),
+        Verb::Cncis(args) => list::run(&options, &stop, &args, list::What::Cncis),
+        Verb::Events(args) => events::run(&options, &stop, &args),
+    }
+}

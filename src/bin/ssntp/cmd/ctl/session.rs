@@ -1,0 +1,179 @@
+//! A controller that stands, and what a program waits for: the scheduler's
+//! first word, the end of its commands, a signal.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ssntp::cluster::controller::{Controller, Order, OrderError, Shown};
+
+use super::json;
+use super::options::Options;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::signals::Stop;
+
+/// How long a signal may have to wait where nothing better wakes.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long the scheduler may take to tell of all nodes.
+const TELLING: Duration = Duration::from_secs(5);
+/// How long commands may take to leave.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// What a wait came to.
+#[derive(Debug)]
+pub(super) enum Waited<T> {
+    For(T),
+    /// A signal asks the program to end.
+    Stopped,
+}
+
+/// A controller and the signals.
+pub(super) struct Session<'a> {
+    pub(super) controller: Controller,
+    pub(super) stop: &'a Stop,
+    limit: Duration,
+    json: bool,
+}
+
+impl<'a> Session<'a> {
+    /// Connects; none where a signal comes first.
+    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Option<Self>, Failure> {
+        let controller = Controller::start(options.config(false)?).map_err(Failure::new)?;
+        while !controller.wait_connected(LOOK).map_err(Failure::new)? {
+            if stop.requested() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Self {
+            controller,
+            stop,
+            limit: options.limit(),
+            json: options.json,
+        }))
+    }
+
+    /// Connects, and waits until the scheduler has told of all nodes.
+    pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Option<Self>, Failure> {
+        let Some(session) = Self::open(options, stop)? else {
+            return Ok(None);
+        };
+        for _ in 0..TELLING.as_millis() / LOOK.as_millis() {
+            if session.controller.wait_complete(LOOK) {
+                break;
+            }
+            if stop.requested() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(session))
+    }
+
+    /// Waits for what becomes of orders, and reports each; or, if nobody is
+    /// to wait, until they have left. Some may have failed to be given.
+    pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {
+        if !wait {
+            return self.leave(&orders);
+        }
+        let total = orders.len();
+        let progress = progress(total);
+        let mut failed = Vec::new();
+        let mut report = |order: &Order, settled: &Result<Shown, OrderError>| {
+            if let Err(e) = settled {
+                failed.push(e.to_string());
+            }
+            progress.inc(1);
+            progress.suspend(|| self.report(order, settled))
+        };
+        if let Waited::Stopped = self.each(orders, &mut report)? {
+            return Ok(());
+        }
+        progress.finish_and_clear();
+        match failed.as_slice() {
+            [] => Ok(()),
+            [only] if total == 1 => Err(Failure::new(only)),
+            several => {
+                for text in several {
+                    eprintln!("ssntp: {}", crate::output::printable(text));
+                }
+                Err(Failure::new(format!("{} of {total} failed", several.len())))
+            }
+        }
+    }
+
+    /// Waits for orders to settle.
+    fn each(
+        &self,
+        mut orders: Vec<Order>,
+        report: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
+    ) -> Result<Waited<()>, Failure> {
+        let changes = self.controller.subscribe();
+        let tick = crossbeam_channel::tick(LOOK);
+        let timeout = crossbeam_channel::after(self.limit);
+        loop {
+            let mut waiting = Vec::new();
+            for order in orders {
+                match order.poll() {
+                    Some(settled) => report(&order, &settled)?,
+                    None => waiting.push(order),
+                }
+            }
+            orders = waiting;
+            if orders.is_empty() {
+                return Ok(Waited::For(()));
+            }
+            crossbeam_channel::select! {
+                recv(changes) -> _ => {},
+                // What is confirmed by a session of its own is no change.
+                recv(tick) -> _ => {},
+                recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
+                recv(timeout) -> _ => {
+                    for order in &orders {
+                        report(order, &Err(order.timed_out(self.limit)))?;
+                    }
+                    return Ok(Waited::For(()));
+                },
+            }
+        }
+    }
+
+    /// One line for each order; what failed goes to the standard error at the
+    /// end, unless a program reads.
+    fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
+        let mut output = Output::new();
+        match settled {
+            _ if self.json => output.line(json::settled(order.subject(), settled))?,
+            Ok(shown) => output.line(shown)?,
+            Err(_) => {}
+        }
+        output.flush()
+    }
+
+    /// Waits until the commands have left.
+    fn leave(&self, orders: &[Order]) -> Result<(), Failure> {
+        if !self.controller.flush(LEAVING) {
+            return Err(Failure::new("the scheduler does not take the commands"));
+        }
+        let mut output = Output::new();
+        for order in orders {
+            match self.json {
+                true => output.line(json::accepted(order.subject()))?,
+                false => output.line(order.subject())?,
+            }
+        }
+        output.flush()
+    }
+}
+
+/// A bar on the standard error, where several things are awaited and somebody
+/// looks.
+fn progress(total: usize) -> ProgressBar {
+    if total < 2 || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

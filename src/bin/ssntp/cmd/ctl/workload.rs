@@ -1,0 +1,380 @@
+//! What `ssntp ctl start` starts: a command from the command line, or a file.
+//!
+//! A file is a START as the protocol has it, or less than that:
+//!
+//! | the file | is |
+//! |---|---|
+//! | `start:` with an `instance_uuid` | sent as it is, cloud-init documents included |
+//! | `start:` without | a template: each instance gets a UUID of its own |
+//! | no `start:` | the same keys at the top, and the shorter ones below |
+//!
+//! ```yaml
+//! command: [sleep, "1000"]    # makes it a process
+//! env: {LANG: C}
+//! mem_mb: 64                  # for requirements.mem_mb
+//! vcpus: 1                    # for requirements.vcpus
+//! node: 5be1c0de              # for requirements.node_id
+//! hostname: rack1-n07         # for requirements.hostname
+//! network_node: false         # for requirements.network_node
+//! persistent: true            # for persistence: all
+//! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+//! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
+//! ```
+//!
+//! Further documents after it are cloud-init's, as in START. A key that is
+//! neither is an error: a workload should not start without what was asked.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::value_parser;
+use serde::Deserialize;
+use ssntp::payload::{
+    FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, Start, StartPayload, Storage,
+    VmType, yaml,
+};
+use uuid::Uuid;
+
+use super::verbs::read;
+use crate::failure::Failure;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct WorkloadArgs {
+    /// The workload: a START document, or some of its keys; - is the standard
+    /// input
+    #[arg(short, long, value_name = "WORKLOAD.YAML", conflicts_with_all = [
+        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "dir", "command",
+    ])]
+    file: Option<PathBuf>,
+    /// Memory that it needs
+    #[arg(long, value_name = "MB", default_value_t = 64, value_parser = value_parser!(i64).range(0..))]
+    mem: i64,
+    /// CPUs that it needs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(i64).range(0..))]
+    cpus: i64,
+    /// The only node that will do
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+    /// Keep it when it stops, so that it can be restarted
+    #[arg(long)]
+    persistent: bool,
+    /// It needs a network node, as concentrators do
+    #[arg(long)]
+    network_node: bool,
+    /// Whose it is
+    #[arg(long, value_name = "UUID")]
+    tenant: Option<Uuid>,
+    /// Its UUID [default: a new one]
+    #[arg(long, conflicts_with = "count")]
+    uuid: Option<Uuid>,
+    /// What it finds in its environment; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// The directory it starts in [default: the agent's choice]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<String>,
+    /// How many of it to start
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=10_000))]
+    count: u32,
+    /// The program and its arguments
+    #[arg(last = true, value_name = "COMMAND", required_unless_present = "file")]
+    command: Vec<String>,
+}
+
+fn variable(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// A workload before each of its instances has a UUID.
+pub(super) struct Workload {
+    payload: StartPayload,
+    /// Whether the UUID in it is the one to use.
+    named: bool,
+    count: u32,
+}
+
+impl WorkloadArgs {
+    pub(super) fn workload(&self) -> Result<Workload, Failure> {
+        if let Some(path) = &self.file {
+            let shown = path.display();
+            let mut workload = parse(&read(path)?).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+            workload.count = self.count;
+            if workload.named && self.count > 1 {
+                return Err(Failure::usage(format!(
+                    "{shown}: it has an instance_uuid, which only one instance can have"
+                )));
+            }
+            return Ok(workload);
+        }
+        let start = Start {
+            tenant_uuid: self.tenant.map(Id::from).unwrap_or_default(),
+            instance_uuid: self.uuid.unwrap_or_default(),
+            persistence: persistence(self.persistent),
+            vm_type: VmType::Process,
+            requirements: Requirements {
+                mem_mb: self.mem,
+                vcpus: self.cpus,
+                node_id: self.node.as_deref().unwrap_or_default().into(),
+                network_node: self.network_node,
+                ..Requirements::default()
+            },
+            command: self.command.clone(),
+            env: self.env.iter().cloned().collect(),
+            dir: self.dir.clone().unwrap_or_default(),
+            ..Start::default()
+        };
+        Ok(Workload {
+            payload: start.into(),
+            named: self.uuid.is_some(),
+            count: self.count,
+        })
+    }
+}
+
+impl Workload {
+    /// The node that it asks for, if it does: a UUID or the beginning of one.
+    pub(super) fn node(&self) -> Option<&str> {
+        let node = self.payload.start.requirements.node_id.as_str();
+        (!node.is_empty()).then_some(node)
+    }
+
+    pub(super) fn set_node(&mut self, node: Uuid) {
+        self.payload.start.requirements.node_id = node.into();
+    }
+
+    /// A START for each instance.
+    pub(super) fn starts(self) -> impl Iterator<Item = StartPayload> {
+        let Self {
+            payload,
+            named,
+            count,
+        } = self;
+        (0..count).map(move |_| {
+            let mut start = payload.clone();
+            if !named {
+                start.start.instance_uuid = Uuid::new_v4();
+            }
+            start
+        })
+    }
+}
+
+fn persistence(persistent: bool) -> Persistence {
+    match persistent {
+        true => Persistence::All,
+        false => Persistence::Unset,
+    }
+}
+
+/// The keys of START, apart from the UUID, and the shorter ones.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Keys {
+    tenant_uuid: Id,
+    docker_image: String,
+    fw_type: FwType,
+    persistence: Persistence,
+    vm_type: VmType,
+    networking: Networking,
+    storage: Vec<Storage>,
+    requirements: Requirements,
+    restart: bool,
+    command: Vec<String>,
+    env: BTreeMap<String, String>,
+    dir: String,
+    instance_uuid: Option<Uuid>,
+    mem_mb: Option<i64>,
+    vcpus: Option<i64>,
+    node: Option<Id>,
+    hostname: Option<String>,
+    network_node: Option<bool>,
+    persistent: bool,
+    tenant: Option<Id>,
+    volumes: Vec<Id>,
+}
+
+impl Keys {
+    fn start(self) -> Start {
+        let mut requirements = self.requirements;
+        if let Some(mem_mb) = self.mem_mb {
+            requirements.mem_mb = mem_mb;
+        }
+        if let Some(vcpus) = self.vcpus {
+            requirements.vcpus = vcpus;
+        }
+        if let Some(node) = self.node {
+            requirements.node_id = node;
+        }
+        if let Some(hostname) = self.hostname {
+            requirements.hostname = hostname;
+        }
+        if let Some(network_node) = self.network_node {
+            requirements.network_node = network_node;
+        }
+        let mut storage = self.storage;
+        storage.extend(self.volumes.into_iter().map(|id| Storage {
+            id,
+            ..Storage::default()
+        }));
+        let vm_type = match self.vm_type {
+            VmType::Unset if !self.command.is_empty() => VmType::Process,
+            given => given,
+        };
+        Start {
+            tenant_uuid: self.tenant.unwrap_or(self.tenant_uuid),
+            instance_uuid: self.instance_uuid.unwrap_or_default(),
+            docker_image: self.docker_image,
+            fw_type: self.fw_type,
+            persistence: match self.persistence {
+                Persistence::Unset => persistence(self.persistent),
+                given => given,
+            },
+            vm_type,
+            networking: self.networking,
+            storage,
+            requirements,
+            restart: self.restart,
+            command: self.command,
+            env: self.env,
+            dir: self.dir,
+        }
+    }
+}
+
+/// Which of the documents is the command is found by its key alone, as
+/// scheduler and agents find it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Rooted {
+    start: Option<Identified>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Identified {
+    instance_uuid: String,
+}
+
+fn parse(file: &[u8]) -> Result<Workload, String> {
+    let documents: Vec<_> = yaml::documents(file).take(3).collect();
+    let roots = documents.iter().map(|document| {
+        let rooted = yaml::decode::<Rooted>(document.bytes);
+        rooted.ok().and_then(|rooted| rooted.start)
+    });
+    let rooted = roots.enumerate().find_map(|(at, root)| Some((at, root?)));
+    if rooted
+        .as_ref()
+        .is_some_and(|(_, start)| !start.instance_uuid.is_empty())
+    {
+        let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
+        return Ok(Workload {
+            payload,
+            named: true,
+            count: 1,
+        });
+    }
+    let command = rooted.as_ref().map_or(0, |(at, _)| *at);
+    let bytes = documents.get(command).map_or(&[][..], |document| document.bytes);
+    let keys = match rooted {
+        None => yaml::decode::<Keys>(bytes),
+        Some(_) => yaml::decode::<BTreeMap<String, Keys>>(bytes)
+            .map(|mut roots| roots.remove("start").unwrap_or_default()),
+    };
+    let keys = keys.map_err(|e| e.to_string())?;
+    let named = keys.instance_uuid.is_some();
+    let start = keys.start();
+    if start.vm_type == VmType::Process && start.command.is_empty() {
+        return Err("command: missing, for a process".into());
+    }
+    let nothing = start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty();
+    if nothing {
+        return Err("it names no command, no docker_image and no storage: nothing to start".into());
+    }
+    // As in START: of two further documents the first is user data; one alone
+    // is meta data.
+    let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
+    let raw = |document: Option<(usize, &yaml::Document<'_>)>| match document {
+        Some((_, document)) => RawDocument::new(document.bytes.to_vec())
+            .map(Some)
+            .map_err(|e| e.to_string()),
+        None => Ok(None),
+    };
+    let (first, second) = (raw(others.next())?, raw(others.next())?);
+    let (user_data, meta_data) = match second {
+        Some(second) => (first, Some(second)),
+        None => (None, first),
+    };
+    Ok(Workload {
+        payload: StartPayload {
+            start,
+            user_data,
+            meta_data,
+        },
+        named,
+        count: 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(file: &str) -> Start {
+        let workload = parse(file.as_bytes()).unwrap();
+        workload.starts().next().unwrap().start
+    }
+
+    #[test]
+    fn a_start_document_is_sent_as_it_is() {
+        let uuid = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";
+        let file = format!("start:\n  instance_uuid: {uuid}\n  unknown: 1\n---\n#cloud-config\n---\n{{}}\n");
+        let workload = parse(file.as_bytes()).unwrap();
+        assert!(workload.named);
+        let payload = workload.starts().next().unwrap();
+        assert_eq!(payload.start.instance_uuid.to_string(), uuid);
+        assert_eq!(payload.user_data.unwrap().as_text(), Some("#cloud-config\n"));
+    }
+
+    #[test]
+    fn a_template_gets_a_new_uuid_for_each_instance() {
+        let file = "start:\n  vm_type: process\n  command: [sleep, 1]\n---\nmeta: 1\n";
+        let mut workload = parse(file.as_bytes()).unwrap();
+        workload.count = 2;
+        let starts: Vec<_> = workload.starts().collect();
+        assert_ne!(starts[0].start.instance_uuid, starts[1].start.instance_uuid);
+        assert_eq!(starts[0].meta_data.as_ref().unwrap().as_text(), Some("meta: 1\n"));
+    }
+
+    #[test]
+    fn the_shorter_keys_stand_for_those_of_start() {
+        let start = start(
+            "command: [sleep, 1000]\nenv: {A: 1}\nmem_mb: 64\nvcpus: 2\nnode: 5be1\nhostname: h\n\
+             network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n",
+        );
+        assert_eq!(start.vm_type, VmType::Process);
+        assert_eq!(start.command, ["sleep", "1000"]);
+        assert_eq!(start.env["A"], "1");
+        assert_eq!((start.requirements.mem_mb, start.requirements.vcpus), (64, 2));
+        assert_eq!(start.requirements.node_id, "5be1");
+        assert!(start.requirements.network_node);
+        assert_eq!(start.persistence, Persistence::All);
+        assert_eq!(start.tenant_uuid, "t");
+        assert_eq!(start.storage[0].id, "v");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (file, why) in [
+            ("comand: [a]", "comand"),
+            ("mem_mb: lots\ncommand: [a]", "mem_mb"),
+            ("mem_mb: 1", "nothing to start"),
+            ("vm_type: process", "command"),
+            ("start: {instance_uuid: x, vm_type: qemu}", "instance_uuid"),
+            ("a: [", "line 1"),
+        ] {
+            let error = parse(file.as_bytes()).err().unwrap();
+            assert!(error.contains(why), "{file}: {error}");
+        }
+    }
+}

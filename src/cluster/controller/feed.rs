@@ -1,0 +1,312 @@
+//! The thread that feeds the view, and everything it feeds: the orders that
+//! wait, the subscribers, whoever waits for the view to change.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use log::{info, warn};
+
+use super::goal::Goal;
+use super::order::{CommandError, OrderError};
+use super::{Change, LOG, Shown, View};
+use crate::client::{ClientError, ClientHandle, Event};
+use crate::proto::Frame;
+
+/// How many orders may wait at a time: a START each, in the largest cluster
+/// that one scheduler serves, some times over.
+const MOST_ORDERS: usize = 65_536;
+/// How many changes may wait for a subscriber: those of one STATS of a node
+/// with some thousand instances.
+const MOST_CHANGES: usize = 16_384;
+/// The scheduler has nothing more to tell a new controller when it has told
+/// nothing new for so long.
+const QUIET: Duration = Duration::from_millis(300);
+
+type Reply = Result<Shown, OrderError>;
+
+/// What the controller's threads share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    view: View,
+    orders: Vec<Pending>,
+    next_order: u64,
+    subscribers: Vec<Subscriber>,
+    /// When the session began, or a node was heard for the first time in it.
+    news: Instant,
+    ended: Option<ClientError>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    goal: Goal,
+    reply: Sender<Reply>,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    changes: Sender<Change>,
+    missed: u64,
+}
+
+impl Shared {
+    pub(super) fn new(view: View) -> Self {
+        Self {
+            state: Mutex::new(State {
+                view,
+                orders: Vec::new(),
+                next_order: 0,
+                subscribers: Vec::new(),
+                news: now(),
+                ended: None,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Takes in events until there are no more.
+    pub(super) fn feed(&self, events: &Receiver<Event>, client: &ClientHandle) {
+        for event in events {
+            match event {
+                Event::Frame(frame) => self.frame(&frame, wall_clock()),
+                Event::Connected(server) => self.online(server.to_string()),
+                Event::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
+                Event::Closed(_) => {}
+            }
+        }
+        let reason = client.ended().unwrap_or(ClientError::Closed);
+        info!(target: LOG, "{}: the controller ends: {reason}", client.uuid());
+        self.lock().end(reason);
+        self.changed.notify_all();
+    }
+
+    fn frame(&self, frame: &Frame, at: SystemTime) {
+        let mut state = self.lock();
+        let changes = state.view.apply(frame, at);
+        state.take(changes);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn online(&self, scheduler: String) {
+        let mut state = self.lock();
+        state.view.connected();
+        state.news = now();
+        state.take(vec![Change::Online { scheduler }]);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn offline(&self, reason: String, at: SystemTime) {
+        let mut state = self.lock();
+        state.view.disconnected(at);
+        state.take(vec![Change::Offline { reason }]);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
+        look(&self.lock().view)
+    }
+
+    pub(super) fn subscribe(&self) -> Receiver<Change> {
+        let (changes, receiver) = bounded(MOST_CHANGES);
+        let mut state = self.lock();
+        let mut subscriber = Subscriber { changes, missed: 0 };
+        match &state.ended {
+            Some(reason) => subscriber.tell(Change::Ended {
+                reason: reason.to_string(),
+            }),
+            None => {
+                state.subscribers.push(subscriber);
+                true
+            }
+        };
+        receiver
+    }
+
+    /// Waits until `look` finds something; none where it has not by the
+    /// deadline, or the controller ends.
+    pub(super) fn wait<T>(
+        &self,
+        deadline: Instant,
+        mut look: impl FnMut(&View, Duration) -> Result<T, Duration>,
+    ) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            let now = now();
+            let quiet = now.saturating_duration_since(state.news);
+            let again = match look(&state.view, quiet) {
+                Ok(found) => return Some(found),
+                Err(again) => again,
+            };
+            let left = deadline.saturating_duration_since(now);
+            if left.is_zero() || state.ended.is_some() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(state, left.min(again));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until the scheduler has told a new session of all it knows.
+    pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
+        let complete = |view: &View, quiet: Duration| {
+            if view.is_complete() || (view.is_online() && quiet >= QUIET) {
+                return Ok(());
+            }
+            Err(QUIET.saturating_sub(quiet).max(Duration::from_millis(1)))
+        };
+        self.wait(deadline, complete).is_some()
+    }
+
+    /// Watches for what becomes of a command.
+    pub(super) fn watch(&self, goal: Goal) -> Result<(u64, Receiver<Reply>), CommandError> {
+        let (reply, settled) = bounded(1);
+        let mut state = self.lock();
+        if let Some(reason) = &state.ended {
+            let fault = crate::client::SendFault::Ended(reason.clone());
+            return Err(CommandError::Send(fault));
+        }
+        if state.orders.len() >= MOST_ORDERS {
+            return Err(CommandError::TooManyOrders(MOST_ORDERS));
+        }
+        let id = state.next_order;
+        state.next_order += 1;
+        state.orders.push(Pending { id, goal, reply });
+        Ok((id, settled))
+    }
+
+    /// Settles an order that nothing the scheduler sends would settle.
+    pub(super) fn settle(&self, id: u64, reply: Reply) {
+        let mut state = self.lock();
+        if let Some(at) = state.orders.iter().position(|order| order.id == id) {
+            state.orders.remove(at).settle(reply);
+        }
+    }
+
+    pub(super) fn forget(&self, id: u64) {
+        self.lock().orders.retain(|order| order.id != id);
+    }
+
+    /// Whether an order still waits.
+    pub(super) fn waits(&self, id: u64) -> bool {
+        self.lock().orders.iter().any(|order| order.id == id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn take(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            let Self { view, orders, .. } = self;
+            match &change {
+                Change::NodeConnected { .. } | Change::NodeStats { first: true, .. } => self.news = now(),
+                Change::Failed(failure) => {
+                    warn!(target: LOG, "{failure}");
+                    settle_where(
+                        orders,
+                        |goal| goal.failed(failure),
+                        |_| Err(OrderError::Failed(failure.clone())),
+                    );
+                    // The best fit, and of these the last.
+                    let fits = orders.iter().enumerate();
+                    let fits = fits.filter_map(|(at, order)| Some((order.goal.refused(failure, view)?, at)));
+                    if let Some((_, at)) = fits.max() {
+                        orders.remove(at).settle(Err(OrderError::Failed(failure.clone())));
+                    }
+                }
+                _ => {}
+            }
+            orders.retain(|order| match order.goal.shown(&change, view) {
+                Some(shown) => {
+                    let _ = order.reply.try_send(Ok(shown));
+                    false
+                }
+                None => true,
+            });
+            self.publish(&change);
+        }
+    }
+
+    fn publish(&mut self, change: &Change) {
+        self.subscribers
+            .retain_mut(|subscriber| subscriber.tell(change.clone()));
+    }
+
+    fn end(&mut self, reason: ClientError) {
+        for order in self.orders.drain(..) {
+            order.settle(Err(OrderError::Ended(reason.clone())));
+        }
+        self.publish(&Change::Ended {
+            reason: reason.to_string(),
+        });
+        self.subscribers.clear();
+        self.ended = Some(reason);
+    }
+}
+
+fn settle_where(orders: &mut Vec<Pending>, which: impl Fn(&Goal) -> bool, reply: impl Fn(&Goal) -> Reply) {
+    orders.retain(|order| {
+        let settles = which(&order.goal);
+        if settles {
+            let _ = order.reply.try_send(reply(&order.goal));
+        }
+        !settles
+    });
+}
+
+impl Pending {
+    /// It has room for the one reply that there is.
+    fn settle(self, reply: Reply) {
+        let _ = self.reply.try_send(reply);
+    }
+}
+
+impl Subscriber {
+    /// Never waits; says whether anybody still listens.
+    fn tell(&mut self, change: Change) -> bool {
+        if self.missed > 0 {
+            let missed = Change::Missed { count: self.missed };
+            match self.changes.try_send(missed) {
+                Ok(()) => self.missed = 0,
+                Err(TrySendError::Full(_)) => {
+                    self.missed += 1;
+                    return true;
+                }
+                Err(TrySendError::Disconnected(_)) => return false,
+            }
+        }
+        match self.changes.try_send(change) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                self.missed += 1;
+                true
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the view says when it saw what")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}

@@ -1,0 +1,137 @@
+//! Entities by the beginning of their UUID.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use uuid::Uuid;
+
+use super::View;
+use crate::payload::Id;
+
+/// How many of the matches an error names.
+const NAMED: usize = 8;
+
+impl View {
+    /// The node whose UUID begins with `text`. A whole UUID need not be known.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_node(&self, text: &str) -> Result<Uuid, FindError> {
+        find("node", text, self.nodes.keys().copied())
+    }
+
+    /// The instance whose UUID begins with `text`. A whole UUID need not be
+    /// known.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
+        find("instance", text, self.instances.keys().copied())
+    }
+
+    /// The concentrator whose UUID begins with `text`. A whole UUID need not
+    /// be known.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_cnci(&self, text: &str) -> Result<Uuid, FindError> {
+        find("CNCI", text, self.cncis.keys().copied())
+    }
+
+    /// The volume that some instance has and whose name begins with `text`.
+    /// A whole UUID need not be known.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_volume(&self, text: &str) -> Result<Id, FindError> {
+        let attached = self.instances.values().flat_map(|i| &i.stats.volumes);
+        let attached: BTreeSet<&Id> = attached.collect();
+        if let Some(whole) = attached.iter().find(|volume| **volume == text) {
+            return Ok((*whole).clone());
+        }
+        find("volume", text, attached.iter().filter_map(|volume| volume.uuid())).map(Id::from)
+    }
+}
+
+fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Result<Uuid, FindError> {
+    if text.len() == 36
+        && let Ok(whole) = Uuid::try_parse(text)
+    {
+        return Ok(whole);
+    }
+    let begin = text.to_ascii_lowercase();
+    let digits = begin.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    if begin.is_empty() || begin.len() > 36 || !digits {
+        let text = text.to_owned();
+        return Err(FindError::NoUuid { what, text });
+    }
+    let matches: Vec<_> = known
+        .filter(|uuid| uuid.to_string().starts_with(&begin))
+        .collect();
+    match *matches.as_slice() {
+        [one] => Ok(one),
+        [] => Err(FindError::None {
+            what,
+            text: text.to_owned(),
+        }),
+        _ => Err(FindError::Several {
+            what,
+            text: text.to_owned(),
+            matches,
+        }),
+    }
+}
+
+/// Why the beginning of a UUID names nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FindError {
+    /// It is not the beginning of a UUID.
+    NoUuid {
+        /// What was looked for: `node`, `instance`, `CNCI`, `volume`.
+        what: &'static str,
+        /// The text.
+        text: String,
+    },
+    /// None that is known begins so. Give the whole UUID where it is one that
+    /// is not known yet.
+    None {
+        /// What was looked for.
+        what: &'static str,
+        /// The text.
+        text: String,
+    },
+    /// More than one begins so: give more of it.
+    Several {
+        /// What was looked for.
+        what: &'static str,
+        /// The text.
+        text: String,
+        /// Those that do.
+        matches: Vec<Uuid>,
+    },
+}
+
+impl fmt::Display for FindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoUuid { what, text } => {
+                write!(f, "{text:?} names no {what}: it is not the beginning of a UUID")
+            }
+            Self::None { what, text } => write!(f, "no {what} is known whose UUID begins with {text}"),
+            Self::Several { what, text, matches } => {
+                write!(f, "{text} is the beginning of {} {what}s: ", matches.len())?;
+                for (at, uuid) in matches.iter().take(NAMED).enumerate() {
+                    let separator = if at == 0 { "" } else { ", " };
+                    write!(f, "{separator}{uuid}")?;
+                }
+                match matches.len() > NAMED {
+                    true => f.write_str(", …"),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl std::error::Error for FindError {}

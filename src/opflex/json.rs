@@ -1,0 +1,95 @@
+//! What reading JSON needs beyond what serde derives.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+
+/// Reads a struct from an object only. What serde derives also reads an array,
+/// whose elements it takes for the members in their order; on the wire that is
+/// a fault like any other wrong type.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MapOnly<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for MapOnly<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(MapOnly(PhantomData))
+    }
+}
+
+/// Reads a member that is an object, for `deserialize_with`.
+pub(crate) fn object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Object::deserialize(deserializer).map(|Object(value)| value)
+}
+
+/// Reads a member that is an object, null or missing.
+pub(crate) fn object_or_null<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let value: Option<Object<T>> = Option::deserialize(deserializer)?;
+    Ok(value.map(|Object(value)| value))
+}
+
+/// Reads a member that is an array of objects; null says the same as an empty
+/// one.
+pub(crate) fn objects<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let values: Option<Vec<Object<T>>> = Option::deserialize(deserializer)?;
+    Ok(values
+        .unwrap_or_default()
+        .into_iter()
+        .map(|Object(value)| value)
+        .collect())
+}
+
+/// Reads a member that is an array; null says the same as an empty one.
+pub(crate) fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Pair {
+        a: u32,
+        b: u32,
+    }
+
+    #[test]
+    fn an_array_is_no_object() {
+        let value = json!([1, 2]);
+        assert!(serde_json::from_value::<Pair>(value.clone()).is_ok());
+        assert!(serde_json::from_value::<Object<Pair>>(value).is_err());
+        let Object(pair) = serde_json::from_str::<Object<Pair>>(r#"{"b":2,"a":1}"#).unwrap();
+        assert_eq!(pair, Pair { a: 1, b: 2 });
+        assert!(objects::<_, Pair>(json!([[1, 2]])).is_err());
+        assert_eq!(objects::<_, Pair>(json!(null)).unwrap(), []);
+    }
+}

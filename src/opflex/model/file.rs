@@ -1,0 +1,202 @@
+//! Objects as files: policy to load, trees to dump.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{FileError, ManagedObject, Tree};
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// JSON, as the policy file of agent-ovs is.
+    #[default]
+    Json,
+    /// YAML with the same contents.
+    Yaml,
+}
+
+impl Format {
+    /// The format that the end of a file's name tells: YAML for `.yaml` and
+    /// `.yml`, otherwise JSON.
+    pub fn of_name(name: &str) -> Self {
+        let end = name.rsplit_once('.').map_or("", |(_, end)| end);
+        if end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml") {
+            Self::Yaml
+        } else {
+            Self::Json
+        }
+    }
+
+    pub(super) fn read<T: DeserializeOwned>(self, text: &[u8]) -> Result<T, FileError> {
+        match self {
+            Self::Json => serde_json::from_slice(text).map_err(|error| FileError::Json(error.to_string())),
+            Self::Yaml => {
+                // The file is the user's own, so its size is no attack; aliases
+                // and merged keys have no place in it.
+                let options = serde_saphyr::options! {
+                    budget: serde_saphyr::budget! {
+                        max_aliases: 0,
+                        max_anchors: 0,
+                        max_merge_keys: 0,
+                        max_documents: 1,
+                        max_depth: 64,
+                        max_events: usize::MAX,
+                        max_nodes: usize::MAX,
+                        max_total_scalar_bytes: usize::MAX,
+                    },
+                    strict_booleans: true,
+                    with_snippet: false,
+                };
+                serde_saphyr::from_slice_with_options(text, options)
+                    .map_err(|e| FileError::Yaml(e.to_string()))
+            }
+        }
+    }
+
+    fn write<T: Serialize>(self, value: &T) -> Result<String, FileError> {
+        match self {
+            Self::Json => serde_json::to_string_pretty(value)
+                .map(|text| text + "\n")
+                .map_err(|error| FileError::Json(error.to_string())),
+            Self::Yaml => serde_saphyr::to_string(value).map_err(|error| FileError::Yaml(error.to_string())),
+        }
+    }
+}
+
+impl ManagedObject {
+    /// Reads a file of objects: an array of them in the form of the wire. That
+    /// is the policy file that agent-ovs's `opflex_server` reads.
+    pub fn read_all(text: &[u8], format: Format) -> Result<Vec<Self>, FileError> {
+        format.read(text)
+    }
+
+    /// Writes a file that [`read_all`](Self::read_all) reads.
+    pub fn write_all(objects: &[Self], format: Format) -> Result<String, FileError> {
+        format.write(&objects)
+    }
+}
+
+impl Tree {
+    /// All objects as the text of a file that [`ManagedObject::read_all`]
+    /// reads.
+    pub fn dump(&self, format: Format) -> Result<String, FileError> {
+        format.write(&self.iter().collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_name_tells_the_format() {
+        for (name, format) in [
+            ("policy.yaml", Format::Yaml),
+            ("a.b.YML", Format::Yaml),
+            ("policy.json", Format::Json),
+            ("policy", Format::Json),
+            ("yaml", Format::Json),
+        ] {
+            assert_eq!(Format::of_name(name), format, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_of_objects_is_refused_with_its_place() {
+        for (text, format) in [
+            ("[{\"subject\":\"a\",\n\"uri\":7}]", Format::Json),
+            ("{}", Format::Json),
+            ("- subject: a\n  uri: {}\n", Format::Yaml),
+            ("a: &x 1\nb: *x\n", Format::Yaml),
+        ] {
+            let error = ManagedObject::read_all(text.as_bytes(), format)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("line") || error.contains("anchor"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_yaml_file_as_people_write_it() {
+        let text = "
+- subject: GbpEpGroup
+  uri: /GbpEpGroup/web/
+  properties:
+    - {name: name, data: web}
+    - {name: encapId, data: 12}
+    - name: target
+      data: {subject: GbpContract, reference_uri: /GbpContract/c/}
+";
+        let objects = ManagedObject::read_all(text.as_bytes(), Format::Yaml).unwrap();
+        assert_eq!(objects[0].property("encapId"), Some(&json!(12)));
+        assert_eq!(
+            objects[0].property("target").unwrap()["reference_uri"],
+            "/GbpContract/c/"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn both_formats_read_back(values in prop::collection::vec(value(), 0..6)) {
+            let mut object = ManagedObject::new("class", "/class/x/".parse().unwrap());
+            for (n, value) in values.into_iter().enumerate() {
+                object = object.with(format!("p{n}"), value);
+            }
+            let objects = vec![object];
+            for format in [Format::Json, Format::Yaml] {
+                let text = ManagedObject::write_all(&objects, format).unwrap();
+                prop_assert_eq!(&ManagedObject::read_all(text.as_bytes(), format).unwrap(), &objects, "{}", text);
+            }
+        }
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            (-1_000_000i64..1_000_000).prop_map(|n| Value::from(n as f64 / 1000.0)),
+            "[ -~é]{0,12}".prop_map(Value::from),
+            prop::sample::select(vec![
+                "yes",
+                "null",
+                "~",
+                "010",
+                "1_000",
+                "12:30:45",
+                "0x1f",
+                "1e3",
+                ".inf",
+                "- a",
+                "a: b",
+                "#x",
+                "",
+                " x ",
+                "true",
+                "=",
+                "2001-01-01",
+                "a\nb\n",
+                "\t",
+                "'",
+                "\"",
+                "---",
+                "...",
+                "%2f",
+                "&a",
+                "*a",
+                "!t",
+                "1.",
+                ".5",
+                "0b1",
+                "0o7",
+            ])
+            .prop_map(Value::from),
+            Just(json!({"subject": "c", "reference_uri": "/c/%2fx%2f/"})),
+            Just(json!(["a", 1, {"k": []}])),
+        ]
+    }
+}

@@ -1,0 +1,161 @@
+//! Finding an object by a name instead of its URI.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::{ManagedObject, Name, Uri};
+
+/// A name within a context: what `policy_ident` calls `name` and
+/// `endpoint_ident` calls `identifier`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ident {
+    /// The object that gives the name its meaning: a tenant, an IP namespace.
+    pub context: Uri,
+    /// The name: of a policy, or an address of an endpoint.
+    pub name: Name,
+}
+
+impl fmt::Display for Ident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} in {}", &*self.name, self.context)
+    }
+}
+
+/// The properties whose values name an object, unless its class says otherwise.
+const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
+/// The property that holds the context, unless the class says otherwise.
+const CONTEXT: &str = "context";
+
+impl Ident {
+    /// The identifiers of an object.
+    ///
+    /// The draft leaves open how they follow from it, and libopflex has none.
+    /// Here the context is the property `context` (a URI or a reference), or
+    /// else the parent; names are the values of `name`, `identifier`, `ip`,
+    /// `mac` and `uuid`. A class of a model file can name others. Where the URI
+    /// ends in `class/name/` or `class/context/name/`, as all of libopflex do,
+    /// that is an identifier too, so that an object needs no properties for it.
+    pub fn of(object: &ManagedObject, properties: Option<(&str, &[Name])>) -> Vec<Self> {
+        let mut idents = Vec::new();
+        let mut add = |context: &Uri, name: &str| {
+            let known = |ident: &Self| ident.name == *name && ident.context == *context;
+            if !name.is_empty() && !idents.iter().any(known) {
+                idents.push(Self {
+                    context: context.clone(),
+                    name: name.into(),
+                });
+            }
+        };
+        let from_uri = from_uri(object);
+        let property = object.property(properties.map_or(CONTEXT, |(context, _)| context));
+        let context = property.and_then(uri_in).or_else(|| object.parent_uri.clone());
+        if let Some(context) = context.as_ref().or(from_uri.as_ref().map(|(context, _)| context)) {
+            for property in &object.properties {
+                let naming = match properties {
+                    Some((_, naming)) => naming.contains(&property.name),
+                    None => NAMING.contains(&property.name.as_str()),
+                };
+                match &property.data {
+                    Value::String(name) if naming => add(context, name),
+                    _ => {}
+                }
+            }
+        }
+        if let Some((context, name)) = &from_uri {
+            add(context, name);
+        }
+        idents
+    }
+}
+
+/// The context and name in a URI: what stands before `class/name/`, or what is
+/// escaped between the class and the name.
+fn from_uri(object: &ManagedObject) -> Option<(Uri, String)> {
+    let mut elements = object.uri.elements().rev();
+    let (name, second) = (elements.next()?, elements.next()?);
+    let text = object.uri.as_str();
+    let (before_name, _) = text.strip_suffix('/').unwrap_or(text).rsplit_once('/')?;
+    let (before, class) = before_name.rsplit_once('/')?;
+    let context = if class == &*object.subject {
+        format!("{before}/")
+    } else if elements.next()? == *object.subject && second.starts_with('/') {
+        second.into_owned()
+    } else {
+        return None;
+    };
+    Some((context.parse().ok()?, name.into_owned()))
+}
+
+/// A URI as text or as reference.
+fn uri_in(data: &Value) -> Option<Uri> {
+    let text = data.as_str().or_else(|| data.get("reference_uri")?.as_str())?;
+    text.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn idents(object: &ManagedObject) -> Vec<String> {
+        Ident::of(object, None)
+            .iter()
+            .map(|ident| format!("{} {}", ident.context, ident.name))
+            .collect()
+    }
+
+    fn object(subject: &str, uri: &str) -> ManagedObject {
+        ManagedObject::new(subject, uri.parse().unwrap())
+    }
+
+    #[test]
+    fn a_policy_is_named_within_its_parent() {
+        let group = object("GbpEpGroup", "/PolicySpace/test/GbpEpGroup/group1/").with("name", "web");
+        assert_eq!(
+            idents(&group),
+            ["/PolicySpace/test/ web", "/PolicySpace/test/ group1"]
+        );
+        let group = group.under("PolicySpace", "/PolicySpace/".parse().unwrap());
+        assert_eq!(idents(&group), ["/PolicySpace/ web", "/PolicySpace/test/ group1"]);
+    }
+
+    #[test]
+    fn an_endpoint_is_named_by_its_addresses_within_its_context() {
+        let endpoint = object("EprL3Ep", "/EprL3Universe/EprL3Ep/%2frd%2f/10.0.0.1/");
+        assert_eq!(idents(&endpoint), ["/rd/ 10.0.0.1"]);
+        let endpoint = endpoint
+            .with("ip", "10.0.0.1")
+            .with("mac", "00:01")
+            .with("group", "/g/")
+            .with("context", "/rd/");
+        assert_eq!(idents(&endpoint), ["/rd/ 10.0.0.1", "/rd/ 00:01"]);
+        let endpoint =
+            object("Ep", "/Ep/7/").with("context", json!({"subject": "Rd", "reference_uri": "/rd/"}));
+        assert_eq!(idents(&endpoint.with("uuid", "x")), ["/rd/ x", "/ 7"]);
+    }
+
+    #[test]
+    fn a_class_can_name_other_properties() {
+        let endpoint = object("Ep", "/x/")
+            .with("net", "/n/")
+            .with("tag", "t")
+            .with("name", "ignored")
+            .with("port", 7);
+        let naming = ["tag".into(), "port".into()];
+        let idents = Ident::of(&endpoint, Some(("net", &naming)));
+        assert_eq!(idents.len(), 1);
+        assert_eq!(idents[0].to_string(), "\"t\" in /n/");
+    }
+
+    #[test]
+    fn nothing_names_the_root_or_a_singleton() {
+        assert_eq!(idents(&object("a", "/")), [""; 0]);
+        assert_eq!(
+            idents(&object("GbpeInstContext", "/bd/GbpeInstContext/")),
+            [""; 0]
+        );
+        assert_eq!(idents(&object("a", "/a//")), [""; 0]);
+    }
+}

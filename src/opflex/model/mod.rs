@@ -1,0 +1,49 @@
+//! Managed objects: what policy, endpoints and state reports consist of
+//! (draft section 3.1.1).
+//!
+//! ```text
+//!   file ─── ManagedObject::read_all ──┐                      ┌── subtree ──> resolve results
+//!   messages ── replace, merge_children ┼──> Tree ── Changes ──┤
+//!   API ────── merge, replace, delete ──┘     │                └── Watchers ──> who is to be told
+//!                                          Schema (optional)
+//! ```
+//!
+//! A [`ManagedObject`] is one object as messages and files have it: flat, with
+//! its children named by URI. A [`Tree`] keeps them so that they are found
+//! by URI, class, identifier and reference, and tells what each edit changed.
+//! [`Watchers`] know who wants to hear of which part of a tree, and until when.
+//!
+//! | file | what |
+//! |---|---|
+//! | `uri` | the place of an object, and escaping |
+//! | `name` | names of classes and properties |
+//! | `managed_object` | one object in the form of the wire |
+//! | `ident` | identifiers: a name within a context |
+//! | `target` | one object, by URI or by identifier |
+//! | `tree` | the store |
+//! | `watchers` | who watches what |
+//! | `schema` | the model file |
+//! | `file` | JSON and YAML files |
+//! | `error` | objects and files that are refused |
+
+mod error;
+mod file;
+mod ident;
+mod managed_object;
+mod name;
+mod schema;
+mod target;
+mod tree;
+mod uri;
+mod watchers;
+
+pub use self::error::{FileError, ModelError};
+pub use self::file::Format;
+pub use self::ident::Ident;
+pub use self::managed_object::{ManagedObject, Property, Reference};
+pub use self::name::Name;
+pub use self::schema::Schema;
+pub use self::target::Target;
+pub use self::tree::{Change, ChangeKind, Changes, ObjectRef, Tree};
+pub use self::uri::{Uri, UriBuilder, UriError};
+pub use self::watchers::{Watch, Watchers};

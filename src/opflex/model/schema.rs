@@ -1,0 +1,348 @@
+//! The model file: which classes there are, and what they may contain.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{FileError, Format, ManagedObject, ModelError, Name, Reference};
+
+/// The classes of a policy model, for checking objects before they are taken.
+///
+/// ```yaml
+/// open: false                     # are classes taken that are not listed here? default false
+/// classes:
+///   GbpEpGroup:
+///     under: [PolicySpace]        # classes that may contain it; any when left out
+///     properties:
+///       name: string
+///       encapId: u64
+///       tags: "[string]"          # a list
+///       intraGroup: {enum: [allow, deny]}
+///       contract: {reference: [GbpContract]}
+///   EprL3Ep:
+///     context: context            # the property that gives identifiers their context
+///     names: [ip, uuid]           # the properties that are identifiers in it
+///     properties: {context: uri, ip: string, mac: mac, uuid: string}
+/// ```
+///
+/// The types are `string`, `u64`, `i64`, `f64`, `bool`, `mac`, `uri`,
+/// `reference` and `any`, each also in brackets for a list of them; `enum` and
+/// `reference` with their values as shown. A class without `properties` takes
+/// any.
+#[derive(Debug)]
+pub struct Schema {
+    open: bool,
+    classes: HashMap<Name, Class>,
+}
+
+#[derive(Debug)]
+struct Class {
+    under: Option<Vec<Name>>,
+    properties: Option<HashMap<Name, Type>>,
+    naming: Option<(String, Vec<Name>)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Type {
+    Text,
+    Unsigned,
+    Signed,
+    Float,
+    Boolean,
+    Mac,
+    Uri,
+    Enumeration(Vec<String>),
+    /// To one of these classes, or any when there are none.
+    Reference(Vec<Name>),
+    Any,
+    ListOf(Box<Type>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    open: bool,
+    classes: BTreeMap<Name, FileClass>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileClass {
+    under: Option<Vec<Name>>,
+    properties: Option<BTreeMap<Name, Value>>,
+    context: Option<String>,
+    names: Option<Vec<Name>>,
+}
+
+impl Schema {
+    /// Reads a model file.
+    pub fn read(text: &[u8], format: Format) -> Result<Self, FileError> {
+        let file: File = format.read(text)?;
+        let class = |(name, class): (Name, FileClass)| {
+            let typed = |(property, text): (Name, Value)| match Type::read(&text) {
+                Some(kind) => Ok((property, kind)),
+                None => Err(FileError::Model(format!(
+                    "property {property} of class {name} has the unknown type {text}"
+                ))),
+            };
+            let properties = class.properties.map(|all| all.into_iter().map(typed).collect());
+            let naming = match (class.context, class.names) {
+                (None, None) => None,
+                (context, names) => {
+                    let names = names.unwrap_or_else(|| vec!["name".into()]);
+                    Some((context.unwrap_or_else(|| "context".to_owned()), names))
+                }
+            };
+            let class = Class {
+                under: class.under,
+                properties: properties.transpose()?,
+                naming,
+            };
+            Ok((name, class))
+        };
+        Ok(Self {
+            open: file.open,
+            classes: file.classes.into_iter().map(class).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Whether there is such a class. In an open model there is any class.
+    pub fn knows(&self, subject: &str) -> bool {
+        self.open || self.classes.contains_key(subject)
+    }
+
+    /// Checks an object: its class, its properties and the class of its parent.
+    pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
+        let uri = || object.uri.clone();
+        let Some(class) = self.classes.get(&object.subject) else {
+            return if self.open {
+                Ok(())
+            } else {
+                Err(ModelError::UnknownClass {
+                    uri: uri(),
+                    subject: object.subject.clone(),
+                })
+            };
+        };
+        if let (Some(under), Some(parent)) = (&class.under, &object.parent_subject)
+            && !under.contains(parent)
+        {
+            return Err(ModelError::WrongParent {
+                uri: uri(),
+                parent: parent.clone(),
+            });
+        }
+        let Some(types) = &class.properties else {
+            return Ok(());
+        };
+        for property in &object.properties {
+            let Some(kind) = types.get(&property.name) else {
+                return Err(ModelError::UnknownProperty {
+                    uri: uri(),
+                    property: property.name.clone(),
+                });
+            };
+            if !kind.takes(&property.data) {
+                return Err(ModelError::WrongType {
+                    uri: uri(),
+                    property: property.name.clone(),
+                    expected: kind.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The property that holds the context of a class's identifiers, and those
+    /// that hold the identifiers, where the file says so.
+    pub(super) fn naming(&self, subject: &str) -> Option<(&str, &[Name])> {
+        let (context, names) = self.classes.get(subject)?.naming.as_ref()?;
+        Some((context, names))
+    }
+}
+
+impl Type {
+    fn read(text: &Value) -> Option<Self> {
+        match text {
+            Value::String(name) => Self::named(name),
+            Value::Object(members) if members.len() == 1 => {
+                let (kind, values) = members.iter().next()?;
+                let values: Vec<String> = serde_json::from_value(values.clone()).ok()?;
+                match kind.as_str() {
+                    "enum" => Some(Self::Enumeration(values)),
+                    "reference" => Some(Self::Reference(values.into_iter().map(Name::from).collect())),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        if let Some(inner) = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            let inner = Self::named(inner).filter(|inner| !matches!(inner, Self::ListOf(_)))?;
+            return Some(Self::ListOf(Box::new(inner)));
+        }
+        Some(match name {
+            "string" => Self::Text,
+            "u64" => Self::Unsigned,
+            "i64" => Self::Signed,
+            "f64" => Self::Float,
+            "bool" => Self::Boolean,
+            "mac" => Self::Mac,
+            "uri" => Self::Uri,
+            "reference" => Self::Reference(Vec::new()),
+            "any" => Self::Any,
+            _ => return None,
+        })
+    }
+
+    fn takes(&self, data: &Value) -> bool {
+        match self {
+            Self::Text => data.is_string(),
+            Self::Unsigned => data.is_u64(),
+            Self::Signed => data.is_i64(),
+            Self::Float => data.is_number(),
+            Self::Boolean => data.is_boolean(),
+            Self::Mac => data.as_str().is_some_and(is_mac),
+            Self::Uri => data
+                .as_str()
+                .is_some_and(|text| text.parse::<super::Uri>().is_ok()),
+            Self::Enumeration(values) => data.as_str().is_some_and(|text| values.iter().any(|v| v == text)),
+            Self::Reference(classes) => {
+                let mut references = Reference::all(data).filter(|_| data.is_object());
+                references
+                    .next()
+                    .is_some_and(|to| classes.is_empty() || classes.contains(&to.subject))
+            }
+            Self::Any => true,
+            Self::ListOf(kind) => data
+                .as_array()
+                .is_some_and(|all| all.iter().all(|one| kind.takes(one))),
+        }
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text => f.write_str("a string"),
+            Self::Unsigned => f.write_str("an integer from 0 to 2^64-1"),
+            Self::Signed => f.write_str("an integer from -2^63 to 2^63-1"),
+            Self::Float => f.write_str("a number"),
+            Self::Boolean => f.write_str("true or false"),
+            Self::Mac => f.write_str("a MAC address"),
+            Self::Uri => f.write_str("a URI"),
+            Self::Enumeration(values) => write!(f, "one of {}", values.join(", ")),
+            Self::Reference(classes) if classes.is_empty() => f.write_str("a reference"),
+            Self::Reference(classes) => {
+                let names: Vec<_> = classes.iter().map(Name::as_str).collect();
+                write!(f, "a reference to {}", names.join(" or "))
+            }
+            Self::Any => f.write_str("anything"),
+            Self::ListOf(kind) => write!(f, "a list, each {kind}"),
+        }
+    }
+}
+
+fn is_mac(text: &str) -> bool {
+    let is_byte = |pair: &str| pair.len() == 2 && pair.bytes().all(|b| b.is_ascii_hexdigit());
+    text.split(':').count() == 6 && text.split(':').all(is_byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const MODEL: &str = "
+classes:
+  Space: {}
+  Group:
+    under: [Space]
+    properties:
+      name: string
+      id: u64
+      offset: i64
+      ratio: f64
+      on: bool
+      mac: mac
+      place: uri
+      tags: '[string]'
+      mode: {enum: [allow, deny]}
+      contract: {reference: [Contract]}
+      links: '[reference]'
+      rest: any
+";
+
+    fn group() -> ManagedObject {
+        ManagedObject::new("Group", "/Space/s/Group/g/".parse().unwrap())
+    }
+
+    #[test]
+    fn each_type_takes_its_values_and_no_others() {
+        let schema = Schema::read(MODEL.as_bytes(), Format::Yaml).unwrap();
+        let to = |class: &str| json!({"subject": class, "reference_uri": "/x/"});
+        for (name, good, bad) in [
+            ("name", json!("x"), json!(1)),
+            ("id", json!(u64::MAX), json!(-1)),
+            ("offset", json!(-1), json!(u64::MAX)),
+            ("ratio", json!(1.5), json!("1.5")),
+            ("on", json!(false), json!("false")),
+            ("mac", json!("00:aB:02:03:04:05"), json!("00:01:02:03:04")),
+            ("place", json!("/x/"), json!("")),
+            ("tags", json!(["a", "b"]), json!(["a", 1])),
+            ("tags", json!([]), json!("a")),
+            ("mode", json!("deny"), json!("maybe")),
+            ("contract", to("Contract"), to("Group")),
+            ("contract", to("Contract"), json!([to("Contract")])),
+            ("links", json!([to("A"), to("B")]), to("A")),
+        ] {
+            assert_eq!(schema.check(&group().with(name, good)), Ok(()), "{name}");
+            let error = schema.check(&group().with(name, bad)).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        assert_eq!(schema.check(&group().with("rest", json!([{}]))), Ok(()));
+    }
+
+    #[test]
+    fn classes_properties_and_containment_are_checked() {
+        let schema = Schema::read(MODEL.as_bytes(), Format::Yaml).unwrap();
+        let uri = || "/Space/s/".parse().unwrap();
+        assert_eq!(schema.check(&group().under("Space", uri())), Ok(()));
+        let error = schema.check(&group().under("Group", uri())).unwrap_err();
+        assert!(matches!(error, ModelError::WrongParent { .. }));
+        let error = schema.check(&group().with("nmae", "x")).unwrap_err();
+        assert!(matches!(error, ModelError::UnknownProperty { .. }));
+        let error = schema.check(&ManagedObject::new("Other", uri())).unwrap_err();
+        assert!(matches!(error, ModelError::UnknownClass { .. }));
+        assert!(!schema.knows("Other"));
+        assert_eq!(
+            schema.check(&ManagedObject::new("Space", uri()).with("any", 1)),
+            Ok(())
+        );
+
+        let open = Schema::read(br#"{"open": true, "classes": {}}"#, Format::Json).unwrap();
+        assert_eq!(open.check(&ManagedObject::new("Other", uri())), Ok(()));
+    }
+
+    #[test]
+    fn a_wrong_model_file_says_what_is_wrong() {
+        for (text, what) in [
+            ("classes: {A: {properties: {p: strnig}}}", "strnig"),
+            ("classes: {A: {properties: {p: '[[string]]'}}}", "[[string]]"),
+            ("classes: {A: {properties: {p: {enum: 7}}}}", "enum"),
+            ("classes: {A: {propertise: {}}}", "propertise"),
+            ("open: true", "classes"),
+        ] {
+            let error = Schema::read(text.as_bytes(), Format::Yaml)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(what), "{error}");
+        }
+    }
+}

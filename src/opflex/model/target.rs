@@ -1,0 +1,36 @@
+//! One object, by URI or by identifier.
+
+use std::fmt;
+
+use super::{Ident, Uri};
+
+/// What a resolve asks for and a watcher watches. What was resolved in one way
+/// is unresolved in the same way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// The object with this URI.
+    Uri(Uri),
+    /// The object, or objects, with this identifier.
+    Ident(Ident),
+}
+
+impl From<Uri> for Target {
+    fn from(uri: Uri) -> Self {
+        Self::Uri(uri)
+    }
+}
+
+impl From<Ident> for Target {
+    fn from(ident: Ident) -> Self {
+        Self::Ident(ident)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uri(uri) => write!(f, "{uri}"),
+            Self::Ident(ident) => write!(f, "{ident}"),
+        }
+    }
+}

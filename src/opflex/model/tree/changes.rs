@@ -1,0 +1,112 @@
+//! What an edit did.
+
+use std::collections::BTreeMap;
+
+use super::super::{ManagedObject, Name, Uri};
+
+/// What happened to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was not there before.
+    Created,
+    /// It has another class, other properties or another parent.
+    Modified,
+    /// It is not there any more.
+    Deleted,
+}
+
+/// One object that an edit changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The object.
+    pub uri: Uri,
+    /// Its class: after the edit, or before it when it is gone.
+    pub subject: Name,
+    /// What happened to it.
+    pub kind: ChangeKind,
+    /// What it was before, unless it was created; without children.
+    pub before: Option<Box<ManagedObject>>,
+}
+
+/// All objects that one edit changed, in the order of their URIs, so parents
+/// before children. Empty when everything was already as the edit wanted it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes(Vec<Change>);
+
+impl Changes {
+    /// How many objects changed.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The changed objects.
+    pub fn iter(&self) -> std::slice::Iter<'_, Change> {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Changes {
+    type Item = &'a Change;
+    type IntoIter = std::slice::Iter<'a, Change>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+/// The objects that an edit touched, as they were before it. One that comes
+/// and goes within an edit, or goes and comes, leaves no trace in the result.
+#[derive(Debug, Default)]
+pub(super) struct Before(BTreeMap<Uri, Option<ManagedObject>>);
+
+impl Before {
+    /// To be called with each state that an object leaves; the first counts.
+    pub(super) fn was(&mut self, uri: &Uri, object: Option<ManagedObject>) {
+        self.0.entry(uri.clone()).or_insert(object);
+    }
+
+    /// Compares with what is there now.
+    pub(super) fn compare<'a>(self, now: impl Fn(&Uri) -> Option<&'a ManagedObject>) -> Changes {
+        let change = |(uri, before): (Uri, Option<ManagedObject>)| {
+            let (subject, kind) = match (&before, now(&uri)) {
+                (None, None) => return None,
+                (None, Some(now)) => (now.subject.clone(), ChangeKind::Created),
+                (Some(before), None) => (before.subject.clone(), ChangeKind::Deleted),
+                (Some(before), Some(now)) if same(before, now) => return None,
+                (Some(_), Some(now)) => (now.subject.clone(), ChangeKind::Modified),
+            };
+            Some(Change {
+                uri,
+                subject,
+                kind,
+                before: before.map(Box::new),
+            })
+        };
+        Changes(self.0.into_iter().filter_map(change).collect())
+    }
+}
+
+/// Whether two states of an object say the same, children aside. The order of
+/// properties says nothing: libopflex writes them as its hash table has them.
+pub(super) fn same(a: &ManagedObject, b: &ManagedObject) -> bool {
+    let by_name = |object: &ManagedObject| {
+        let mut properties: Vec<_> = object
+            .properties
+            .iter()
+            .map(|p| (p.name.clone(), p.data.clone()))
+            .collect();
+        properties.sort_by(|(a, _), (b, _)| a.cmp(b));
+        properties
+    };
+    a.subject == b.subject
+        && a.parent_uri == b.parent_uri
+        && a.parent_subject == b.parent_subject
+        && a.parent_relation == b.parent_relation
+        && a.extra == b.extra
+        && a.properties.len() == b.properties.len()
+        && (a.properties == b.properties || by_name(a) == by_name(b))
+}

@@ -1,0 +1,520 @@
+//! The tree on its own, and beside a model too simple to be wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::super::{Ident, ManagedObject, ModelError, Reference, Schema, Uri};
+use super::{Change, ChangeKind, Changes, Tree};
+
+fn uri(text: &str) -> Uri {
+    text.parse().unwrap()
+}
+
+fn object(text: &str) -> ManagedObject {
+    ManagedObject::new("class", uri(text))
+}
+
+fn under(text: &str, parent: &str) -> ManagedObject {
+    object(text).under("class", uri(parent))
+}
+
+fn listing(mut object: ManagedObject, children: &[&str]) -> ManagedObject {
+    object.children = children.iter().map(|child| uri(child)).collect();
+    object
+}
+
+fn uris(tree: &Tree) -> Vec<&str> {
+    tree.iter().map(|object| object.uri().as_str()).collect()
+}
+
+fn kinds(changes: &Changes) -> Vec<(&str, ChangeKind)> {
+    changes
+        .iter()
+        .map(|Change { uri, kind, .. }| (uri.as_str(), *kind))
+        .collect()
+}
+
+use ChangeKind::{Created, Deleted, Modified};
+
+#[test]
+fn replace_drops_what_is_listed_no_more_and_merge_keeps_it() {
+    let mut tree = Tree::new();
+    let all = || {
+        vec![
+            object("/a/"),
+            under("/a/b/", "/a/"),
+            under("/a/b/c/", "/a/b/"),
+            under("/a/d/", "/a/"),
+        ]
+    };
+    let changes = tree.replace(all()).unwrap();
+    let created = [
+        ("/a/", Created),
+        ("/a/b/", Created),
+        ("/a/b/c/", Created),
+        ("/a/d/", Created),
+    ];
+    assert_eq!(kinds(&changes), created);
+
+    let changes = tree.merge(vec![object("/a/").with("p", 1)]).unwrap();
+    assert_eq!(kinds(&changes), [("/a/", Modified)]);
+    assert_eq!(tree.len(), 4);
+
+    let changes = tree.replace(vec![listing(object("/a/"), &["/a/d/"])]).unwrap();
+    assert_eq!(
+        kinds(&changes),
+        [("/a/", Modified), ("/a/b/", Deleted), ("/a/b/c/", Deleted)]
+    );
+    assert_eq!(uris(&tree), ["/a/", "/a/d/"]);
+}
+
+#[test]
+fn who_names_no_parent_is_below_the_nearest_object_above() {
+    let mut tree = Tree::new();
+    tree.merge(vec![object("/a/b/c/d/"), object("/a/"), object("/x/y/")])
+        .unwrap();
+    let parent = |tree: &Tree, text: &str| tree.get(&uri(text)).unwrap().parent_uri().map(Uri::to_string);
+    assert_eq!(parent(&tree, "/a/b/c/d/").as_deref(), Some("/a/"));
+    assert_eq!((parent(&tree, "/a/"), parent(&tree, "/x/y/")), (None, None));
+    tree.merge(vec![object("/a/b/"), object("/a/b/c/d/")]).unwrap();
+    assert_eq!(
+        parent(&tree, "/a/b/c/d/").as_deref(),
+        Some("/a/"),
+        "a parent is kept"
+    );
+    assert_eq!(tree.delete(&[uri("/a/")]).len(), 3);
+}
+
+#[test]
+fn equal_values_change_nothing() {
+    let mut tree = Tree::new();
+    let one = || under("/a/b/", "/a/").with("p", 1).with("q", json!(["x"]));
+    tree.merge(vec![one()]).unwrap();
+    assert!(tree.merge(vec![one()]).unwrap().is_empty());
+    let turned = under("/a/b/", "/a/").with("q", json!(["x"])).with("p", 1);
+    assert!(tree.replace(vec![turned]).unwrap().is_empty());
+    let fewer = tree.merge(vec![under("/a/b/", "/a/").with("p", 1)]).unwrap();
+    assert_eq!(kinds(&fewer), [("/a/b/", Modified)]);
+}
+
+#[test]
+fn children_come_before_parents_and_parents_never_come() {
+    let mut tree = Tree::new();
+    tree.merge(vec![
+        under("/a/b/c/", "/a/b/"),
+        under("/x/y/", "/x/"),
+        object("/a/b/"),
+    ])
+    .unwrap();
+    let subtree: Vec<_> = tree.subtree(&uri("/a/b/")).map(|o| o.uri().as_str()).collect();
+    assert_eq!(subtree, ["/a/b/", "/a/b/c/"]);
+    assert_eq!(tree.subtree(&uri("/x/")).count(), 0);
+    assert_eq!(kinds(&tree.delete(&[uri("/x/")])), [("/x/y/", Deleted)]);
+}
+
+#[test]
+fn an_announced_child_is_adopted_when_it_comes() {
+    let mut tree = Tree::new();
+    let parent = ManagedObject::new("space", uri("/a/"));
+    tree.merge(vec![listing(parent, &["/a/b/"])]).unwrap();
+    assert_eq!(tree.subtree(&uri("/a/")).count(), 1);
+    tree.merge(vec![object("/a/b/")]).unwrap();
+    let child = tree.get(&uri("/a/b/")).unwrap().to_object();
+    assert_eq!(child.parent_uri, Some(uri("/a/")));
+    assert_eq!(child.parent_subject.unwrap(), "space");
+    assert_eq!(child.parent_relation.unwrap(), "class");
+    assert_eq!(tree.subtree(&uri("/a/")).count(), 2);
+
+    tree.delete(&[uri("/a/b/")]);
+    assert_eq!(tree.get(&uri("/a/")).unwrap().children().count(), 0);
+}
+
+#[test]
+fn a_child_has_one_parent() {
+    let mut tree = Tree::new();
+    tree.merge(vec![
+        object("/a/"),
+        under("/a/b/", "/a/"),
+        under("/a/b/c/", "/a/"),
+    ])
+    .unwrap();
+    tree.merge(vec![listing(under("/a/b/", "/a/"), &["/a/b/c/"])])
+        .unwrap();
+    let children = |text: &str| {
+        tree.get(&uri(text))
+            .unwrap()
+            .children()
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(children("/a/"), [uri("/a/b/")]);
+    assert_eq!(children("/a/b/"), [uri("/a/b/c/")]);
+}
+
+#[test]
+fn what_is_deleted_takes_what_is_below_with_it() {
+    let mut tree = Tree::new();
+    tree.merge(vec![
+        object("/a/"),
+        under("/a/b/", "/a/"),
+        under("/a/b/c/", "/a/b/"),
+        object("/ab/"),
+    ])
+    .unwrap();
+    let changes = tree.delete(&[uri("/a/"), uri("/nothing/")]);
+    assert_eq!(
+        kinds(&changes),
+        [("/a/", Deleted), ("/a/b/", Deleted), ("/a/b/c/", Deleted)]
+    );
+    assert_eq!(uris(&tree), ["/ab/"]);
+    assert!(tree.children.is_empty() && tree.announced.is_empty());
+    assert_eq!(tree.class("class").count(), 1);
+}
+
+#[test]
+fn going_and_coming_within_an_edit_is_no_change() {
+    let mut tree = Tree::new();
+    tree.merge(vec![object("/a/"), under("/a/b/", "/a/")]).unwrap();
+    // The first takes the child away, the second brings it back.
+    let changes = tree.replace(vec![object("/a/"), under("/a/b/", "/a/")]).unwrap();
+    assert!(changes.is_empty(), "{changes:?}");
+}
+
+#[test]
+fn an_edit_with_a_bad_object_changes_nothing() {
+    let mut tree = Tree::new();
+    for bad in [
+        under("/a/b/", "/x/"),
+        under("/a/", "/a/"),
+        listing(object("/a/"), &["/b/"]),
+    ] {
+        for edit in [Tree::merge, Tree::replace, Tree::replace_all] {
+            let result = edit(&mut tree, vec![object("/good/"), bad.clone()]);
+            assert!(matches!(result, Err(ModelError::NotBelowParent { .. })));
+            assert!(tree.is_empty());
+        }
+    }
+    let schema = Schema::read(b"{\"classes\":{\"known\":{}}}", Default::default()).unwrap();
+    let mut tree = Tree::with_schema(schema.into());
+    assert!(
+        tree.merge(vec![ManagedObject::new("known", uri("/a/")), object("/b/")])
+            .is_err()
+    );
+    assert!(tree.is_empty());
+}
+
+#[test]
+fn an_update_is_one_edit() {
+    let mut tree = Tree::new();
+    tree.merge(vec![object("/a/"), under("/a/b/", "/a/"), object("/c/")])
+        .unwrap();
+    let merge = vec![object("/c/").with("p", 1)];
+    let changes = tree
+        .update(&[uri("/a/")], vec![under("/a/b/", "/a/")], merge)
+        .unwrap();
+    assert_eq!(kinds(&changes), [("/a/", Deleted), ("/c/", Modified)]);
+    assert_eq!(uris(&tree), ["/a/b/", "/c/"]);
+    let bad = tree.update(&[uri("/c/")], vec![], vec![under("/x/", "/y/")]);
+    assert!(bad.is_err());
+    assert_eq!(tree.len(), 2);
+}
+
+#[test]
+fn pruning_spares_what_is_to_be_kept() {
+    let mut tree = Tree::new();
+    let all = ["/a/", "/a/b/", "/a/b/c/", "/a/d/"];
+    tree.merge(vec![
+        object("/a/"),
+        under("/a/b/", "/a/"),
+        under("/a/b/c/", "/a/b/"),
+        under("/a/d/", "/a/"),
+    ])
+    .unwrap();
+    let changes = tree.prune(&uri("/a/"), |uri| uri.as_str() == all[2]);
+    assert_eq!(
+        kinds(&changes),
+        [(all[0], Deleted), (all[1], Deleted), (all[3], Deleted)]
+    );
+    assert_eq!(uris(&tree), ["/a/b/c/"]);
+}
+
+#[test]
+fn replacing_everything_tells_the_difference() {
+    let mut tree = Tree::new();
+    tree.merge(vec![
+        object("/a/"),
+        under("/a/b/", "/a/"),
+        object("/c/").with("p", 1),
+    ])
+    .unwrap();
+    let changes = tree
+        .replace_all(vec![object("/a/"), object("/c/").with("p", 2), object("/d/")])
+        .unwrap();
+    assert_eq!(
+        kinds(&changes),
+        [("/a/b/", Deleted), ("/c/", Modified), ("/d/", Created)]
+    );
+    assert_eq!(uris(&tree), ["/a/", "/c/", "/d/"]);
+}
+
+#[test]
+fn objects_are_found_by_class_identifier_and_reference() {
+    let mut tree = Tree::new();
+    let to = Reference {
+        subject: "Contract".into(),
+        uri: uri("/Contract/c/"),
+    };
+    let group = ManagedObject::new("Group", uri("/s/Group/g/")).with("target", to);
+    tree.merge(vec![
+        group.clone(),
+        ManagedObject::new("Group", uri("/s/Group/h/")).with("name", "g"),
+    ])
+    .unwrap();
+    let ident = Ident {
+        context: uri("/s/"),
+        name: "g".into(),
+    };
+    let found: Vec<_> = tree.find(&ident).map(|o| o.uri().as_str()).collect();
+    assert_eq!(found, ["/s/Group/g/", "/s/Group/h/"]);
+    assert_eq!(tree.idents(&uri("/s/Group/g/")), std::slice::from_ref(&ident));
+    assert_eq!(tree.class("Group").count(), 2);
+    assert_eq!(
+        tree.referrers(&uri("/Contract/c/")).next().unwrap().uri(),
+        &group.uri
+    );
+
+    tree.merge(vec![ManagedObject::new("Group", uri("/s/Group/g/"))])
+        .unwrap();
+    assert_eq!(tree.referrers(&uri("/Contract/c/")).count(), 0);
+    tree.delete(&[uri("/s/Group/g/"), uri("/s/Group/h/")]);
+    assert_eq!((tree.find(&ident).count(), tree.classes().count()), (0, 0));
+    assert!(tree.index.idents.is_empty() && tree.index.referrers.is_empty());
+}
+
+/// URI, value of the one property, parent and children of an object.
+type State = (Uri, Option<Value>, Option<Uri>, BTreeSet<Uri>);
+
+/// What the tree should be, kept as simply as possible: looked through from end
+/// to end for every question.
+#[derive(Debug, Default)]
+struct Naive {
+    objects: BTreeMap<Uri, ManagedObject>,
+    /// Parent of each child, present or announced.
+    parents: BTreeMap<Uri, Uri>,
+}
+
+impl Naive {
+    fn children(&self, of: &Uri) -> Vec<Uri> {
+        self.parents
+            .iter()
+            .filter(|(_, parent)| *parent == of)
+            .map(|(child, _)| child.clone())
+            .collect()
+    }
+
+    fn delete(&mut self, uri: &Uri) {
+        let gone: Vec<Uri> = self
+            .objects
+            .keys()
+            .filter(|other| uri.covers(other))
+            .cloned()
+            .collect();
+        for uri in gone.iter().chain([uri]) {
+            self.objects.remove(uri);
+            self.parents.remove(uri);
+        }
+        let objects = &self.objects;
+        self.parents
+            .retain(|child, parent| objects.contains_key(child) || !gone.contains(parent));
+    }
+
+    fn put(&mut self, object: &ManagedObject, listed: &[Uri], whole: bool) {
+        if let Some(parent) = &object.parent_uri {
+            self.parents.insert(object.uri.clone(), parent.clone());
+        }
+        self.objects.insert(object.uri.clone(), object.clone());
+        for child in self.children(&object.uri) {
+            if whole && !listed.contains(&child) {
+                self.delete(&child);
+            }
+        }
+        for child in &object.children {
+            self.parents.insert(child.clone(), object.uri.clone());
+        }
+        if whole {
+            for child in listed {
+                self.parents.insert(child.clone(), object.uri.clone());
+            }
+        }
+    }
+
+    fn edit(&mut self, objects: &[ManagedObject], whole: bool) {
+        let mut objects = objects.to_vec();
+        let all = objects.clone();
+        for object in &mut objects {
+            let listed = all.iter().any(|other| other.children.contains(&object.uri));
+            if object.parent_uri.is_none() && !listed && !self.parents.contains_key(&object.uri) {
+                let there = self.objects.keys().chain(all.iter().map(|other| &other.uri));
+                let above = there.filter(|other| other.is_ancestor_of(&object.uri));
+                object.parent_uri = above.max_by_key(|other| other.as_str().len()).cloned();
+            }
+        }
+        let objects = &objects;
+        for object in objects {
+            let named = objects
+                .iter()
+                .filter(|o| o.parent_uri.as_ref() == Some(&object.uri))
+                .map(|o| &o.uri);
+            let listed: Vec<_> = object.children.iter().chain(named).cloned().collect();
+            self.put(object, &listed, whole);
+        }
+    }
+
+    fn state(&self) -> Vec<State> {
+        let state = |object: &ManagedObject| {
+            let parent = self.parents.get(&object.uri).cloned();
+            let children = self.children(&object.uri).into_iter().collect();
+            (
+                object.uri.clone(),
+                object.property("p").cloned(),
+                parent,
+                children,
+            )
+        };
+        self.objects.values().map(state).collect()
+    }
+}
+
+fn state(tree: &Tree) -> Vec<State> {
+    let state = |object: super::ObjectRef<'_>| {
+        let children = object.children().cloned().collect();
+        (
+            object.uri().clone(),
+            object.property("p").cloned(),
+            object.parent_uri().cloned(),
+            children,
+        )
+    };
+    tree.iter().map(state).collect()
+}
+
+#[derive(Clone, Debug)]
+enum Edit {
+    Merge(Vec<ManagedObject>),
+    Replace(Vec<ManagedObject>),
+    Delete(Vec<Uri>),
+}
+
+/// URIs of a tree with two branches at each of three levels.
+fn any_uri() -> impl Strategy<Value = Uri> {
+    prop::collection::vec(prop::sample::select(vec!["a", "b"]), 1..4).prop_map(|segments| {
+        let builder = segments
+            .iter()
+            .fold(Uri::builder(), |builder, segment| builder.segment(segment));
+        builder.build().unwrap()
+    })
+}
+
+fn any_object() -> impl Strategy<Value = ManagedObject> {
+    (
+        any_uri(),
+        0..3i64,
+        any::<Option<prop::sample::Index>>(),
+        prop::collection::vec(any_uri(), 0..3),
+    )
+        .prop_map(|(uri, value, parent, children)| {
+            let ancestors: Vec<Uri> = uri
+                .prefixes()
+                .filter(|text| text.ends_with('/'))
+                .map(|t| t.parse().unwrap())
+                .collect();
+            let mut object = ManagedObject::new("class", uri.clone()).with("p", value);
+            object.parent_uri = parent.map(|index| index.get(&ancestors).clone());
+            object.children = children
+                .into_iter()
+                .filter(|child| uri.is_ancestor_of(child))
+                .collect();
+            object
+        })
+}
+
+fn any_edit() -> impl Strategy<Value = Edit> {
+    let objects = || {
+        // Each URI once: what two objects with the same one mean is not said.
+        prop::collection::vec(any_object(), 1..5).prop_map(|objects| {
+            let mut seen = BTreeSet::new();
+            objects
+                .into_iter()
+                .filter(|object| seen.insert(object.uri.clone()))
+                .collect::<Vec<_>>()
+        })
+    };
+    prop_oneof![
+        objects().prop_map(Edit::Merge),
+        objects().prop_map(Edit::Replace),
+        prop::collection::vec(any_uri(), 1..3).prop_map(Edit::Delete),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn the_tree_does_what_the_naive_model_does(edits in prop::collection::vec(any_edit(), 1..8)) {
+        let (mut tree, mut naive) = (Tree::new(), Naive::default());
+        for edit in edits {
+            let before = naive.state();
+            let changes = match &edit {
+                Edit::Merge(objects) => {
+                    naive.edit(objects, false);
+                    tree.merge(objects.clone()).unwrap()
+                }
+                Edit::Replace(objects) => {
+                    naive.edit(objects, true);
+                    tree.replace(objects.clone()).unwrap()
+                }
+                Edit::Delete(uris) => {
+                    uris.iter().for_each(|uri| naive.delete(uri));
+                    tree.delete(uris)
+                }
+            };
+            prop_assert_eq!(state(&tree), naive.state(), "{:?}", edit);
+
+            // What is below an object is told with it, parents first, and every
+            // object is in every table once.
+            for object in tree.iter() {
+                let subtree: Vec<_> = tree.subtree(object.uri()).map(|o| o.uri().clone()).collect();
+                let covered: Vec<_> = naive.objects.keys().filter(|uri| object.uri().covers(uri)).cloned().collect();
+                prop_assert_eq!(subtree, covered);
+                for ident in tree.idents(object.uri()) {
+                    prop_assert_eq!(tree.find(&ident).filter(|found| found.uri() == object.uri()).count(), 1);
+                }
+            }
+            prop_assert_eq!(tree.class("class").count(), naive.objects.len());
+
+            // The changes lead from the state before to the state after.
+            let find = |state: &[State], uri: &Uri| {
+                state.iter().find(|object| object.0 == *uri).map(|object| (object.1.clone(), object.2.clone()))
+            };
+            let after = naive.state();
+            let all: BTreeSet<_> = before.iter().chain(&after).map(|object| object.0.clone()).collect();
+            let expected: Vec<_> = all.iter().filter_map(|uri| match (find(&before, uri), find(&after, uri)) {
+                (None, Some(_)) => Some((uri.as_str(), Created)),
+                (Some(_), None) => Some((uri.as_str(), Deleted)),
+                (before, after) if before != after => Some((uri.as_str(), Modified)),
+                _ => None,
+            }).collect();
+            prop_assert_eq!(kinds(&changes), expected, "{:?}", edit);
+        }
+        // Nothing is left behind in the tables.
+        tree.delete(&[Uri::root(), uri("/a/"), uri("/b/")]);
+        let rest: Vec<Uri> = tree.iter().map(|object| object.uri().clone()).collect();
+        tree.delete(&rest);
+        let announced: Vec<Uri> = tree.announced.keys().cloned().collect();
+        tree.delete(&announced);
+        prop_assert!(tree.children.is_empty(), "{:?}", tree.children);
+        prop_assert!(tree.announced.is_empty() && tree.index.classes.is_empty() && tree.index.idents.is_empty());
+    }
+}

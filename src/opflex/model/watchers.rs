@@ -1,0 +1,258 @@
+//! Who watches what, and until when.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::time::Instant;
+
+use super::{Ident, Name, Target, Uri};
+
+/// One watcher's interest in one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watch<W> {
+    /// Who watches.
+    pub watcher: W,
+    /// The class that the watched object is to have.
+    pub subject: Name,
+    /// What is watched. A URI stands for the object and everything below it.
+    pub target: Target,
+    /// When the interest ends, if it ends by itself. It is over at that very
+    /// time.
+    pub expires: Option<Instant>,
+}
+
+/// The interests of all watchers.
+///
+/// Watching something again sets a new time of expiry. Finding who watches an
+/// object costs some hash look-ups for each segment of its URI, however many
+/// watchers there are. Time is passed in.
+#[derive(Debug)]
+pub struct Watchers<W> {
+    watches: HashMap<usize, Watch<W>>,
+    next: usize,
+    by_uri: HashMap<Uri, BTreeMap<W, usize>>,
+    by_ident: HashMap<Ident, BTreeMap<W, usize>>,
+    by_watcher: HashMap<W, BTreeSet<usize>>,
+    by_expiry: BTreeSet<(Instant, usize)>,
+}
+
+impl<W> Default for Watchers<W> {
+    fn default() -> Self {
+        Self {
+            watches: HashMap::new(),
+            next: 0,
+            by_uri: HashMap::new(),
+            by_ident: HashMap::new(),
+            by_watcher: HashMap::new(),
+            by_expiry: BTreeSet::new(),
+        }
+    }
+}
+
+impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
+    /// Nobody watches anything.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enters an interest, in place of what the watcher had for this target.
+    pub fn watch(&mut self, watch: Watch<W>) {
+        self.unwatch(&watch.watcher, &watch.target);
+        let key = self.next;
+        self.next += 1;
+        let of_target = match &watch.target {
+            Target::Uri(uri) => self.by_uri.entry(uri.clone()).or_default(),
+            Target::Ident(ident) => self.by_ident.entry(ident.clone()).or_default(),
+        };
+        of_target.insert(watch.watcher.clone(), key);
+        self.by_watcher
+            .entry(watch.watcher.clone())
+            .or_default()
+            .insert(key);
+        self.by_expiry.extend(watch.expires.map(|at| (at, key)));
+        self.watches.insert(key, watch);
+    }
+
+    /// Ends an interest. False when there was none.
+    pub fn unwatch(&mut self, watcher: &W, target: &Target) -> bool {
+        let of_target = match target {
+            Target::Uri(uri) => self.by_uri.get(uri),
+            Target::Ident(ident) => self.by_ident.get(ident),
+        };
+        match of_target.and_then(|watches| watches.get(watcher)) {
+            Some(key) => self.remove(*key).is_some(),
+            None => false,
+        }
+    }
+
+    /// Ends all interests of a watcher.
+    pub fn leave(&mut self, watcher: &W) {
+        for key in self.by_watcher.get(watcher).cloned().unwrap_or_default() {
+            self.remove(key);
+        }
+    }
+
+    /// Takes out one interest that is over at `now`. To be called until it
+    /// returns `None`.
+    pub fn expired(&mut self, now: Instant) -> Option<Watch<W>> {
+        match self.by_expiry.first() {
+            Some((at, key)) if *at <= now => self.remove(*key),
+            _ => None,
+        }
+    }
+
+    /// When the next interest ends.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.by_expiry.first().map(|(at, _)| *at)
+    }
+
+    /// The interests by URI that an object is in at `now`: in itself, and in
+    /// everything that it is below.
+    pub fn of_uri(&self, uri: &Uri, now: Instant) -> impl Iterator<Item = &Watch<W>> {
+        // An empty table is not worth the walk.
+        let prefixes = uri.prefixes().filter(|_| !self.by_uri.is_empty());
+        let texts = prefixes.chain(std::iter::once(uri.as_str()));
+        texts
+            .filter_map(|text| self.by_uri.get(text))
+            .flat_map(move |watches| self.live(watches, now))
+    }
+
+    /// The interests in an identifier at `now`.
+    pub fn of_ident(&self, ident: &Ident, now: Instant) -> impl Iterator<Item = &Watch<W>> {
+        self.by_ident
+            .get(ident)
+            .into_iter()
+            .flat_map(move |watches| self.live(watches, now))
+    }
+
+    /// Whether anybody watches by identifier at all.
+    pub fn watches_idents(&self) -> bool {
+        !self.by_ident.is_empty()
+    }
+
+    /// How many interests a watcher has.
+    pub fn count(&self, watcher: &W) -> usize {
+        self.by_watcher.get(watcher).map_or(0, BTreeSet::len)
+    }
+
+    /// How many interests there are.
+    pub fn len(&self) -> usize {
+        self.watches.len()
+    }
+
+    /// Whether nobody watches anything.
+    pub fn is_empty(&self) -> bool {
+        self.watches.is_empty()
+    }
+
+    fn live<'a>(
+        &'a self,
+        watches: &'a BTreeMap<W, usize>,
+        now: Instant,
+    ) -> impl Iterator<Item = &'a Watch<W>> {
+        let all = watches.values().filter_map(|key| self.watches.get(key));
+        all.filter(move |watch| watch.expires.is_none_or(|at| at > now))
+    }
+
+    fn remove(&mut self, key: usize) -> Option<Watch<W>> {
+        fn take<K: Eq + Hash, W: Ord>(index: &mut HashMap<K, BTreeMap<W, usize>>, target: &K, watcher: &W) {
+            if let Some(watches) = index.get_mut(target) {
+                watches.remove(watcher);
+                if watches.is_empty() {
+                    index.remove(target);
+                }
+            }
+        }
+        let watch = self.watches.remove(&key)?;
+        match &watch.target {
+            Target::Uri(uri) => take(&mut self.by_uri, uri, &watch.watcher),
+            Target::Ident(ident) => take(&mut self.by_ident, ident, &watch.watcher),
+        }
+        if let Some(keys) = self.by_watcher.get_mut(&watch.watcher) {
+            keys.remove(&key);
+            if keys.is_empty() {
+                self.by_watcher.remove(&watch.watcher);
+            }
+        }
+        if let Some(at) = watch.expires {
+            self.by_expiry.remove(&(at, key));
+        }
+        Some(watch)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "some instant to count from")]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn uri(text: &str) -> Uri {
+        text.parse().unwrap()
+    }
+
+    fn watch(watcher: u32, target: impl Into<Target>, expires: Option<Instant>) -> Watch<u32> {
+        Watch {
+            watcher,
+            subject: "class".into(),
+            target: target.into(),
+            expires,
+        }
+    }
+
+    fn of(watchers: &Watchers<u32>, text: &str, now: Instant) -> Vec<u32> {
+        let uri = uri(text);
+        watchers.of_uri(&uri, now).map(|watch| watch.watcher).collect()
+    }
+
+    #[test]
+    fn an_object_and_what_is_below_it_are_watched_and_nothing_else() {
+        let now = Instant::now();
+        let mut watchers = Watchers::new();
+        watchers.watch(watch(1, uri("/a/b/"), None));
+        watchers.watch(watch(2, uri("/a/"), None));
+        watchers.watch(watch(3, uri("/"), None));
+        watchers.watch(watch(4, uri("/a/b"), None));
+        assert_eq!(of(&watchers, "/a/b/", now), [3, 2, 1]);
+        assert_eq!(of(&watchers, "/a/b/c/", now), [3, 2, 1, 4]);
+        assert_eq!(of(&watchers, "/a/bc/", now), [3, 2]);
+        assert_eq!(of(&watchers, "/x/", now), [3]);
+    }
+
+    #[test]
+    fn an_interest_is_over_at_its_time_and_can_be_renewed() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut watchers = Watchers::new();
+        watchers.watch(watch(1, uri("/a/"), Some(at(10))));
+        assert_eq!(of(&watchers, "/a/", at(9)), [1]);
+        assert_eq!(of(&watchers, "/a/", at(10)), [0; 0]);
+        watchers.watch(watch(1, uri("/a/"), Some(at(20))));
+        assert_eq!((watchers.len(), watchers.next_expiry()), (1, Some(at(20))));
+        assert_eq!(of(&watchers, "/a/", at(19)), [1]);
+        assert!(watchers.expired(at(19)).is_none());
+        assert_eq!(watchers.expired(at(20)).unwrap().watcher, 1);
+        assert!(watchers.is_empty() && watchers.expired(at(99)).is_none());
+    }
+
+    #[test]
+    fn each_way_of_watching_ends_by_itself() {
+        let now = Instant::now();
+        let ident = Ident {
+            context: uri("/t/"),
+            name: "web".into(),
+        };
+        let mut watchers = Watchers::new();
+        watchers.watch(watch(1, uri("/a/"), None));
+        watchers.watch(watch(1, ident.clone(), None));
+        watchers.watch(watch(2, uri("/a/"), None));
+        assert!(watchers.unwatch(&1, &uri("/a/").into()));
+        assert!(!watchers.unwatch(&1, &uri("/a/").into()));
+        assert_eq!(watchers.of_ident(&ident, now).count(), 1);
+        assert_eq!((watchers.count(&1), watchers.watches_idents()), (1, true));
+        watchers.leave(&1);
+        watchers.leave(&1);
+        assert_eq!((watchers.count(&1), watchers.watches_idents()), (0, false));
+        assert_eq!(of(&watchers, "/a/", now), [2]);
+    }
+}

@@ -1,0 +1,14 @@
+//! The name of a connection.
+
+use std::fmt;
+
+/// One connection, from its first byte to its last. A number is never used for
+/// a second one, so that what arrives late for the first can't be taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}

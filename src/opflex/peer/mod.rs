@@ -1,0 +1,16 @@
+//! What the two ends of a connection have in common, whichever of them is us.
+//!
+//! | file | what |
+//! |---|---|
+//! | `connection` | the name of a connection |
+//! | `keepalive` | is the other side alive? |
+//! | `close` | why we end a connection |
+
+mod close;
+mod connection;
+mod keepalive;
+
+pub use self::close::CloseReason;
+pub use self::connection::ConnectionId;
+pub use self::keepalive::KeepaliveSettings;
+pub(crate) use self::keepalive::{Beat, Keepalive};

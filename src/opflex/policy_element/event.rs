@@ -1,0 +1,136 @@
+//! What a policy element wants done, and what it has to tell.
+
+use bytes::Bytes;
+
+use crate::opflex::message::{ErrorResponse, Method, Proxies};
+use crate::opflex::model::{ChangeKind, ManagedObject, Name, Target, Uri};
+use crate::opflex::peer::{CloseReason, ConnectionId};
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Action {
+    /// Connect to a server, and report `connected` or `disconnected` with the
+    /// number given here.
+    Dial {
+        /// The number of the new connection.
+        connection: ConnectionId,
+        /// `host:port`.
+        address: String,
+    },
+    /// Send these bytes.
+    Send {
+        /// On this connection.
+        connection: ConnectionId,
+        /// One message with its NUL.
+        frame: Bytes,
+    },
+    /// End the connection once what was sent before is on its way, or stop
+    /// dialling. The element has already forgotten it.
+    Close {
+        /// This connection.
+        connection: ConnectionId,
+        /// Why, for the log.
+        reason: CloseReason,
+    },
+    /// Tell who is interested.
+    Tell(Event),
+}
+
+/// How much of what should be connected is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Health {
+    /// No server is ready.
+    Down,
+    /// Some servers are ready.
+    Degraded,
+    /// All servers are ready.
+    Healthy,
+}
+
+/// How far the element is with a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// It will be dialled.
+    Waiting,
+    /// It is dialled.
+    Connecting,
+    /// It is connected, and its identity asked for.
+    Connected,
+    /// It can be used.
+    Ready,
+    /// It named others and is left alone until none of them can be reached.
+    Parked,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The health changed.
+    Health(Health),
+    /// A server is in another state.
+    Peer {
+        /// `host:port`.
+        address: String,
+        /// The new state; `None` when the server is not wanted any more.
+        state: Option<PeerState>,
+        /// What led to it, where something went wrong.
+        reason: Option<CloseReason>,
+    },
+    /// A server told where the element is.
+    Location(String),
+    /// A server told the proxies of transport mode.
+    Proxies(Proxies),
+    /// A resolve was answered for the first time.
+    Resolved {
+        /// Policy or endpoint.
+        what: Subject,
+        /// The class.
+        subject: Name,
+        /// Which object.
+        target: Target,
+        /// Whether the server had it.
+        found: bool,
+    },
+    /// Policy or endpoints that are held changed, in the order of their URIs.
+    Changed {
+        /// Policy or endpoints.
+        what: Subject,
+        /// The objects.
+        objects: Vec<ObjectChange>,
+    },
+    /// A request was answered with an error. It is sent again in time.
+    Refused {
+        /// `host:port` of the server.
+        address: String,
+        /// The method.
+        method: Method,
+        /// What it was about.
+        about: String,
+        /// The answer.
+        error: ErrorResponse,
+    },
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Subject {
+    /// Policy.
+    Policy,
+    /// Endpoints.
+    Endpoint,
+}
+
+/// One object that changed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObjectChange {
+    /// What happened.
+    pub kind: ChangeKind,
+    /// Its class.
+    pub subject: Name,
+    /// Where it is, or was.
+    pub uri: Uri,
+    /// The object as it is now, unless it is gone.
+    pub object: Option<ManagedObject>,
+}

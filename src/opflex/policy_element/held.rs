@@ -1,0 +1,401 @@
+//! What the element holds and has to tell servers about: resolves that are in
+//! force, endpoints that are declared, state that is reported.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::{Settings, Subject};
+use crate::opflex::deadlines::Deadlines;
+use crate::opflex::message::{
+    EndpointDeclare, EndpointResolve, EndpointUndeclare, EndpointUnresolve, Method, PolicyResolve,
+    PolicyUnresolve, Request, Role, StateReport,
+};
+use crate::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
+use crate::opflex::one_or_many::{OneOrMany, add, remove};
+use crate::opflex::peer::ConnectionId;
+use crate::opflex::rpc::{EncodeError, Id, Pending, Random};
+
+/// The number of the first request, as libopflex has it: below are those that
+/// are counted for each connection.
+const FIRST_XID: u64 = 1 << 63;
+
+/// Something held.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Key {
+    /// A resolve.
+    Resolve(Subject, Name, Target),
+    /// A declared endpoint, by its topmost object.
+    Declaration(Uri),
+    /// A reported object.
+    Report(Uri),
+}
+
+impl Key {
+    /// Which servers are told.
+    pub(super) fn role(&self) -> Role {
+        match self {
+            Self::Resolve(Subject::Policy, ..) => Role::POLICY_REPOSITORY,
+            Self::Resolve(Subject::Endpoint, ..) | Self::Declaration(_) => Role::ENDPOINT_REGISTRY,
+            Self::Report(_) => Role::OBSERVER,
+        }
+    }
+
+    /// What it is about, for people.
+    pub(super) fn about(&self) -> String {
+        match self {
+            Self::Resolve(_, subject, target) => format!("{subject} {target}"),
+            Self::Declaration(uri) | Self::Report(uri) => uri.to_string(),
+        }
+    }
+}
+
+/// One thing held.
+#[derive(Debug, Default)]
+pub(super) struct Item {
+    /// The objects that are declared or reported.
+    pub(super) objects: Vec<ManagedObject>,
+    /// How many want a resolve: none for one that only others refer to.
+    pub(super) references: usize,
+    /// Of these, how many want what it refers to as well.
+    pub(super) following: usize,
+    /// Whether something that is followed refers to it.
+    pub(super) followed: bool,
+    /// Whether a server has answered.
+    pub(super) answered: bool,
+    /// What is resolved by identifier: the topmost objects that it brought.
+    pub(super) roots: BTreeSet<Uri>,
+    /// The numbers of requests without an answer from everybody.
+    xids: Vec<u64>,
+}
+
+impl Item {
+    /// Whether references in what it brings are resolved too.
+    pub(super) fn follows(&self) -> bool {
+        self.following > 0 || self.followed
+    }
+}
+
+/// A request that some servers have not answered.
+#[derive(Debug)]
+struct Call {
+    key: Key,
+    waiting: BTreeSet<ConnectionId>,
+}
+
+/// A request to be sent, and to whom.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) to: Vec<ConnectionId>,
+    pub(super) frame: Result<Bytes, EncodeError>,
+}
+
+/// Everything held.
+#[derive(Debug)]
+pub(super) struct Held {
+    items: HashMap<Key, Item>,
+    calls: Pending<Call>,
+    refresh: Deadlines<Key>,
+    random: Random,
+    prr: Duration,
+    policies: Index,
+    endpoints: Index,
+}
+
+/// Resolves by what they are about.
+#[derive(Debug, Default)]
+struct Index {
+    /// By the object that was asked for, or that an identifier brought.
+    roots: HashMap<Uri, OneOrMany<Key>>,
+    idents: HashMap<Ident, OneOrMany<Key>>,
+}
+
+impl Held {
+    pub(super) fn new(settings: &Settings, mut random: Random) -> Self {
+        Self {
+            items: HashMap::new(),
+            calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
+            refresh: Deadlines::default(),
+            random,
+            // Refreshing without pause would be no refreshing.
+            prr: settings.prr.max(Duration::from_secs(1)),
+            policies: Index::default(),
+            endpoints: Index::default(),
+        }
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<&Item> {
+        self.items.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &Key) -> Option<&mut Item> {
+        self.items.get_mut(key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Item)> {
+        self.items.iter()
+    }
+
+    /// Enters something to be held. False when it already was.
+    pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
+        if self.items.contains_key(key) {
+            return false;
+        }
+        self.items.insert(key.clone(), Item::default());
+        match key {
+            Key::Resolve(what, _, Target::Uri(uri)) => {
+                let roots = &mut self.index_mut(*what).roots;
+                add(roots, uri.clone(), key.clone());
+            }
+            Key::Resolve(what, _, Target::Ident(ident)) => {
+                let idents = &mut self.index_mut(*what).idents;
+                add(idents, ident.clone(), key.clone());
+            }
+            Key::Declaration(_) | Key::Report(_) => {}
+        }
+        self.draw_refresh(key, now);
+        true
+    }
+
+    /// Lets go of something. Returns it, if it was held.
+    pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
+        let item = self.items.remove(key)?;
+        self.refresh.clear(key);
+        for xid in &item.xids {
+            self.calls.end(*xid);
+        }
+        if let Key::Resolve(what, _, target) = key {
+            let index = self.index_mut(*what);
+            for root in &item.roots {
+                remove(&mut index.roots, root, key);
+            }
+            match target {
+                Target::Uri(uri) => remove(&mut index.roots, uri, key),
+                Target::Ident(ident) => remove(&mut index.idents, ident, key),
+            }
+        }
+        Some(item)
+    }
+
+    /// An object fits an identifier that was resolved: it and what is below it
+    /// are held.
+    pub(super) fn add_root(&mut self, key: &Key, root: &Uri) {
+        if let (Key::Resolve(what, _, Target::Ident(_)), Some(item)) = (key, self.items.get_mut(key))
+            && item.roots.insert(root.clone())
+        {
+            let roots = &mut self.index_mut(*what).roots;
+            add(roots, root.clone(), key.clone());
+        }
+    }
+
+    /// The resolves that an object is held by.
+    pub(super) fn holders<'a>(&'a self, what: Subject, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
+        let roots = &self.index(what).roots;
+        let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
+        texts.filter_map(|text| roots.get(text)).flat_map(OneOrMany::iter)
+    }
+
+    /// The resolves by an identifier.
+    pub(super) fn by_ident(&self, what: Subject, ident: &Ident, subject: &Name) -> Vec<Key> {
+        let keys = self
+            .index(what)
+            .idents
+            .get(ident)
+            .into_iter()
+            .flat_map(OneOrMany::iter);
+        let of_class = keys.filter(|key| matches!(key, Key::Resolve(_, class, _) if class == subject));
+        of_class.cloned().collect()
+    }
+
+    pub(super) fn has_idents(&self, what: Subject) -> bool {
+        !self.index(what).idents.is_empty()
+    }
+
+    /// The request for something held, to these servers. It is sent again to
+    /// those that do not answer.
+    pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<Outgoing> {
+        let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
+        let request = request(key, item, self.prr)?;
+        let refresh = self
+            .refresh
+            .of(key)
+            .map_or(self.prr, |at| at.saturating_duration_since(now));
+        let call = Call {
+            key: key.clone(),
+            waiting: to.iter().copied().collect(),
+        };
+        let xid = self.calls.begin(call, refresh, now);
+        item.xids.push(xid);
+        Some(Outgoing {
+            to,
+            frame: frame(&request, xid),
+        })
+    }
+
+    /// The request to a server that something is not held any more. Nobody
+    /// waits for the answer.
+    pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<Outgoing> {
+        let request = match key.clone() {
+            Key::Resolve(Subject::Policy, subject, target) => {
+                Request::PolicyUnresolve(vec![PolicyUnresolve { subject, target }])
+            }
+            Key::Resolve(Subject::Endpoint, subject, target) => {
+                Request::EndpointUnresolve(vec![EndpointUnresolve { subject, target }])
+            }
+            Key::Declaration(endpoint_uri) => {
+                let objects = &self.items.get(key)?.objects;
+                let subject = objects
+                    .iter()
+                    .find(|object| object.uri == endpoint_uri)?
+                    .subject
+                    .clone();
+                Request::EndpointUndeclare(vec![EndpointUndeclare {
+                    subject,
+                    endpoint_uri,
+                }])
+            }
+            // An observer forgets by itself.
+            Key::Report(_) => return None,
+        };
+        let xid = self.calls.number();
+        (!to.is_empty()).then(|| Outgoing {
+            to,
+            frame: frame(&request, xid),
+        })
+    }
+
+    /// Something is asked for anew: what was asked before is not waited for.
+    pub(super) fn forget_calls(&mut self, key: &Key) {
+        if let Some(item) = self.items.get_mut(key) {
+            for xid in item.xids.drain(..) {
+                self.calls.end(xid);
+            }
+        }
+    }
+
+    /// A server answered. Returns what the request was for; `None` when it is
+    /// no answer to anything that is waited for.
+    pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
+        let call = self.calls.value_mut(xid)?;
+        if !call.waiting.remove(&connection) {
+            return None;
+        }
+        let key = call.key.clone();
+        if call.waiting.is_empty() {
+            self.calls.end(xid);
+            if let Some(item) = self.items.get_mut(&key) {
+                item.xids.retain(|other| *other != xid);
+            }
+        }
+        Some(key)
+    }
+
+    /// What a server was asked, when it is one that has not answered.
+    pub(super) fn asked(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
+        let call = self.calls.value_mut(xid)?;
+        call.waiting.contains(&connection).then(|| call.key.clone())
+    }
+
+    /// A server is gone: it answers nothing any more.
+    pub(super) fn gone(&mut self, connection: ConnectionId) {
+        let items = &mut self.items;
+        self.calls.retain(|xid, call| {
+            call.waiting.remove(&connection);
+            if call.waiting.is_empty()
+                && let Some(item) = items.get_mut(&call.key)
+            {
+                item.xids.retain(|other| *other != xid);
+            }
+            !call.waiting.is_empty()
+        });
+    }
+
+    /// A request to be sent again to those who have not answered it.
+    pub(super) fn retry(&mut self, now: Instant) -> Option<Outgoing> {
+        loop {
+            let due = self.calls.due(now)?;
+            let (xid, key) = (due.xid, due.value.key.clone());
+            let to = due.value.waiting.iter().copied().collect();
+            let request = self
+                .items
+                .get(&key)
+                .and_then(|item| request(&key, item, self.prr));
+            if let Some(request) = request {
+                return Some(Outgoing {
+                    to,
+                    frame: frame(&request, xid),
+                });
+            }
+            self.calls.end(xid);
+        }
+    }
+
+    /// Something whose refresh time has come, its next one already drawn.
+    pub(super) fn refresh(&mut self, now: Instant) -> Option<Key> {
+        let key = self.refresh.pop(now)?;
+        self.draw_refresh(&key, now);
+        Some(key)
+    }
+
+    /// Draws the time at which something is asked for again: between a third
+    /// and a half of the refresh rate, so that one lost request does no harm.
+    pub(super) fn draw_refresh(&mut self, key: &Key, now: Instant) {
+        let after = self.random.between(self.prr / 3, self.prr / 2);
+        self.refresh.set(key.clone(), now + after);
+    }
+
+    fn index(&self, what: Subject) -> &Index {
+        match what {
+            Subject::Policy => &self.policies,
+            Subject::Endpoint => &self.endpoints,
+        }
+    }
+
+    fn index_mut(&mut self, what: Subject) -> &mut Index {
+        match what {
+            Subject::Policy => &mut self.policies,
+            Subject::Endpoint => &mut self.endpoints,
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        [self.calls.next_deadline(), self.refresh.next()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
+    let prr = i64::try_from(prr.as_secs()).unwrap_or(i64::MAX);
+    Some(match key.clone() {
+        Key::Resolve(Subject::Policy, subject, target) => Request::PolicyResolve(vec![PolicyResolve {
+            subject,
+            target,
+            data: None,
+            prr,
+        }]),
+        Key::Resolve(Subject::Endpoint, subject, target) => Request::EndpointResolve(vec![EndpointResolve {
+            subject,
+            target,
+            prr: Some(prr),
+        }]),
+        Key::Declaration(_) if item.objects.is_empty() => return None,
+        Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
+            endpoint: item.objects.clone(),
+            prr: Some(prr),
+        }]),
+        Key::Report(_) => Request::StateReport(vec![StateReport {
+            observable: item.objects.clone(),
+        }]),
+    })
+}
+
+fn frame(request: &Request, xid: u64) -> Result<Bytes, EncodeError> {
+    request.to_frame(&Id::call(method(request), xid))
+}
+
+fn method(request: &Request) -> &'static str {
+    Method::name(request.method())
+}

@@ -1,0 +1,376 @@
+//! The pool: dialling, learning, falling back, health.
+
+use super::super::{Health, PeerState};
+use super::*;
+
+fn settings(peers: &[&str]) -> Settings {
+    Settings::new("pe1", "default", peers.iter().copied())
+}
+
+fn states(world: &World) -> Vec<(&str, PeerState)> {
+    world.element.peers().collect()
+}
+
+#[test]
+fn an_echo_and_the_identity_are_said_first() {
+    let mut world = World::new(settings(&["a:1"]));
+    let connection = world.dialling("a:1").unwrap();
+    world.act(|element, now, actions| element.connected(connection, now, actions));
+    let sent = world.sent.remove(&connection).unwrap();
+    assert_eq!(
+        sent[0],
+        json!({"id": ["echo", 0], "method": "echo", "params": [0]})
+    );
+    assert_eq!(
+        sent[1],
+        json!({"id": ["send_identity", 1], "method": "send_identity", "params": [{
+            "proto_version": "1.0", "name": "pe1", "domain": "default", "my_role": ["policy_element"],
+            "data": {"mac": "00:00:00:00:00:00", "features": ["anycastFallback"]},
+        }]})
+    );
+}
+
+#[test]
+fn all_configured_and_all_learned_servers_are_connected() {
+    let mut world = World::new(settings(&["a:1", "b:1"]));
+    world.accept("a:1", &ALL, &["a:1", "c:1"]);
+    world.pass(0.0);
+    assert_eq!(world.element.health(), Health::Degraded);
+    world.accept("b:1", &ALL, &["b:1"]);
+    world.accept("c:1", &ALL, &["a:1", "c:1"]);
+    assert_eq!(world.element.health(), Health::Healthy);
+    let ready = PeerState::Ready;
+    assert_eq!(states(&world), [("a:1", ready), ("b:1", ready), ("c:1", ready)]);
+}
+
+/// The capture of a bootstrap: an anycast server that names two others, which
+/// end one after the other, and one of which returns.
+#[test]
+fn bootstrap_through_a_server_that_knows_only_the_others() {
+    let mut world = World::new(settings(&["any:1"]));
+    let anycast = world.accept("any:1", &[], &["b:1", "c:1"]);
+    assert_eq!(world.closed[&anycast], CloseReason::NotInItsList);
+    world.pass(0.0);
+    world.accept("b:1", &ALL, &["b:1", "c:1"]);
+    world.accept("c:1", &ALL, &["b:1", "c:1"]);
+    assert_eq!(world.element.health(), Health::Healthy);
+
+    world.fail("b:1");
+    assert_eq!(world.element.health(), Health::Degraded);
+    // The other one still names it, so it is not given up.
+    for _ in 0..10 {
+        world.pass(25.0);
+        world.say(
+            world.dialling("c:1").unwrap(),
+            &json!({"id": ["echo", 1], "result": []}),
+        );
+        world.fail("b:1");
+    }
+    assert_eq!(world.dialling("any:1"), None);
+
+    world.fail("c:1");
+    assert_eq!(world.element.health(), Health::Down);
+    let mut waited = 0.0;
+    while world.dialling("any:1").is_none() {
+        world.pass(0.25);
+        waited += 0.25;
+        for address in ["b:1", "c:1"] {
+            if world.dialling(address).is_some() {
+                world.fail(address);
+            }
+        }
+        assert!(waited < 60.0);
+    }
+    world.accept("any:1", &[], &["b:1", "c:1"]);
+    world.pass(0.0);
+    world.accept("b:1", &ALL, &["b:1", "c:1"]);
+    assert_eq!(world.element.health(), Health::Degraded);
+}
+
+#[test]
+fn a_learned_server_is_given_up_after_four_failures_and_the_configured_ones_dialled_again() {
+    let mut world = World::new(settings(&["any:1"]));
+    world.accept("any:1", &[], &["b:1"]);
+    world.pass(0.0);
+    world.accept("b:1", &ALL, &["b:1"]);
+    let lost = world.now;
+    world.fail("b:1");
+    for _ in 0..3 {
+        while world.dialling("b:1").is_none() {
+            world.pass(0.05);
+        }
+        world.fail("b:1");
+    }
+    let given_up = (world.now - lost).as_secs_f64();
+    assert!((3.3..4.3).contains(&given_up), "{given_up}");
+    world.pass(1.3);
+    assert!(world.dialling("any:1").is_some());
+    assert_eq!(states(&world), [("any:1", PeerState::Connecting)]);
+}
+
+#[test]
+fn servers_that_name_each_other_and_not_themselves_get_a_rest() {
+    let mut world = World::new(settings(&["any:1"]));
+    world.accept("any:1", &[], &["a:1"]);
+    world.pass(0.0);
+    world.accept("a:1", &ALL, &["b:1"]);
+    world.pass(0.0);
+    world.accept("b:1", &ALL, &["a:1"]);
+    world.pass(4.9);
+    assert_eq!((world.element.health(), world.dialled.len()), (Health::Down, 3));
+    world.pass(0.2);
+    assert_eq!(world.dialled.len(), 4);
+    assert!(world.dialling("any:1").is_some());
+}
+
+#[test]
+fn a_server_of_the_draft_may_leave_itself_out_of_its_list() {
+    let mut world = World::new(settings(&["a:1"]));
+    let connection = world.dialling("a:1").unwrap();
+    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.say(
+        connection,
+        &json!({"id": ["send_identity", 1], "result": {
+            "name": "pr", "domain": "default", "my_role": ["policy_repository"],
+            "peers": [{"role": ["observer"], "connectivity_info": "ob:1"}],
+        }}),
+    );
+    world.pass(0.0);
+    assert_eq!(
+        states(&world),
+        [("a:1", PeerState::Ready), ("ob:1", PeerState::Connecting)]
+    );
+
+    let mut world = World::new(settings(&["a:1"]));
+    world.accept("a:1", &["policy_repository"], &[]);
+    assert_eq!(states(&world), [("a:1", PeerState::Ready)]);
+}
+
+#[test]
+fn a_server_that_no_list_has_any_more_is_left() {
+    let mut world = World::new(settings(&["a:1"]));
+    world.accept("a:1", &ALL, &["a:1", "b:1"]);
+    world.pass(0.0);
+    let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
+    // The first server returns with another list; the second still names itself.
+    world.fail("a:1");
+    world.pass(1.4);
+    world.accept("a:1", &ALL, &["a:1"]);
+    assert!(!world.closed.contains_key(&b));
+    world.fail("b:1");
+    world.pass(1.4);
+    world.accept("b:1", &ALL, &["a:1"]);
+    assert_eq!(states(&world), [("a:1", PeerState::Ready)]);
+}
+
+#[test]
+fn the_wait_before_dialling_again_grows_and_spreads() {
+    let mut world = World::new(settings(&["a:1"]));
+    let mut waits = Vec::new();
+    for _ in 0..10 {
+        world.fail("a:1");
+        let before = world.now;
+        while world.dialling("a:1").is_none() {
+            let due = world.element.next_deadline().unwrap();
+            world.pass((due - world.now).as_secs_f64() + 1e-9);
+        }
+        waits.push((world.now - before).as_secs_f64());
+    }
+    for (wait, middle) in waits
+        .iter()
+        .zip([1.25, 1.25, 1.25, 2.5, 5.0, 10.0, 20.0, 20.0, 20.0, 20.0])
+    {
+        assert!((middle * 0.89..middle * 1.11).contains(wait), "{waits:?}");
+    }
+    assert!(waits[7] != waits[8]);
+}
+
+#[test]
+fn dialling_and_identifying_take_only_so_long() {
+    let mut world = World::new(settings(&["a:1"]));
+    let connection = world.dialling("a:1").unwrap();
+    world.pass(29.9);
+    assert!(world.closed.is_empty());
+    world.pass(0.2);
+    assert_eq!(world.closed[&connection], CloseReason::IdentityTimeout);
+
+    world.pass(2.0);
+    let connection = world.dialling("a:1").unwrap();
+    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.pass(44.9);
+    assert!(!world.closed.contains_key(&connection));
+    world.pass(0.2);
+    assert_eq!(world.closed[&connection], CloseReason::IdentityTimeout);
+}
+
+#[test]
+fn a_silent_server_is_left_and_one_that_sends_slowly_is_not() {
+    let mut world = World::new(settings(&["a:1", "b:1"]));
+    let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
+    let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
+    for _ in 0..14 {
+        world.pass(10.0);
+        world.element.heard(b, world.now);
+    }
+    assert_eq!(world.closed[&a], CloseReason::Silent);
+    assert!(!world.closed.contains_key(&b));
+    let echoes = world.sent[&b]
+        .iter()
+        .filter(|message| message["method"] == "echo")
+        .count();
+    assert_eq!(echoes, 10);
+}
+
+#[test]
+fn identities_that_cannot_be_used_are_tried_again_later() {
+    let result =
+        |peers: Value| json!({"id": ["send_identity", 1], "result": {"my_role": ALL, "peers": peers}});
+    let peer = |text: &str| json!([{"role": ALL, "connectivity_info": text}]);
+    for answer in [
+        result(json!("a:1")),
+        result(json!([{}])),
+        result(peer("localhost")),
+        result(peer("localhost:http")),
+        result(peer("localhost:0")),
+        result(peer(":8009")),
+        result(peer("localhost:65536")),
+        json!({"id": ["send_identity", 1], "result": null}),
+        json!({"id": ["send_identity", 1], "error": {"code": "EDOMAIN", "message": "no"}}),
+    ] {
+        let mut world = World::new(settings(&["a:1"]));
+        let connection = world.dialling("a:1").unwrap();
+        world.act(|element, now, actions| element.connected(connection, now, actions));
+        world.say(connection, &answer);
+        assert!(world.closed.contains_key(&connection), "{answer}");
+        assert_eq!(states(&world), [("a:1", PeerState::Waiting)]);
+        world.pass(1.4);
+        assert!(world.dialling("a:1").is_some());
+    }
+}
+
+#[test]
+fn the_number_of_the_identity_does_not_matter_and_a_second_one_is_ignored() {
+    let mut world = World::new(settings(&["a:1"]));
+    let connection = world.dialling("a:1").unwrap();
+    world.act(|element, now, actions| element.connected(connection, now, actions));
+    let result = json!({"my_role": ALL, "domain": "other", "peers": [{"connectivity_info": "a:1"}]});
+    world.say(
+        connection,
+        &json!({"id": ["send_identity", 99], "result": result}),
+    );
+    assert_eq!(states(&world), [("a:1", PeerState::Ready)]);
+    world.identify(connection, &[], &["b:1"]);
+    assert_eq!(states(&world), [("a:1", PeerState::Ready)]);
+}
+
+#[test]
+fn requests_and_answers_before_the_identity_end_the_connection() {
+    for (text, answered) in [
+        (json!({"id": 1, "method": "policy_update", "params": []}), true),
+        (json!({"id": 1, "method": "nonsense", "params": []}), true),
+        (
+            json!({"id": ["policy_resolve", 1], "result": {"policy": []}}),
+            false,
+        ),
+        (json!({"id": ["policy_resolve", 1], "error": {}}), false),
+    ] {
+        let mut world = World::new(settings(&["a:1"]));
+        let connection = world.dialling("a:1").unwrap();
+        world.act(|element, now, actions| element.connected(connection, now, actions));
+        world.heard(connection);
+        world.say(connection, &text);
+        let answers = world.heard(connection);
+        assert_eq!(answers.len(), usize::from(answered), "{text}");
+        assert!(!answered || answers[0]["error"]["code"] == "ESTATE");
+        assert!(world.closed.contains_key(&connection));
+    }
+}
+
+#[test]
+fn what_an_element_does_not_take_is_refused_and_the_session_goes_on() {
+    let (mut world, server) = World::ready(settings(&[]));
+    for (method, params, code) in [
+        ("policy_resolve", json!([]), "EUNSUPPORTED"),
+        ("send_identity", json!([]), "EUNSUPPORTED"),
+        ("state_report", json!([]), "EUNSUPPORTED"),
+        ("custom", json!([]), "EUNSUPPORTED"),
+        ("update", json!({}), "EUNSUPPORTED"),
+        ("policy_update", json!([7]), "ERROR"),
+        ("policy_update", json!({}), "ERROR"),
+    ] {
+        let answers = world.ask(server, method, params);
+        assert_eq!(answers[0]["error"]["code"], code, "{method}");
+    }
+    assert_eq!(world.ask(server, "echo", json!([5]))[0]["result"], json!([5]));
+    for stray in [
+        json!({"id": ["policy_resolve", 5], "result": {"policy": []}}),
+        json!({"id": ["policy_resolve", 5], "error": {}}),
+        json!({"id": ["policy_resolve", 5], "result": {"policy": 7}}),
+        json!({"id": ["monitor", 5], "result": {}}),
+        json!({"id": ["echo", 5], "error": {}}),
+    ] {
+        world.say(server, &stray);
+        assert_eq!(world.heard(server), NOTHING);
+    }
+    assert!(world.closed.is_empty());
+}
+
+#[test]
+fn a_location_is_learned_and_told_from_then_on() {
+    let mut world = World::new(settings(&["a:1", "b:1"]));
+    let connection = world.dialling("a:1").unwrap();
+    world.act(|element, now, actions| element.connected(connection, now, actions));
+    let result = json!({"my_role": ALL, "your_location": "rack 1", "peers": [{"connectivity_info": "a:1"}]});
+    world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
+    assert!(world.events.contains(&Event::Location("rack 1".to_owned())));
+    let other = world.accept("b:1", &ALL, &["b:1"]);
+    assert_eq!(world.heard(other)[0]["params"][0]["my_location"], "rack 1");
+
+    world.act(|element, now, actions| element.reset(now, actions));
+    assert_eq!(
+        (world.element.location(), world.element.health()),
+        (None, Health::Down)
+    );
+    assert_eq!(world.closed[&other], CloseReason::Asked);
+    world.pass(0.0);
+    let again = world.accept("a:1", &ALL, &["a:1"]);
+    assert!(world.heard(again)[0]["params"][0].get("my_location").is_none());
+}
+
+#[test]
+fn in_transport_mode_proxies_are_wanted_first() {
+    let mut world = World::new(Settings {
+        require_proxies: true,
+        ..settings(&["a:1"])
+    });
+    let connection = world.accept("a:1", &ALL, &["a:1"]);
+    assert!(matches!(world.closed[&connection], CloseReason::BadIdentity(_)));
+    world.pass(1.4);
+    let connection = world.dialling("a:1").unwrap();
+    world.act(|element, now, actions| element.connected(connection, now, actions));
+    let data = json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2", "proxy_mac": "3.3.3.3"});
+    let result = json!({"my_role": ALL, "data": data, "peers": [{"connectivity_info": "a:1"}]});
+    world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
+    assert_eq!(world.element.health(), Health::Healthy);
+    assert_eq!(world.element.proxies().unwrap().v6, "2.2.2.2");
+}
+
+#[test]
+fn a_list_without_end_is_not_dialled_to_its_end() {
+    let mut world = World::new(settings(&["any:1"]));
+    let names: Vec<String> = (1..1000).map(|port| format!("x:{port}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    world.accept("any:1", &[], &names);
+    world.pass(0.0);
+    assert_eq!(world.dialled.len(), 1 + 64);
+}
+
+#[test]
+fn nothing_is_dialled_after_the_end() {
+    let (mut world, server) = World::ready(settings(&[]));
+    world.act(|element, now, actions| element.stop(now, actions));
+    assert_eq!(world.closed[&server], CloseReason::Asked);
+    assert_eq!(world.events, [Event::Health(Health::Down)]);
+    world.pass(100.0);
+    assert_eq!(world.dialled.len(), 1);
+}

@@ -1,0 +1,145 @@
+//! Messages to bytes.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::{Id, Message};
+
+/// Makes frames: one JSON text and one NUL byte.
+///
+/// The members stand in the order that libopflex writes: id, method, params;
+/// id, result; id, error. A result never stands beside an error, because
+/// libopflex takes the first of the two as a success even when it is null.
+#[derive(Debug)]
+pub struct Frame;
+
+impl Frame {
+    /// A request.
+    pub fn request(id: &Id, method: &str, params: &impl Serialize) -> Result<Bytes, EncodeError> {
+        let mut out = begin(id);
+        out.extend_from_slice(b",\"method\":");
+        serde_json::to_writer(&mut out, method).map_err(EncodeError)?;
+        member(out, "params", params)
+    }
+
+    /// The answer to a request that succeeded.
+    pub fn result(id: &Id, result: &impl Serialize) -> Result<Bytes, EncodeError> {
+        member(begin(id), "result", result)
+    }
+
+    /// The answer to a request that failed.
+    pub fn failure(id: &Id, error: &impl Serialize) -> Result<Bytes, EncodeError> {
+        member(begin(id), "error", error)
+    }
+
+    /// A message as it was read, with the same characters in all its values.
+    pub fn of(message: &Message) -> Bytes {
+        let mut out = begin(message.id());
+        let (name, payload) = match message {
+            Message::Request(request) => {
+                out.extend_from_slice(b",\"method\":");
+                out.extend_from_slice(
+                    serde_json::Value::from(request.method.as_str())
+                        .to_string()
+                        .as_bytes(),
+                );
+                ("params", request.params.as_ref())
+            }
+            Message::Response(response) => match &response.outcome {
+                Ok(result) => ("result", Some(result)),
+                Err(error) => ("error", Some(error)),
+            },
+        };
+        if let Some(payload) = payload {
+            out.extend_from_slice(format!(",\"{name}\":").as_bytes());
+            out.extend_from_slice(payload.as_json());
+        }
+        out.extend_from_slice(b"}\0");
+        Bytes::from(out)
+    }
+}
+
+fn begin(id: &Id) -> Vec<u8> {
+    let mut out = Vec::with_capacity(256);
+    out.extend_from_slice(b"{\"id\":");
+    out.extend_from_slice(id.as_json());
+    out
+}
+
+fn member(mut out: Vec<u8>, name: &str, value: &impl Serialize) -> Result<Bytes, EncodeError> {
+    out.extend_from_slice(b",\"");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\":");
+    serde_json::to_writer(&mut out, value).map_err(EncodeError)?;
+    out.extend_from_slice(b"}\0");
+    Ok(Bytes::from(out))
+}
+
+/// A value has no JSON form: a map whose keys are no strings, or a type that
+/// refuses to be written. No type of this crate does; the fault is the
+/// caller's, and nothing was sent.
+#[derive(Debug)]
+pub struct EncodeError(serde_json::Error);
+
+impl fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a value can't be written as JSON: {}", self.0)
+    }
+}
+
+impl std::error::Error for EncodeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn members_stand_in_the_order_of_libopflex() {
+        let id = Id::call("echo", 0);
+        assert_eq!(
+            Frame::request(&id, "echo", &[1_383_103]).unwrap(),
+            &b"{\"id\":[\"echo\",0],\"method\":\"echo\",\"params\":[1383103]}\0"[..]
+        );
+        assert_eq!(
+            Frame::result(&id, &[1_383_103]).unwrap(),
+            &b"{\"id\":[\"echo\",0],\"result\":[1383103]}\0"[..]
+        );
+        assert_eq!(
+            Frame::failure(&id, &json!({"code": "ERROR"})).unwrap(),
+            &b"{\"id\":[\"echo\",0],\"error\":{\"code\":\"ERROR\"}}\0"[..]
+        );
+    }
+
+    #[test]
+    fn what_was_read_is_written_with_the_same_characters() {
+        for text in [
+            r#"{"id":1e400,"method":"a\"b","params":[1.50,"A"]}"#,
+            r#"{"id":null,"method":"echo"}"#,
+            r#"{"id":["echo",18446744073709551615],"result":[ 1 ]}"#,
+            r#"{"id":["x"],"error":{}}"#,
+        ] {
+            let message = Message::parse(&Bytes::from_static(text.as_bytes())).unwrap();
+            assert_eq!(Frame::of(&message), format!("{text}\0"));
+        }
+    }
+
+    #[test]
+    fn a_nul_inside_a_string_is_escaped() {
+        let frame = Frame::result(&Id::call("echo", 0), &["a\0b"]).unwrap();
+        assert_eq!(frame.iter().filter(|byte| **byte == 0).count(), 1);
+    }
+
+    #[test]
+    fn a_value_without_json_form_is_an_error() {
+        let map = std::collections::HashMap::from([((1, 2), 3)]);
+        assert!(Frame::result(&Id::call("echo", 0), &map).is_err());
+    }
+}

@@ -1,0 +1,228 @@
+//! The two message shapes, with their contents still as JSON text.
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::{Error, Id};
+
+/// A JSON text that has been checked, and not yet been read as any type.
+///
+/// It shares the memory that it was received in.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Payload(Bytes);
+
+impl Payload {
+    pub(super) fn from_text(text: Bytes) -> Self {
+        Self(text)
+    }
+
+    /// The JSON text, without blanks around it.
+    pub fn as_json(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Reads the text as a type. The error tells what does not fit, in a form
+    /// that can be sent to the peer.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(&self.0)
+    }
+
+    /// Whether the text is an array.
+    pub fn is_array(&self) -> bool {
+        self.0.first() == Some(&b'[')
+    }
+
+    /// Whether the text is an object.
+    pub fn is_object(&self) -> bool {
+        self.0.first() == Some(&b'{')
+    }
+
+    /// Whether the text is null.
+    pub fn is_null(&self) -> bool {
+        self.0.as_ref() == b"null"
+    }
+}
+
+impl std::fmt::Debug for Payload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Payload({})", String::from_utf8_lossy(&self.0))
+    }
+}
+
+/// What the other side asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// To be returned untouched with the answer.
+    pub id: Id,
+    /// The name of the method, known or not.
+    pub method: String,
+    /// The parameters; `None` when they are missing or null.
+    pub params: Option<Payload>,
+}
+
+/// The answer to a request of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// The id of the request.
+    pub id: Id,
+    /// The result, or the error object. A result may be null; an error is
+    /// always an object.
+    pub outcome: Result<Payload, Payload>,
+}
+
+/// One JSON-RPC message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Somebody wants an answer.
+    Request(Request),
+    /// Somebody answers.
+    Response(Response),
+}
+
+/// The members of both shapes. Members that JSON-RPC does not know are skipped;
+/// one that appears twice is refused, because two readers would disagree on it.
+#[derive(serde::Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, default, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    method: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    error: Option<&'a RawValue>,
+}
+
+/// Keeps a null apart from a member that is missing.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    serde::Deserialize::deserialize(deserializer).map(Some)
+}
+
+impl Message {
+    /// Reads one JSON object: a request when it has a method, else a response.
+    pub(super) fn parse(text: &Bytes) -> Result<Self, Error> {
+        let envelope: Envelope<'_> = serde_json::from_slice(text).map_err(|error| Error::syntax(&error))?;
+        let share = |raw: &RawValue| text.slice_ref(raw.get().as_bytes());
+        let id = Id::from_text(share(envelope.id.ok_or(Error::NoId)?));
+        if let Some(method) = envelope.method {
+            let method = serde_json::from_str(method.get()).map_err(|_| Error::MethodNotString)?;
+            let params = envelope.params.map(share).map(Payload::from_text);
+            return Ok(Self::Request(Request {
+                id,
+                method,
+                params: params.filter(|params| !params.is_null()),
+            }));
+        }
+        if !id.is_array() {
+            return Err(Error::ResponseId);
+        }
+        let is_set = |raw: &&RawValue| raw.get() != "null";
+        // A null beside the other member is the old way to say "not this one".
+        let outcome = match (envelope.result, envelope.error.filter(is_set)) {
+            (Some(result), Some(_)) if is_set(&result) => return Err(Error::ResultAndError),
+            (_, Some(error)) => {
+                let error = Payload::from_text(share(error));
+                if !error.is_object() {
+                    return Err(Error::ErrorNotObject);
+                }
+                Err(error)
+            }
+            (Some(result), None) => Ok(Payload::from_text(share(result))),
+            (None, None) => return Err(Error::NoOutcome),
+        };
+        Ok(Self::Response(Response { id, outcome }))
+    }
+
+    /// The id of either shape.
+    pub fn id(&self) -> &Id {
+        match self {
+            Self::Request(request) => &request.id,
+            Self::Response(response) => &response.id,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Message, Error> {
+        Message::parse(&Bytes::copy_from_slice(text.as_bytes()))
+    }
+
+    #[test]
+    fn ids_are_returned_character_by_character() {
+        for id in [
+            "null",
+            "9223372036854775808",
+            "18446744073709551615",
+            "123456789012345678901234567890",
+            "1.50",
+            "1e400",
+            r#"["echo", 9223372036854775808]"#,
+            r#"{"b": 1, "a": "\u0041"}"#,
+            "true",
+        ] {
+            let message = parse(&format!(r#"{{ "id" : {id} , "method" : "echo" }}"#)).unwrap();
+            assert_eq!(message.id().as_json(), id.as_bytes());
+        }
+    }
+
+    #[test]
+    fn null_params_are_no_params() {
+        for text in [
+            r#"{"id":1,"method":"echo","params":null}"#,
+            r#"{"id":1,"method":"echo"}"#,
+        ] {
+            match parse(text).unwrap() {
+                Message::Request(request) => assert_eq!(request.params, None),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_null_companion_says_nothing() {
+        let outcome = |text| match parse(text).unwrap() {
+            Message::Response(response) => response.outcome,
+            other => panic!("{other:?}"),
+        };
+        assert!(outcome(r#"{"id":["echo",1],"result":{},"error":null}"#).is_ok());
+        assert!(outcome(r#"{"id":["echo",1],"result":null,"error":{"code":"ERROR"}}"#).is_err());
+        assert!(outcome(r#"{"id":["echo",1],"result":null}"#).is_ok_and(|result| result.is_null()));
+    }
+
+    #[test]
+    fn malformed_envelopes_are_told_apart() {
+        for (text, error) in [
+            (r#"{"method":"echo","params":[]}"#, Error::NoId),
+            (r#"{"id":1,"method":7}"#, Error::MethodNotString),
+            (r#"{"id":1,"method":null}"#, Error::MethodNotString),
+            (r#"{"id":1,"result":{}}"#, Error::ResponseId),
+            (r#"{"id":"echo","error":{}}"#, Error::ResponseId),
+            (r#"{"id":["echo",1]}"#, Error::NoOutcome),
+            (r#"{"id":["echo",1],"error":null}"#, Error::NoOutcome),
+            (r#"{"id":["echo",1],"error":"bad"}"#, Error::ErrorNotObject),
+            (
+                r#"{"id":["echo",1],"result":{},"error":{}}"#,
+                Error::ResultAndError,
+            ),
+        ] {
+            assert_eq!(parse(text), Err(error), "{text}");
+        }
+        for text in [
+            r#"{"id":1,"id":2,"method":"echo"}"#,
+            r#"{"id":1,"method":"echo","method":"echo"}"#,
+            r#"{"id":1,"method":"echo"}{}"#,
+            r#"{"id":1,"method":"echo",}"#,
+            r#"{"id":1,"method":"echo""#,
+        ] {
+            assert!(matches!(parse(text), Err(Error::Syntax(_))), "{text}");
+        }
+        let invalid = Bytes::from_static(b"{\"id\":1,\"method\":\"e\xff\"}");
+        assert!(matches!(Message::parse(&invalid), Err(Error::Syntax(_))));
+    }
+}

@@ -1,0 +1,463 @@
+//! The server: policy repository, endpoint registry and observer, in any
+//! combination, as one state machine without sockets, threads or clock.
+//!
+//! ```text
+//!                 connected, message, disconnected, tick, put_policy …
+//!                                      │
+//!            ┌─────────────────────────▼─────────────────────────┐
+//!            │ Server    sessions ── identity, echoes, counters  │
+//!            │             │                                     │
+//!            │   ┌─────────┴──────┬───────────────────┐          │
+//!            │   ▼                ▼                   ▼          │
+//!            │ policy         endpoint             observer      │
+//!            │ repository     registry               reports     │
+//!            │   tree           tree, declarations   numbers     │
+//!            │   watchers       watchers                         │
+//!            │   └──── Changes ─┴──> push: who is told what      │
+//!            └─────────────────────────┬─────────────────────────┘
+//!                                      ▼
+//!                      Action::Send(frame) | Action::Close
+//! ```
+//!
+//! One dispatcher owns a [`Server`] and calls it with everything that happens,
+//! the time included; each call appends what is to be done to a list of
+//! [`Action`]s. Nothing here waits, so a slow client delays nobody: what it
+//! does with the frames for it is the business of its own queue. A session:
+//!
+//! ```text
+//!  client                                   server
+//!    │ connect ────────────────────────────────>│ connected
+//!    │<──────────────────────── echo, at once ──│
+//!    │ echo ───────────────────────────────────>│ answered, before any identity
+//!    │ send_identity ──────────────────────────>│ EPROTO, EDOMAIN, ELOCATION, or
+//!    │<──────────────── name, roles, location, ─│
+//!    │                  peers with this server  │
+//!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
+//!    │<──────────────────── objects, or none ───│
+//!    │<── policy_update ────────────────────────│ put_policy at or below uri
+//!    │ policy_unresolve {uri} ─────────────────>│ watch no more
+//!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `settings` | how the server behaves |
+//! | `session` | one client: identity, keep-alive |
+//! | `counters` | what a client asked for |
+//! | `requests` | each method, carried out and answered |
+//! | `resolves` | what the two kinds of resolve share |
+//! | `policy_repository`, `endpoint_registry`, `observer` | the three roles |
+//! | `refusal` | a request answered with an error |
+//! | `push` | from changes to updates and their receivers |
+//! | `roll_up` | numbers over time |
+
+mod counters;
+mod endpoint_registry;
+mod observer;
+mod policy_repository;
+mod push;
+mod refusal;
+mod requests;
+mod resolves;
+mod roll_up;
+mod session;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{error, info, warn};
+use serde::Serialize;
+
+pub use self::counters::Counters;
+use self::endpoint_registry::EndpointRegistry;
+pub use self::observer::{Exported, Observer, Report};
+use self::policy_repository::PolicyRepository;
+pub use self::roll_up::{Interval, Row};
+use self::session::Session;
+pub use self::session::SessionInfo;
+pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
+use super::deadlines::Deadlines;
+use super::message::{Incoming, Method, Reply};
+use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri};
+use super::peer::{Beat, CloseReason, ConnectionId};
+use super::rpc::{EncodeError, Frame, Id};
+
+/// What is to be done with a connection.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Action {
+    /// Send these bytes. Several connections may share them.
+    Send {
+        /// On this connection.
+        connection: ConnectionId,
+        /// One message with its NUL.
+        frame: Bytes,
+    },
+    /// End the connection once what was sent before is on its way. The server
+    /// has already forgotten it.
+    Close {
+        /// This connection.
+        connection: ConnectionId,
+        /// Why, for the log.
+        reason: CloseReason,
+    },
+}
+
+/// A server of OpFlex.
+///
+/// Threads: plain data for one owner. No call blocks.
+#[derive(Debug)]
+pub struct Server {
+    settings: Settings,
+    start: Instant,
+    sessions: HashMap<ConnectionId, Session>,
+    timers: Deadlines<ConnectionId>,
+    names: HashMap<Name, ConnectionId>,
+    repository: PolicyRepository,
+    registry: EndpointRegistry,
+    observer: Observer,
+    /// The number of the last request of ours. All connections share it, so
+    /// that one update has one id and is one sequence of bytes.
+    last_xid: u64,
+}
+
+impl Server {
+    /// A server without policy that takes objects of any class.
+    pub fn new(settings: Settings, now: Instant) -> Self {
+        Self::with_trees(settings, Tree::new(), Tree::new(), now)
+    }
+
+    /// A server that takes only objects that a model file allows, as policy
+    /// and as endpoints.
+    pub fn with_schema(settings: Settings, schema: &Arc<Schema>, now: Instant) -> Self {
+        let tree = || Tree::with_schema(schema.clone());
+        Self::with_trees(settings, tree(), tree(), now)
+    }
+
+    fn with_trees(settings: Settings, policy: Tree, endpoints: Tree, now: Instant) -> Self {
+        Self {
+            observer: Observer::new(&settings, now),
+            settings,
+            start: now,
+            sessions: HashMap::new(),
+            timers: Deadlines::default(),
+            names: HashMap::new(),
+            repository: PolicyRepository::new(policy),
+            registry: EndpointRegistry::new(endpoints),
+            last_xid: 0,
+        }
+    }
+
+    /// A client connected. `dialled` is the address of ours that it reached,
+    /// `host:port`, where there is one.
+    pub fn connected(
+        &mut self,
+        connection: ConnectionId,
+        dialled: Option<String>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let session = Session::new(dialled, &self.settings, now);
+        self.timers.set(connection, session.deadline(&self.settings));
+        self.sessions.insert(connection, session);
+        self.echo(connection, 0, now, actions);
+    }
+
+    /// A connection ended, for whatever reason. One that is unknown, or that
+    /// the server itself closed, is no error.
+    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        self.forget(connection, now, actions);
+    }
+
+    /// A message arrived.
+    pub fn message(
+        &mut self,
+        connection: ConnectionId,
+        message: Incoming,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return;
+        };
+        session.keepalive.heard(now);
+        let identified = session.element.is_some();
+        match message {
+            Incoming::Request { id, request } => {
+                let method = request.method();
+                session.counters.count(method);
+                if !identified && !method.needs_no_identity() {
+                    return self.too_early(connection, &id, Some(method), now, actions);
+                }
+                self.request(connection, id, request, now, actions);
+            }
+            Incoming::Refused { id, method, error } => {
+                match method {
+                    Some(method) => session.counters.count(method),
+                    None => session.counters.unknown += 1,
+                }
+                if !identified && !method.is_some_and(Method::needs_no_identity) {
+                    return self.too_early(connection, &id, method, now, actions);
+                }
+                self.refuse(connection, &id, method, &error, actions);
+            }
+            Incoming::Result {
+                reply: Reply::Echo(_),
+                ..
+            }
+            | Incoming::Stray { .. } => {}
+            Incoming::Failure {
+                method: Method::Echo, ..
+            }
+            | Incoming::BadResult {
+                method: Method::Echo, ..
+            } => {}
+            Incoming::Result { reply, .. } if !identified => {
+                self.close(
+                    connection,
+                    CloseReason::ResponseBeforeIdentity(reply.method()),
+                    now,
+                    actions,
+                );
+            }
+            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !identified => {
+                self.close(
+                    connection,
+                    CloseReason::ResponseBeforeIdentity(method),
+                    now,
+                    actions,
+                );
+            }
+            // An update may be acknowledged or not; nobody waits for it.
+            Incoming::Result { .. } | Incoming::BadResult { .. } => {}
+            Incoming::Failure { method, error, .. } => {
+                session.counters.update_errors += 1;
+                warn!("{connection}: {method} failed there: {error}");
+            }
+        }
+    }
+
+    /// When [`tick`](Self::tick) is to be called, if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = [
+            self.timers.next(),
+            self.registry.next_expiry(),
+            self.repository.policy.watchers.next_expiry(),
+            self.registry.endpoints.watchers.next_expiry(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Does what is due at `now`.
+    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while let Some(connection) = self.timers.pop(now) {
+            self.session_due(connection, now, actions);
+        }
+        while self.repository.policy.watchers.expired(now).is_some() {}
+        while self.registry.endpoints.watchers.expired(now).is_some() {}
+        let changes = self.registry.expire(now);
+        self.tell_endpoints(&changes, now, actions);
+    }
+
+    /// All policy.
+    pub fn policy(&self) -> &Tree {
+        &self.repository.policy.tree
+    }
+
+    /// All endpoints.
+    pub fn endpoints(&self) -> &Tree {
+        &self.registry.endpoints.tree
+    }
+
+    /// All state reports.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Puts policy in, in place of objects with the same URIs; their other
+    /// children stay. Who resolved it is told.
+    pub fn merge_policy(
+        &mut self,
+        objects: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.repository.policy.tree.merge(objects)?;
+        self.tell_policy(&changes, now, actions);
+        Ok(changes)
+    }
+
+    /// Puts policy in, in place of objects with the same URIs and everything
+    /// below them. Who resolved it is told.
+    pub fn replace_policy(
+        &mut self,
+        objects: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.repository.policy.tree.replace(objects)?;
+        self.tell_policy(&changes, now, actions);
+        Ok(changes)
+    }
+
+    /// Removes policy with everything below it. Who resolved it is told.
+    pub fn delete_policy(&mut self, uris: &[Uri], now: Instant, actions: &mut Vec<Action>) -> Changes {
+        let changes = self.repository.policy.tree.delete(uris);
+        self.tell_policy(&changes, now, actions);
+        changes
+    }
+
+    /// Makes these objects all the policy there is. Who resolved what changes
+    /// is told.
+    pub fn reload_policy(
+        &mut self,
+        objects: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.repository.policy.tree.replace_all(objects)?;
+        self.tell_policy(&changes, now, actions);
+        Ok(changes)
+    }
+
+    /// The clients, in the order in which they connected.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
+            connection: *connection,
+            name: session.element.as_ref().map(|element| element.name.clone()),
+            roles: session
+                .element
+                .as_ref()
+                .map_or_else(Vec::new, |element| element.roles.clone()),
+            location: session
+                .element
+                .as_ref()
+                .and_then(|element| element.location.clone()),
+            since: session.since,
+            policies: self.repository.policy.watchers.count(connection),
+            endpoint_resolves: self.registry.endpoints.watchers.count(connection),
+            endpoints: self.registry.count(*connection),
+            counters: session.counters,
+        };
+        let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
+        sessions.sort_by_key(|session| session.connection);
+        sessions
+    }
+
+    /// How many clients are connected.
+    pub fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    fn session_due(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return;
+        };
+        if session.identity_is_late(&self.settings, now) {
+            return self.close(connection, CloseReason::IdentityTimeout, now, actions);
+        }
+        let beat = session.keepalive.beat(&self.settings.keepalive, now);
+        self.timers.set(connection, session.deadline(&self.settings));
+        match beat {
+            Beat::Wait => {}
+            Beat::Echo(number) => self.echo(connection, number, now, actions),
+            Beat::Dead => self.close(connection, CloseReason::Silent, now, actions),
+        }
+    }
+
+    fn echo(&self, connection: ConnectionId, number: u64, now: Instant, actions: &mut Vec<Action>) {
+        let id = Id::call(Method::Echo.name(), number);
+        let clock = now.saturating_duration_since(self.start).as_millis();
+        send(
+            connection,
+            Frame::request(&id, Method::Echo.name(), &[clock]),
+            actions,
+        );
+    }
+
+    fn close(
+        &mut self,
+        connection: ConnectionId,
+        reason: CloseReason,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.sessions.contains_key(&connection) {
+            info!("{connection} is closed: {reason}");
+            actions.push(Action::Close { connection, reason });
+            self.forget(connection, now, actions);
+        }
+    }
+
+    fn forget(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        let Some(session) = self.sessions.remove(&connection) else {
+            return;
+        };
+        self.timers.clear(&connection);
+        if let Some(element) = session.element
+            && self.names.get(&element.name) == Some(&connection)
+        {
+            self.names.remove(&element.name);
+        }
+        self.repository.policy.watchers.leave(&connection);
+        let changes = self.registry.left(connection, self.settings.on_leave, now);
+        self.tell_endpoints(&changes, now, actions);
+    }
+
+    fn tell_policy(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        let updates = self
+            .repository
+            .updates(changes, self.settings.limits.update_objects, now);
+        for (receivers, pieces) in updates {
+            for update in pieces {
+                self.tell(&receivers, Method::PolicyUpdate, &[update], actions);
+            }
+        }
+    }
+
+    fn tell_endpoints(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        let updates = self
+            .registry
+            .updates(changes, self.settings.limits.update_objects, now);
+        for (receivers, pieces) in updates {
+            for update in pieces {
+                self.tell(&receivers, Method::EndpointUpdate, &[update], actions);
+            }
+        }
+    }
+
+    /// Builds an update once and sends it to all its receivers.
+    fn tell(
+        &mut self,
+        receivers: &[ConnectionId],
+        method: Method,
+        params: &impl Serialize,
+        actions: &mut Vec<Action>,
+    ) {
+        self.last_xid += 1;
+        let id = Id::call(method.name(), self.last_xid);
+        match Frame::request(&id, method.name(), params) {
+            Ok(frame) => {
+                for connection in receivers {
+                    if let Some(session) = self.sessions.get_mut(connection) {
+                        session.counters.updates += 1;
+                    }
+                    send(*connection, Ok(frame.clone()), actions);
+                }
+            }
+            Err(fault) => error!("an update was not sent: {fault}"),
+        }
+    }
+}
+
+fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &mut Vec<Action>) {
+    match frame {
+        Ok(frame) => actions.push(Action::Send { connection, frame }),
+        Err(fault) => error!("{connection}: nothing was sent: {fault}"),
+    }
+}

@@ -1,0 +1,184 @@
+//! Each method, carried out and answered.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{debug, info};
+
+use super::refusal::Refusal;
+use super::session::Session;
+use super::{Action, Server, send};
+use crate::opflex::message::{
+    EndpointResolveResult, ErrorCode, ErrorResponse, Identity, Method, PolicyResolveResult, Reply, Request,
+    Role,
+};
+use crate::opflex::model::Name;
+use crate::opflex::peer::{CloseReason, ConnectionId};
+use crate::opflex::rpc::{EncodeError, Frame, Id};
+
+impl Server {
+    pub(super) fn request(
+        &mut self,
+        connection: ConnectionId,
+        id: Id,
+        request: Request,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let method = request.method();
+        let done = || Reply::done(method).to_frame(&id);
+        let (limits, default_prr) = (self.settings.limits, self.settings.default_prr);
+        let element = self
+            .sessions
+            .get(&connection)
+            .and_then(|session| session.element.as_ref());
+        let element = element.map_or_else(|| Name::from(""), |element| element.name.clone());
+        let answer = match request {
+            Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
+            Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now, actions),
+            _ if !self.settings.has(&role_for(method)) => Err(Refusal::new(
+                ErrorCode::EUNSUPPORTED,
+                format_args!("this server does not take {method}"),
+            )),
+            Request::PolicyResolve(resolves) => {
+                let found = self
+                    .repository
+                    .resolve(connection, resolves, limits.resolves, now);
+                found.map(|policy| {
+                    count_unavailable(&mut self.sessions, connection, policy.is_empty());
+                    Frame::result(&id, &PolicyResolveResult { policy })
+                })
+            }
+            Request::PolicyUnresolve(unresolves) => {
+                self.repository.unresolve(connection, &unresolves);
+                Ok(done())
+            }
+            Request::EndpointDeclare(declares) => {
+                let most = limits.endpoint_objects;
+                let changes = self
+                    .registry
+                    .declare(&element, connection, declares, default_prr, most, now);
+                changes.map(|changes| {
+                    self.tell_endpoints(&changes, now, actions);
+                    done()
+                })
+            }
+            Request::EndpointUndeclare(undeclares) => {
+                let changes = self.registry.undeclare(&element, &undeclares);
+                self.tell_endpoints(&changes, now, actions);
+                Ok(done())
+            }
+            Request::EndpointResolve(resolves) => {
+                let found = self
+                    .registry
+                    .resolve(connection, resolves, default_prr, limits.resolves, now);
+                found.map(|endpoint| {
+                    count_unavailable(&mut self.sessions, connection, endpoint.is_empty());
+                    Frame::result(&id, &EndpointResolveResult { endpoint })
+                })
+            }
+            Request::EndpointUnresolve(unresolves) => {
+                self.registry.unresolve(connection, &unresolves);
+                Ok(done())
+            }
+            Request::StateReport(reports) => self.observer.report(&element, reports, now).map(|()| done()),
+            // A request of the wrong direction, which no role takes.
+            Request::PolicyUpdate(_) | Request::EndpointUpdate(_) | Request::Custom(_) => Err(Refusal::new(
+                ErrorCode::EUNSUPPORTED,
+                format_args!("a server does not take {method}"),
+            )),
+        };
+        match answer {
+            Ok(frame) => send(connection, frame, actions),
+            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), actions),
+        }
+    }
+
+    fn identity(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        identity: Identity,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Result<Bytes, EncodeError>, Refusal> {
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return Err(Refusal::new(ErrorCode::ESTATE, "no session"));
+        };
+        let before = session.element.as_ref().map(|element| element.name.clone());
+        let result = session.identify(identity, &self.settings)?;
+        self.timers.set(connection, session.deadline(&self.settings));
+        let name = session.element.as_ref().map(|element| element.name.clone());
+        if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
+            self.names.remove(&before);
+        }
+        if let Some(name) = name {
+            info!("{connection} is {name}");
+            let other = self
+                .names
+                .insert(name, connection)
+                .filter(|other| *other != connection);
+            if let Some(other) = other.filter(|_| self.settings.unique_names) {
+                self.close(other, CloseReason::Replaced, now, actions);
+            }
+        }
+        Ok(Frame::result(id, &result))
+    }
+
+    pub(super) fn too_early(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        method: Option<Method>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
+        self.refuse(connection, id, method, &error, actions);
+        self.close(
+            connection,
+            CloseReason::RequestBeforeIdentity(method),
+            now,
+            actions,
+        );
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        method: Option<Method>,
+        error: &ErrorResponse,
+        actions: &mut Vec<Action>,
+    ) {
+        debug!("{connection}: refused: {error}");
+        if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
+            session.counters.count_refused(method);
+        }
+        send(connection, Frame::failure(id, error), actions);
+    }
+}
+
+fn count_unavailable(
+    sessions: &mut HashMap<ConnectionId, Session>,
+    connection: ConnectionId,
+    unavailable: bool,
+) {
+    if let Some(session) = sessions.get_mut(&connection) {
+        session.counters.unavailable += u64::from(unavailable);
+    }
+}
+
+/// The role that takes a method.
+fn role_for(method: Method) -> Role {
+    match method {
+        Method::EndpointDeclare
+        | Method::EndpointUndeclare
+        | Method::EndpointResolve
+        | Method::EndpointUnresolve
+        | Method::EndpointUpdate => Role::ENDPOINT_REGISTRY,
+        Method::StateReport => Role::OBSERVER,
+        _ => Role::POLICY_REPOSITORY,
+    }
+}

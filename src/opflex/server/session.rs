@@ -1,0 +1,160 @@
+//! One client: who it is, and whether it is alive.
+
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+use super::refusal::Refusal;
+use super::{Counters, Settings};
+use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
+use crate::opflex::model::Name;
+use crate::opflex::peer::{ConnectionId, Keepalive};
+
+/// A client of the server, as it stands.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SessionInfo {
+    /// Its connection.
+    pub connection: ConnectionId,
+    /// Its name, once it has told it.
+    pub name: Option<Name>,
+    /// Its roles.
+    pub roles: Vec<Role>,
+    /// Where it is, as far as anybody knows.
+    pub location: Option<String>,
+    /// When it connected.
+    pub since: Instant,
+    /// Policy resolves in force.
+    pub policies: usize,
+    /// Endpoint resolves in force.
+    pub endpoint_resolves: usize,
+    /// Endpoints that it declared.
+    pub endpoints: usize,
+    /// What it asked for, and what it was told.
+    pub counters: Counters,
+}
+
+/// The state of one connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// `host:port` as the client dialled it, as far as that is known.
+    pub(super) dialled: Option<String>,
+    pub(super) since: Instant,
+    pub(super) keepalive: Keepalive,
+    /// Who it is, once it has told.
+    pub(super) element: Option<Element>,
+    pub(super) counters: Counters,
+}
+
+/// What a client told about itself.
+#[derive(Debug)]
+pub(super) struct Element {
+    pub(super) name: Name,
+    pub(super) roles: Vec<Role>,
+    pub(super) location: Option<String>,
+}
+
+impl Session {
+    pub(super) fn new(dialled: Option<String>, settings: &Settings, now: Instant) -> Self {
+        Self {
+            dialled,
+            since: now,
+            keepalive: Keepalive::new(&settings.keepalive, now),
+            element: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// When something is to be done here without anything arriving.
+    pub(super) fn deadline(&self, settings: &Settings) -> Instant {
+        let echo = self.keepalive.next();
+        match self.element {
+            Some(_) => echo,
+            None => echo.min(self.since + settings.identity_timeout),
+        }
+    }
+
+    pub(super) fn identity_is_late(&self, settings: &Settings, now: Instant) -> bool {
+        self.element.is_none() && now >= self.since + settings.identity_timeout
+    }
+
+    /// Judges an identity as the draft says, and makes the answer. A second
+    /// identity takes the place of the first.
+    pub(super) fn identify(
+        &mut self,
+        identity: Identity,
+        settings: &Settings,
+    ) -> Result<IdentityResult, Refusal> {
+        let refuse = |code, message: String| Err(Refusal::new(code, message));
+        if !settings.lenient {
+            let version = identity.proto_version.as_deref();
+            if version != Some(PROTO_VERSION) {
+                let what = format!("protocol version {version:?} is not {PROTO_VERSION}");
+                return refuse(ErrorCode::EPROTO, what);
+            }
+            let domain = identity.domain.as_deref();
+            if domain != Some(&settings.domain) {
+                return refuse(
+                    ErrorCode::EDOMAIN,
+                    format!("domain {domain:?} is not {:?}", settings.domain),
+                );
+            }
+            if identity.name.as_deref().is_none_or(str::is_empty) {
+                return refuse(ErrorCode::ERROR, "an identity needs a name".to_owned());
+            }
+            if identity.my_role.is_empty() {
+                return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
+            }
+        }
+        let name = identity.name.unwrap_or_default();
+        let assigned = settings.locations.get(&name);
+        let known = assigned.or(identity.my_location.as_ref());
+        let location = known.or(settings.default_location.as_ref()).cloned();
+        if settings.require_location && location.is_none() {
+            return refuse(ErrorCode::ELOCATION, format!("nobody knows where {name:?} is"));
+        }
+        self.element = Some(Element {
+            name: name.into(),
+            roles: identity.my_role,
+            location: location.clone(),
+        });
+        Ok(IdentityResult {
+            name: Some(settings.name.clone()),
+            domain: Some(settings.domain.clone()),
+            my_location: settings.location.clone(),
+            your_location: location,
+            data: Some(data(settings)),
+            my_role: settings.roles.clone(),
+            peers: self.peers(settings),
+            extra: Map::new(),
+        })
+    }
+
+    /// The configured list, and the address that this client dialled.
+    fn peers(&self, settings: &Settings) -> Vec<Peer> {
+        let mut peers = settings.peers.clone();
+        if let Some(dialled) = self.dialled.as_ref().filter(|_| settings.list_dialled)
+            && !settings.roles.is_empty()
+            && !peers.iter().any(|peer| peer.connectivity_info == *dialled)
+        {
+            peers.push(Peer {
+                role: settings.roles.clone(),
+                connectivity_info: dialled.clone(),
+                extra: Map::new(),
+            });
+        }
+        peers
+    }
+}
+
+/// The member that libopflex adds, always there and mostly empty.
+fn data(settings: &Settings) -> Value {
+    match &settings.proxies {
+        None => json!({}),
+        Some(proxies) => json!({
+            "proxy_v4": proxies.v4,
+            "proxy_v6": proxies.v6,
+            "proxy_mac": proxies.mac,
+        }),
+    }
+}
