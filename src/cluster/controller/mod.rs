@@ -225,7 +225,9 @@ impl Controller {
     }
 
     /// START: the scheduler picks a node. The documents after the command go
-    /// along.
+    /// along. Where the instance might be there already, wait for
+    /// [`wait_complete`](Self::wait_complete) first: what the scheduler tells
+    /// at the beginning of a session shows it as well.
     ///
     /// # Errors
     /// [`CommandError`].

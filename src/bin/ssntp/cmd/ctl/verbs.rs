@@ -45,8 +45,9 @@ pub(super) struct StartArgs {
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
     let mut workload = args.workload.workload()?;
-    // What names a node by all of its UUID needs nobody to tell of nodes.
-    let told = workload.node().is_some_and(|node| Uuid::try_parse(node).is_err());
+    // A node may be named by the beginning of its UUID; and an instance that is
+    // there already must not be taken for the one that is started.
+    let told = workload.is_named() || workload.node().is_some_and(|node| Uuid::try_parse(node).is_err());
     let session = match told {
         true => Session::open_told(options, stop)?,
         false => Session::open(options, stop)?,

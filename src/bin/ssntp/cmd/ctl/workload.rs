@@ -133,6 +133,11 @@ impl WorkloadArgs {
 }
 
 impl Workload {
+    /// Whether the user has given the instance's UUID.
+    pub(super) fn is_named(&self) -> bool {
+        self.named
+    }
+
     /// The node that it asks for, if it does: a UUID or the beginning of one.
     pub(super) fn node(&self) -> Option<&str> {
         let node = self.payload.start.requirements.node_id.as_str();

@@ -1,0 +1,32 @@
+//! A whole cluster in separate processes, as a user meets it: `ssntp
+//! scheduler`, `ssntp agent`, `ssntp ctl`.
+//!
+//! | file | rules |
+//! |---|---|
+//! | `verbs` | each command of `ssntp ctl` does what it says |
+//! | `failures` | each failure is told in words |
+//! | `lists` | nodes, instances, events: tables, JSON, --watch |
+//! | `program` | flags, environment, file, exit codes, signals |
+//! | `crashes` | kill -9 of an agent, and of the scheduler |
+//! | `processes` | the cluster, and its end whatever happens |
+
+#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test may fail, and has time limits"
+)]
+#![allow(
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "nothing here is public"
+)]
+
+mod crashes;
+mod failures;
+mod lists;
+mod processes;
+mod program;
+mod verbs;

@@ -1,0 +1,152 @@
+//! Flags, environment, file, exit codes, signals.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::processes::{Cluster, Done, Process, ssntp};
+
+#[test]
+fn the_scheduler_is_found_by_flags_environment_or_file() {
+    let cluster = Cluster::with_agents(1);
+    let directory = cluster.path("");
+    let run = |words: &[&str]| Done::of(ssntp(&directory, words));
+    let (address, nodes) = (cluster.address(), ["ctl", "nodes"]);
+
+    let missing = run(&nodes);
+    assert_eq!(missing.code, Some(2), "{}", missing.stderr);
+    assert!(
+        missing
+            .stderr
+            .contains("--ca is needed: on the command line, as SSNTP_CA, or as ca in")
+    );
+
+    // Anywhere on the line.
+    for line in [
+        format!("--connect {address} --ca ca.pem --cert controller.pem ctl nodes"),
+        format!("ctl --connect {address} --ca ca.pem nodes --cert controller.pem"),
+        format!("ctl nodes --connect={address} --ca ca.pem --cert controller.pem"),
+    ] {
+        let done = run(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(done.code, Some(0), "{line}: {}", done.stderr);
+        assert!(done.stdout.contains("READY"), "{line}: {}", done.stdout);
+    }
+
+    for (name, connect) in [(".config", address.to_owned()), ("xdg", format!("[{address:?}]"))] {
+        let config = cluster.path(name).join("ssntp");
+        fs::create_dir_all(&config).unwrap();
+        let text = format!("connect: {connect}\nca: ../../ca.pem\ncert: ../../controller.pem\n");
+        fs::write(config.join("ctl.yaml"), text).unwrap();
+        let mut command = ssntp(&directory, &nodes);
+        if name == "xdg" {
+            command.env("XDG_CONFIG_HOME", cluster.path(name));
+        }
+        let done = Done::of(command);
+        assert_eq!(done.code, Some(0), "{name}: {}", done.stderr);
+        // What the environment says comes before the file.
+        let mut command = ssntp(&directory, &nodes);
+        command.env("SSNTP_CA", "controller.pem");
+        assert_eq!(Done::of(command).code, Some(1), "that is no authority");
+    }
+    fs::write(cluster.path(".config/ssntp/ctl.yaml"), "conect: x\n").unwrap();
+    let typo = run(&nodes);
+    assert_eq!(typo.code, Some(2));
+    assert!(
+        typo.stderr.contains("ctl.yaml") && typo.stderr.contains("conect"),
+        "{}",
+        typo.stderr
+    );
+}
+
+#[test]
+fn who_cannot_connect_says_why_and_fails() {
+    let cluster = Cluster::new("");
+    let why = cluster.fails("nodes --connect 127.0.0.1:1");
+    assert!(why.contains("127.0.0.1:1") && why.contains("refused"), "{why}");
+    let why = cluster.fails("nodes --cert agent.pem");
+    assert_eq!(why, "the certificate holds the roles agent, not controller");
+    let why = cluster.fails("nodes --ca missing.pem");
+    assert!(why.contains("missing.pem"), "{why}");
+}
+
+#[test]
+fn a_signal_ends_every_wait_within_two_seconds_with_zero() {
+    let cluster = Cluster::new("");
+    let agentless = [
+        "ctl",
+        "evacuate",
+        "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001",
+        "--connect",
+        "127.0.0.1:1",
+    ];
+    let lines: [&[&str]; 5] = [
+        &["ctl", "events"],
+        &["ctl", "nodes", "--watch"],
+        &["ctl", "events", "--connect", "127.0.0.1:1"],
+        &["ctl", "nodes", "--watch", "--connect", "127.0.0.1:1"],
+        &agentless,
+    ];
+    for words in lines {
+        for signal in [Signal::INT, Signal::TERM] {
+            let mut process = Process::of(cluster.command(words), &cluster.path(""), "ctl");
+            // Once it handles signals. Before, they end it in their own way.
+            process.handles_signals();
+            process.signal(signal);
+            assert_eq!(
+                process.end(Duration::from_secs(2)),
+                Some(0),
+                "{words:?}: {}",
+                process.log()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_an_instance() {
+    let mut cluster = Cluster::new("");
+    // It has connected, and never says READY while it is stopped.
+    let node = cluster.agent("");
+    cluster.controller_sees(1);
+    cluster.signal_node(node, Signal::STOP);
+    let mut process = Process::of(
+        cluster.command(&["ctl", "start", "--count", "2", "--", "sleep", "1000"]),
+        &cluster.path(""),
+        "ctl",
+    );
+    process.handles_signals();
+    process.signal(Signal::INT);
+    assert_eq!(process.end(Duration::from_secs(2)), Some(0), "{}", process.log());
+    cluster.signal_node(node, Signal::CONT);
+}
+
+#[test]
+fn what_is_not_shown_in_time_fails_and_says_how_far_it_came() {
+    let mut cluster = Cluster::new("");
+    let node = cluster.agent("");
+    cluster.controller_sees(1);
+    let instance = cluster.start("");
+    cluster.signal_node(node, Signal::STOP);
+    let why = cluster.fails(&format!("stop {instance} --timeout 0.3"));
+    cluster.signal_node(node, Signal::CONT);
+    assert!(
+        why.starts_with("STOP was not shown to be done in 0.3 s: the instance is active on node "),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let cluster = Cluster::with_agents(1);
+    let mut child = cluster.command(&["ctl", "events"]);
+    let mut child = child
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    cluster.start("");
+    let status = crate::processes::end_of(&mut child, crate::processes::LIMIT);
+    assert_eq!(status.code(), Some(0));
+}

@@ -1,0 +1,245 @@
+//! Each command of `ssntp ctl` does what it says.
+
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::Value;
+use ssntp::payload::{InstanceState, NodeStatus};
+use uuid::Uuid;
+
+use crate::processes::{Cluster, Done, LIMIT, wait_for};
+
+fn json(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn start_waits_until_each_instance_runs() {
+    let cluster = Cluster::with_agents(2);
+    let said = cluster.done("start --count 3 --mem 16 -- sleep 1000");
+    let mut lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 3, "{said}");
+    assert!(lines.iter().all(|line| line.contains(" runs on node ")), "{said}");
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines.len(), 3, "each has a UUID of its own");
+    let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert_eq!(instances.len(), 3);
+    assert!(instances.iter().all(|instance| instance["state"] == "active"));
+}
+
+#[test]
+fn start_takes_the_command_as_it_stands_after_two_dashes() {
+    let cluster = Cluster::with_agents(1);
+    let words = [
+        "start",
+        "--env",
+        "GREETING=good day",
+        "--",
+        "sh",
+        "-c",
+        "echo \"$GREETING $1\" >--json; sleep 1000",
+        "x",
+        "--timeout",
+        "--count",
+    ];
+    let done = cluster.ctl_words(&words);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let instance = done.stdout.split(' ').nth(1).unwrap().to_owned();
+    let place = cluster.path("state-0/instances").join(instance);
+    let written = || {
+        let mut files = walk(&place).into_iter();
+        files.find(|path| path.file_name().is_some_and(|name| name == "--json"))
+    };
+    let deadline = std::time::Instant::now() + LIMIT;
+    while written().is_none_or(|path| fs::read_to_string(path).unwrap() != "good day --timeout\n") {
+        assert!(std::time::Instant::now() < deadline, "{:?}", walk(&place));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(walk(&path));
+        }
+        found.push(path);
+    }
+    found
+}
+
+#[test]
+fn start_takes_a_file_in_each_of_its_forms() {
+    let cluster = Cluster::with_agents(1);
+    let uuid = Uuid::new_v4();
+    let whole = format!(
+        "start:\n  instance_uuid: {uuid}\n  vm_type: process\n  command: [sleep, '1000']\n---\n#cloud-config\n"
+    );
+    fs::write(cluster.path("whole.yaml"), whole).unwrap();
+    fs::write(
+        cluster.path("template.yaml"),
+        "start:\n  vm_type: process\n  command: [sleep, '1000']\n",
+    )
+    .unwrap();
+    fs::write(
+        cluster.path("short.yaml"),
+        "command: [sleep, 1000]\nmem_mb: 16\npersistent: true\n",
+    )
+    .unwrap();
+    assert!(
+        cluster
+            .done("start -f whole.yaml")
+            .starts_with(&format!("instance {uuid} runs on node "))
+    );
+    assert_eq!(
+        cluster.done("start -f template.yaml --count 2").lines().count(),
+        2
+    );
+    assert_eq!(cluster.done("start --file short.yaml").lines().count(), 1);
+
+    let mut child = cluster.command(&["ctl", "start", "-f", "-"]);
+    let mut child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"command: [sleep, 1000]\n")
+        .unwrap();
+    assert_eq!(Done::of_child(child).code, Some(0));
+
+    let usage = cluster.ctl("start -f whole.yaml --count 2");
+    assert_eq!(usage.code, Some(2));
+    assert!(
+        usage.stderr.contains("only one instance can have"),
+        "{}",
+        usage.stderr
+    );
+    fs::write(cluster.path("typo.yaml"), "comand: [sleep, 1000]\n").unwrap();
+    assert!(cluster.fails("start -f typo.yaml").contains("typo.yaml: "));
+}
+
+#[test]
+fn no_wait_ends_once_the_command_is_sent() {
+    let cluster = Cluster::with_agents(1);
+    let controller = cluster.controller_sees(1);
+    let instance: Uuid = cluster
+        .done("start --no-wait -- sleep 1000")
+        .trim()
+        .parse()
+        .unwrap();
+    wait_for(&controller, instance, &InstanceState::Active);
+    let said = json(&cluster.done(&format!("delete --no-wait --json {instance}")));
+    assert_eq!(
+        (&said[0]["result"], &said[0]["subject"]),
+        (&"accepted".into(), &instance.to_string().into())
+    );
+    let gone = controller.wait(LIMIT, |view| view.instance(instance).is_none().then_some(()));
+    assert!(gone.is_some());
+}
+
+#[test]
+fn instances_are_stopped_restarted_and_deleted() {
+    let cluster = Cluster::with_agents(1);
+    let (one, two) = (cluster.start(""), cluster.start(""));
+    let said = cluster.done(&format!("stop {one} {two}"));
+    assert_eq!(said.lines().count(), 2);
+    assert!(said.contains(&format!("instance {one} has stopped")), "{said}");
+    // The beginning of its UUID will do, in either case.
+    let short = one.to_string()[..12].to_uppercase();
+    assert!(
+        cluster
+            .done(&format!("restart {short}"))
+            .contains(&format!("instance {one} runs on node "))
+    );
+    assert_eq!(
+        cluster
+            .done(&format!("delete {one} {two} {short}"))
+            .lines()
+            .count(),
+        2
+    );
+    let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert!(instances.is_empty());
+}
+
+#[test]
+fn a_stop_of_one_that_is_not_persistent_removes_it() {
+    let cluster = Cluster::with_agents(1);
+    let said = json(&cluster.done("start --json -- sleep 1000"));
+    let instance = said[0]["subject"].as_str().unwrap();
+    assert!(said[0]["node"].as_str().unwrap().parse::<Uuid>().is_ok());
+    cluster.done(&format!("stop {instance}"));
+    let controller = cluster.controller_sees(1);
+    let uuid = instance.parse().unwrap();
+    assert!(
+        controller
+            .wait(LIMIT, |view| view.instance(uuid).is_none().then_some(()))
+            .is_some()
+    );
+}
+
+#[test]
+fn volumes_are_attached_and_detached() {
+    let cluster = Cluster::with_agents(1);
+    let (instance, volume) = (cluster.start(""), cluster.volume());
+    let said = cluster.done(&format!("attach {instance} {volume}"));
+    assert_eq!(
+        said.trim(),
+        format!("volume {volume} is attached to instance {instance}")
+    );
+    let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert_eq!(instances[0]["volumes"], Value::from(vec![volume.to_string()]));
+    let short = &volume.to_string()[..13];
+    let said = cluster.done(&format!("detach {instance} {short}"));
+    assert_eq!(
+        said.trim(),
+        format!("volume {volume} is detached from instance {instance}")
+    );
+    // Now that nobody has it, only all of its UUID names it.
+    let unknown = cluster.fails(&format!("attach {instance} {short}"));
+    assert_eq!(
+        unknown,
+        format!("no volume is known whose UUID begins with {short}")
+    );
+}
+
+#[test]
+fn a_node_is_evacuated_and_restored() {
+    let cluster = Cluster::with_agents(2);
+    let controller = cluster.controller_sees(2);
+    let node = controller.look(|view| view.nodes().next().unwrap().uuid);
+    let instance = cluster.start(&format!("--node {}", &node.to_string()[..13]));
+    let said = cluster.done(&format!("evacuate {node}"));
+    assert_eq!(said.trim(), format!("node {node} is empty, and in maintenance"));
+    wait_for(&controller, instance, &InstanceState::Exited);
+    controller.look(|view| assert_eq!(view.node(node).unwrap().status, NodeStatus::Maintenance));
+    let other = cluster.start("");
+    wait_for(&controller, other, &InstanceState::Active);
+    controller.look(|view| assert_ne!(view.instance(other).unwrap().node, node));
+    let said = cluster.done(&format!("restore {node}"));
+    assert_eq!(said.trim(), format!("node {node} is back in service"));
+    cluster.done(&format!("restart {instance}"));
+}
+
+#[test]
+fn the_cluster_is_configured() {
+    let cluster = Cluster::with_agents(1);
+    let yaml = "configure:\n  launcher:\n    compute_net: [10.0.0.0/24]\n";
+    fs::write(cluster.path("new.yaml"), yaml).unwrap();
+    assert_eq!(
+        cluster.done("configure new.yaml").trim(),
+        "the cluster has the configuration"
+    );
+    assert_eq!(fs::read_to_string(cluster.path("cluster.yaml")).unwrap(), yaml);
+    assert_eq!(cluster.controller_sees(1).client().configuration().unwrap(), yaml);
+}
