@@ -52,7 +52,9 @@ impl Connection {
         if advertised.is_empty() || !roles.contains(advertised) {
             let (cert, any) = (self.cert.display(), roles.to_string().replace(',', " or "));
             let found = self.role.unwrap_or(held);
-            return Err(Failure::new(format!("{cert}: the role is {found}, it has to be {any}")));
+            return Err(Failure::new(format!(
+                "{cert}: the role is {found}, it has to be {any}"
+            )));
         }
         self.config_of(identity, Some(advertised))
     }

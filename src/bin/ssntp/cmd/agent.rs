@@ -83,7 +83,10 @@ enum ConfinementName {
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
-    let mut client = args.connection.config_as(Role::AGENT | Role::NETAGENT)?.tracing(true);
+    let mut client = args
+        .connection
+        .config_as(Role::AGENT | Role::NETAGENT)?
+        .tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {
