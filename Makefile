@@ -2,10 +2,11 @@
 # `make help` says what each target is for.
 
 CARGO ?= cargo
+FUZZ_SECONDS ?= 20
 ROLES := server scheduler controller agent netagent cnciagent
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check doc certs bench examples ci
+.PHONY: help run test check doc certs bench examples fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +37,13 @@ bench: ## throughput, latency, handshakes and memory of a server on this machine
 
 examples: ## run every example
 	.ci/examples
+
+fuzz: ## every fuzz target for some seconds; needs a nightly compiler and cargo-fuzz
+	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \
+	  mkdir -p fuzz/corpus/$$target && \
+	  $(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=10 || exit 1; \
+	done
 
 ci: ## what CI does
 	.ci/run

@@ -9,14 +9,15 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "some instant to count from")]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use serde_json::{Value, json};
 use ssntp::opflex::message::{Decoder, Incoming};
-use ssntp::opflex::model::ManagedObject;
+use ssntp::opflex::model::{ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
+use ssntp::opflex::policy_element::{self, PolicyElement};
 use ssntp::opflex::server::{Action, Server, Settings};
 
 const TOUR: &str = include_str!("fixtures/opflex/01_tour_testmodel.jsonl");
@@ -156,4 +157,173 @@ fn the_tour_of_all_methods_is_answered_as_by_libopflex() {
 #[test]
 fn the_real_agent_is_answered_as_by_the_real_server() {
     replay(AGENT, "openstack");
+}
+
+/// An element with one server that says what was recorded.
+struct Recorded {
+    element: PolicyElement,
+    now: Instant,
+    connection: ConnectionId,
+    sent: Vec<Value>,
+}
+
+impl Recorded {
+    fn new(address: &str) -> Self {
+        let now = Instant::now();
+        let settings = policy_element::Settings::new("element", "testdomain", [address]);
+        let mut recorded = Self {
+            element: PolicyElement::new(settings, 1, now),
+            now,
+            connection: ConnectionId(0),
+            sent: Vec::new(),
+        };
+        recorded.act(|element, now, actions| element.tick(now, actions));
+        let connection = recorded.connection;
+        recorded.act(|element, now, actions| element.connected(connection, now, actions));
+        recorded
+    }
+
+    fn act<T>(
+        &mut self,
+        call: impl FnOnce(&mut PolicyElement, Instant, &mut Vec<policy_element::Action>) -> T,
+    ) -> T {
+        let mut actions = Vec::new();
+        let result = call(&mut self.element, self.now, &mut actions);
+        for action in actions {
+            match action {
+                policy_element::Action::Dial { connection, .. } => self.connection = connection,
+                policy_element::Action::Send { frame, .. } => {
+                    self.sent
+                        .push(serde_json::from_slice(&frame[..frame.len() - 1]).unwrap());
+                }
+                policy_element::Action::Close { reason, .. } => panic!("{reason}"),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// The server says something; what the element says to that.
+    fn say(&mut self, message: &Value) -> Vec<Value> {
+        let connection = self.connection;
+        self.act(|element, now, actions| element.message(connection, incoming(message), now, actions));
+        std::mem::take(&mut self.sent)
+    }
+
+    fn property(&self, uri: &str, name: &str) -> Option<Value> {
+        let uri: Uri = uri.parse().unwrap();
+        let object = self
+            .element
+            .policy()
+            .get(&uri)
+            .or_else(|| self.element.endpoints().get(&uri));
+        object.and_then(|object| object.property(name).cloned())
+    }
+}
+
+/// The server of the tour, whose element wanted two policies and an endpoint.
+#[test]
+fn the_updates_of_libopflex_are_taken_without_an_answer() {
+    let said = said(TOUR, "srv>pe");
+    let mut recorded = Recorded::new("127.0.0.1:18009");
+    let begin: Vec<Value> = said
+        .iter()
+        .take(3)
+        .flat_map(|(_, message)| recorded.say(message))
+        .collect();
+    assert!(begin.contains(&json!({"id": ["echo", 0], "result": [1383112]})));
+
+    let uri = |text: &str| text.parse::<Uri>().unwrap();
+    recorded.act(|element, now, actions| {
+        element.resolve_policy("class4", uri("/class4/test/"), false, now, actions);
+        element.resolve_policy("class4", uri("/class4/missing/"), false, now, actions);
+        element.resolve_endpoint("class8", uri("/class8/test/"), now, actions);
+    });
+    // The numbers are those of the capture: both count from 2^63.
+    let asked: Vec<_> = recorded
+        .sent
+        .iter()
+        .map(|message| message["id"].clone())
+        .collect();
+    assert_eq!(asked[0], json!(["policy_resolve", 9223372036854775808u64]));
+    assert_eq!(asked[2], json!(["endpoint_resolve", 9223372036854775810u64]));
+    recorded.sent.clear();
+
+    let expect: [(&str, &str, Option<&str>); 7] = [
+        ("/class4/test/class6/test2/", "prop13", Some("hello-child")),
+        ("/class4/test/", "prop9", Some("changed")),
+        ("/class4/test/class6/test2/", "prop13", None),
+        ("/class4/test/", "prop9", None),
+        ("/class8/test/class10/test2/", "prop21", Some("hi-child")),
+        ("/class8/test/class10/test2/", "prop21", Some("hi2-child")),
+        ("/class8/test/", "prop17", None),
+    ];
+    let moves = |message: &Value| {
+        message
+            .get("params")
+            .is_some_and(|params| params[0].get("delete").is_some())
+            || message["result"]["policy"].get(0).is_some()
+            || message["result"]["endpoint"].get(0).is_some()
+    };
+    let mut steps = expect.iter();
+    for (_, message) in &said[3..] {
+        let answers = recorded.say(message);
+        if message["method"] == "echo" {
+            assert_eq!(
+                answers,
+                [json!({"id": message["id"], "result": message["params"]})]
+            );
+        } else {
+            assert!(answers.is_empty(), "{message}: {answers:?}");
+        }
+        if moves(message) {
+            let (uri, name, value) = steps.next().unwrap();
+            assert_eq!(recorded.property(uri, name), value.map(Value::from), "{message}");
+        }
+    }
+    assert!(steps.next().is_none());
+}
+
+/// The server of the real agent: what that agent found by following the
+/// references from its endpoint's group is found by following them here.
+#[test]
+fn the_policy_of_the_real_agent_is_found_by_following_references() {
+    let mut results: BTreeMap<String, Value> = BTreeMap::new();
+    let answers: HashMap<String, Value> = said(AGENT, "srv>pe")
+        .into_iter()
+        .map(|(_, message)| (message["id"].to_string(), message))
+        .collect();
+    for (_, message) in said(AGENT, "pe>srv") {
+        if message["method"] == "policy_resolve" {
+            let uri = message["params"][0]["policy_uri"].as_str().unwrap().to_owned();
+            results.insert(uri, answers[&message["id"].to_string()]["result"].clone());
+        }
+    }
+    let mut recorded = Recorded::new("127.0.0.1:18009");
+    for (_, message) in said(AGENT, "srv>pe").iter().take(3) {
+        recorded.say(message);
+    }
+    let group: Uri = "/PolicyUniverse/PolicySpace/test/GbpEpGroup/group1/"
+        .parse()
+        .unwrap();
+    recorded
+        .act(|element, now, actions| element.resolve_policy("GbpEpGroup", group.clone(), true, now, actions));
+    let mut found: BTreeSet<String> = BTreeSet::new();
+    let mut asked = std::mem::take(&mut recorded.sent);
+    while let Some(request) = asked.pop() {
+        let uri = request["params"][0]["policy_uri"].as_str().unwrap();
+        assert!(found.insert(uri.to_owned()), "{uri} was asked for twice");
+        let result = results.get(uri).cloned().unwrap_or(json!({"policy": []}));
+        asked.extend(recorded.say(&json!({"id": request["id"], "result": result})));
+    }
+    // These the agent wanted for reasons of its own.
+    let not_referred_to = |uri: &&String| {
+        !uri.contains("PlatformConfig") && !uri.contains("Span") && !uri.contains("/subnetsbd/GbpSubnet/")
+    };
+    let missing: Vec<_> = results
+        .keys()
+        .filter(not_referred_to)
+        .filter(|uri| !found.contains(*uri))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }

@@ -752,3 +752,97 @@ fn unknown_kinds_are_never_sent() {
     let header = Header::new(kind, 0);
     assert_eq!(Header::decode(&header.encode()), Some(header));
 }
+
+#[test]
+fn a_payload_that_no_peer_would_take_is_not_sent() {
+    let server = TestServer::start((), |c| c.max_payload(10));
+    let mut agent = server.connect(Role::AGENT);
+    let too_long = Err(SendError::TooLong { len: 11, limit: 10 });
+    let handle = server.handle();
+    assert_eq!(handle.send(agent.uuid, stats(vec![0; 11])), too_long);
+    assert_eq!(handle.broadcast(stats(vec![0; 11])).map(|_| ()), too_long);
+    handle.send(agent.uuid, stats(vec![0; 10])).unwrap();
+    assert_eq!(agent.frame(), stats(vec![0; 10]));
+}
+
+#[test]
+fn a_session_that_ends_is_cut_off_even_if_its_peer_takes_a_little_at_a_time() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, |c| {
+        c.max_sessions(1).write_timeout(Duration::from_millis(500))
+    });
+    let slow = server.connect(Role::CONTROLLER);
+    for _ in 0..100 {
+        let frame = stats(vec![0; 100_000]);
+        server.handle().send(slow.uuid, frame).unwrap();
+    }
+    let stream = Arc::clone(slow.stream());
+    let reader = std::thread::spawn(move || {
+        while stream.read(&mut [0; 1000]).is_ok_and(|n| n > 0) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert_eq!(server.handle().disconnect(slow.uuid), Ok(true));
+    assert_eq!(disconnected(&told), DisconnectReason::Application);
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let mut next = server.dial(&identity(Role::AGENT));
+        next.send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
+        if next.next_is_connected() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the place is not freed");
+    }
+    drop(slow);
+    reader.join().unwrap();
+}
+
+/// Panics when it is asked for a time, and ends every session when it comes.
+struct Timed(Sender<Note>, bool);
+
+impl Handler for Timed {
+    fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, reason: &DisconnectReason) {
+        let _ = self.0.send(Note::Disconnected(reason.clone()));
+    }
+    fn connected(&mut self, _: &mut Context<'_>, _: &SessionInfo) {
+        self.1 = true;
+    }
+    fn next_timer(&self) -> Option<Instant> {
+        assert!(self.1, "on purpose: the test wants it");
+        Some(Instant::now())
+    }
+    fn timer(&mut self, cx: &mut Context<'_>) {
+        let all: Vec<Uuid> = cx.directory().sessions().map(SessionInfo::uuid).collect();
+        for uuid in all {
+            cx.disconnect(uuid);
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_next_timer_is_caught_and_what_a_timer_does_is_told() {
+    let (sender, told) = channel();
+    let server = TestServer::start(Timed(sender, false), |c| c);
+    server.handle().with(|_| ()).unwrap();
+    server.connect(Role::AGENT).end();
+    assert_eq!(disconnected(&told), DisconnectReason::Application);
+}
+
+#[test]
+fn a_limit_of_time_may_be_endless() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, |c| {
+        c.held(1, 1 << 20, Duration::MAX)
+            .handshake_timeout(Duration::MAX)
+            .write_timeout(Duration::MAX)
+            .grace(Duration::MAX)
+            .rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
+    });
+    let mut controller = server.connect(Role::CONTROLLER);
+    controller.send(&Frame::new(Command::STOP));
+    while !matches!(note(&told), Note::Frame(..)) {}
+    let held = server.handle().with(|cx| cx.held().count());
+    assert_eq!(held, Ok(1));
+    controller.finish();
+    assert_eq!(disconnected(&told), DisconnectReason::PeerClosed);
+}

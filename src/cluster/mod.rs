@@ -18,14 +18,14 @@
 //! Everybody is a client of the scheduler, which is the only server. What it
 //! forwards keeps its payload byte for byte.
 //!
-//! | module | the role |
+//! | module | holds |
 //! |---|---|
-//! | [`agent`] | runs instances on a node, and tells of both |
+//! | [`scheduler`] | the scheduler: takes commands, picks nodes, passes everything on |
+//! | [`agent`] | the agent of a node: runs instances, tells of the node and of them |
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
-//! | [`scheduler`] | takes commands, picks nodes, passes everything on |
-//!
-//! and beside them [`machine`], the facts of this machine, and `replace`,
-//! files that are whole whenever they are read.
+//! | [`machine`] | the facts of this machine, as READY and STATS tell them |
+//! | `replace` | files that are whole whenever they are read |
+//! | `subnet` | networks in CIDR form |
 
 pub mod agent;
 pub mod controller;

@@ -85,6 +85,10 @@ impl FromStr for Address {
         if text.is_empty() {
             return Err(bad("it is empty"));
         }
+        // As a host it would be written as something else: unix:8888.
+        if text == "unix" {
+            return Err(bad("no path after unix:"));
+        }
         if let Ok(ip) = text.parse::<Ipv6Addr>() {
             return Ok(Self::tcp(ip.to_string(), DEFAULT_PORT));
         }
@@ -176,6 +180,7 @@ mod tests {
             ("[::1]1", "colon"),
             ("a b:1", "neither"),
             ("unix:", "path"),
+            ("unix", "path"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(

@@ -24,11 +24,15 @@ pub trait Decode: Send + 'static {
 /// Received bytes that wait to be decoded.
 ///
 /// Memory follows the bytes that have arrived: an announced length is
-/// believed up to 128 KiB, and beyond it the buffer doubles.
+/// believed up to 128 KiB, and beyond it the buffer doubles. What has been
+/// decoded shares its memory with nothing that arrives later.
 #[derive(Debug, Default)]
 pub struct Inbox {
     pub(super) bytes: BytesMut,
     pub(super) wanted: usize,
+    /// The buffer's capacity when it was made: when less is left, items have
+    /// been cut off its front.
+    made: usize,
 }
 
 /// How much memory an announcement alone can take.
@@ -39,13 +43,15 @@ impl Inbox {
     /// current read is about to append.
     pub fn append(&mut self, data: &[u8], expected: usize) {
         let held = self.bytes.len();
-        if self.bytes.capacity() - held < data.len() {
+        let cut = self.bytes.capacity() < self.made;
+        if cut || self.bytes.capacity() - held < data.len() {
             let due = held + expected.max(data.len());
             let believed = self.wanted.min(TRUST.max(2 * held));
             // A new buffer of just the right size: frames decoded from it
             // keep it alive, and should keep no more than themselves.
             let mut grown = BytesMut::with_capacity(due.max(believed));
             grown.extend_from_slice(&self.bytes);
+            self.made = grown.capacity();
             self.bytes = grown;
         }
         self.bytes.extend_from_slice(data);
@@ -65,6 +71,7 @@ impl Inbox {
     pub(super) fn release(&mut self) {
         if self.bytes.is_empty() {
             self.bytes = BytesMut::new();
+            self.made = 0;
         }
     }
 }
@@ -78,6 +85,7 @@ mod tests {
         let mut inbox = Inbox {
             bytes: BytesMut::new(),
             wanted: usize::MAX,
+            made: 0,
         };
         inbox.append(&[0; 8], 8);
         assert!(inbox.bytes.capacity() <= TRUST);
@@ -92,5 +100,15 @@ mod tests {
         let mut inbox = Inbox::default();
         inbox.append(&[7; 100], 120);
         assert_eq!(inbox.bytes.capacity(), 120);
+    }
+
+    #[test]
+    fn what_was_decoded_is_not_kept_alive_by_what_comes_later() {
+        let mut inbox = Inbox::default();
+        inbox.append(&[7; 100], 1000);
+        let item = inbox.bytes.split_to(90).freeze();
+        inbox.append(&[8], 1);
+        assert!(item.is_unique(), "the rest has moved");
+        assert_eq!(inbox.bytes[..], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 8]);
     }
 }

@@ -23,7 +23,7 @@ use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
@@ -219,8 +219,8 @@ struct Reader<D, S> {
     written: Receiver<Infallible>,
 }
 
-/// How long the rest of a queue may stand still once the peer has ended its
-/// side or broken the protocol.
+/// How long a write may take not one byte once the peer has ended its side or
+/// broken the protocol; one under way already keeps its own limit.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
@@ -415,8 +415,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
 
 /// Waits until the reader has seen the end of the peer's side.
 fn wait_for_abort(outbox: &Outbox, linger: Duration) {
-    #[expect(clippy::disallowed_methods, reason = "the wait has a limit")]
-    let deadline = Instant::now() + linger;
+    let deadline = super::deadline(linger);
     loop {
         match outbox.receiver().recv_deadline(deadline) {
             Ok(Command::Abort) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,

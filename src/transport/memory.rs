@@ -217,7 +217,7 @@ impl MemoryStream {
     }
 
     fn read_limit(&self) -> Wait {
-        Wait::Until(self.limits().0.map(|limit| now() + limit))
+        Wait::Until(self.limits().0.map(super::deadline))
     }
 }
 
@@ -235,7 +235,7 @@ impl Duplex for MemoryStream {
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let limit = self.limits().1.map(|limit| now() + limit);
+        let limit = self.limits().1.map(super::deadline);
         self.outgoing.write(bytes, &Wait::Until(limit))
     }
 

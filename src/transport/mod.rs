@@ -21,6 +21,7 @@
 //! | `address` | [`Address`]: where to listen or connect |
 //! | `target` | a place to connect to, and how |
 //! | `cancel` | what ends a wait from another thread |
+//! | `deadline` | when a time limit ends, however long it is |
 //! | `duplex` | the [`Duplex`] trait |
 //! | `tcp`, `unix`, `memory` | what implements it, and [`Listener`] |
 //! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
@@ -35,6 +36,7 @@ mod address;
 mod buffers;
 mod cancel;
 mod codec;
+mod deadline;
 mod duplex;
 mod halves;
 mod link;
@@ -51,6 +53,7 @@ pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
 pub use self::codec::{Decode, Inbox};
+pub(crate) use self::deadline::{after, deadline};
 pub use self::duplex::{Duplex, PeerAddress};
 pub use self::halves::{Halves, Receive, Received, Transmit, plain};
 pub use self::link::{EndReason, Link, LinkConfig, Sink};

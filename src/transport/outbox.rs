@@ -7,7 +7,7 @@
 //! the owner decides: wait, drop, or end the session.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -158,6 +158,11 @@ const PACE_BYTES: u64 = 4 << 20;
 const PACE_FRAMES: u64 = 20_000;
 
 impl Shared {
+    fn begin_wait(&self) {
+        self.waiters.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+    }
+
     fn given_up_at(&self) -> Option<(u64, u64)> {
         let frames = self.given_up_frames.load(Ordering::Relaxed).checked_sub(1)?;
         Some((frames, self.given_up_bytes.load(Ordering::Relaxed)))
@@ -222,9 +227,9 @@ impl Outbox {
     /// false when it passed or the link ended.
     pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
         let shared = &*self.shared;
-        let deadline = limit.map(|limit| now() + limit);
+        let deadline = limit.map(super::deadline);
         let mut guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.waiters.fetch_add(1, Ordering::AcqRel);
+        shared.begin_wait();
         let found = loop {
             if shared.closed.load(Ordering::Acquire) {
                 break false;
@@ -268,7 +273,7 @@ impl Outbox {
         if distrusted {
             return;
         }
-        shared.waiters.fetch_add(1, Ordering::AcqRel);
+        shared.begin_wait();
         let start = now();
         while self.is_half_full() && !shared.closed.load(Ordering::Acquire) {
             let waited = start.elapsed();
@@ -416,6 +421,9 @@ impl Outbox {
     fn subtract(&self, frames: u64, bytes: u64) {
         self.shared.frames.fetch_sub(frames, Ordering::AcqRel);
         self.shared.bytes.fetch_sub(bytes, Ordering::AcqRel);
+        // Pairs with the one in `begin_wait`: of a waiter and this, one sees
+        // what the other wrote.
+        fence(Ordering::SeqCst);
         if self.shared.waiters.load(Ordering::Acquire) > 0 {
             self.wake_waiters();
         }

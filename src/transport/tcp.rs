@@ -97,7 +97,7 @@ pub(super) fn connect_unless(
     cancel: &Cancel,
 ) -> io::Result<TcpStream> {
     let host = if host.is_empty() { "localhost" } else { host };
-    let deadline = now() + limit;
+    let deadline = super::deadline(limit);
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for (tried, address) in addresses.iter().enumerate() {
@@ -124,7 +124,7 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::from(address)) {
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-            wait_writable(&socket, &pipe, now() + limit)?;
+            wait_writable(&socket, &pipe, super::deadline(limit))?;
             if let Some(e) = socket.take_error()? {
                 return Err(e);
             }
@@ -184,17 +184,29 @@ pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
     } else {
         (host, port).to_socket_addrs()?.collect()
     };
+    let none = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    listen_at(addresses, port, host.is_empty(), none)
+}
+
+fn listen_at(
+    addresses: Vec<SocketAddr>,
+    port: u16,
+    both_versions: bool,
+    mut last: io::Error,
+) -> io::Result<Vec<TcpListener>> {
     let mut listeners: Vec<TcpListener> = Vec::new();
-    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for mut address in addresses {
         // A port chosen by the system is chosen once for all addresses.
         if let (0, Some(first)) = (port, listeners.first()) {
             address.set_port(first.local_addr()?.port());
         }
-        match bind(address, host.is_empty()) {
+        match bind(address, both_versions) {
             Ok(listener) => listeners.push(listener),
-            // localhost resolves to ::1 on hosts without IPv6.
-            Err(e) => last = e,
+            // localhost resolves to ::1 on hosts without IPv6, and a port that
+            // is free at one address need not be at the other. But one that
+            // was asked for is not half somebody else's.
+            Err(e) if port == 0 || is_not_here(&e) => last = e,
+            Err(e) => return Err(e),
         }
     }
     if listeners.is_empty() {
@@ -202,6 +214,12 @@ pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
     } else {
         Ok(listeners)
     }
+}
+
+/// Whether this host does not have an address, or its version of IP, at all.
+fn is_not_here(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable
+        || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
 }
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
@@ -282,4 +300,23 @@ pub(super) fn ended(result: io::Result<()>) -> io::Result<()> {
 /// A zero timeout means none to the system and is refused by std.
 pub(super) fn at_least_a_tick(limit: Option<Duration>) -> Option<Duration> {
     limit.map(|limit| limit.max(Duration::from_millis(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_listened_at_on_every_address_that_is_here_or_not_at_all() {
+        let none = || io::Error::from(io::ErrorKind::NotFound);
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let at = |ip: [u8; 4]| SocketAddr::from((ip, port));
+        let free = at([127, 0, 0, 2]);
+        let error = listen_at(vec![free, at([127, 0, 0, 1])], port, false, none()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        // TEST-NET-1 is nobody's.
+        let listeners = listen_at(vec![at([192, 0, 2, 1]), free], port, false, none()).unwrap();
+        assert_eq!(listeners.len(), 1);
+    }
 }

@@ -256,6 +256,9 @@ struct Session {
     connection: Connection,
     /// Ciphertext of the reading side that the writer has to send.
     pending: Vec<u8>,
+    /// How much of it the reader has asked the writer to send. It asks once:
+    /// the writer may be waiting for its peer.
+    asked: usize,
     peer_closed: bool,
     /// rustls has begun on a handshake message whose rest is still to come,
     /// and refers to its first part in the reading side's buffer. Steps
@@ -298,6 +301,7 @@ impl Session {
             pending,
             peer_closed,
             fragment,
+            ..
         } = self;
         if *fragment && incoming.is_empty() {
             let why = "the peer has sent a part of a handshake message only";
@@ -316,6 +320,19 @@ impl Session {
         let idle = matches!(result, Ok(Step::Idle));
         *fragment = idle && !*peer_closed && begins_with_record(&incoming[discard..]);
         (discard, result)
+    }
+
+    /// Takes what is to be sent.
+    fn take_pending(&mut self) -> Vec<u8> {
+        self.asked = 0;
+        std::mem::take(&mut self.pending)
+    }
+
+    /// Whether the writer has to be asked to send something.
+    fn ask(&mut self) -> bool {
+        let more = self.pending.len() > self.asked;
+        self.asked = self.pending.len();
+        more
     }
 
     /// After an error: the alert that tells the peer goes into `pending`.
@@ -463,36 +480,7 @@ fn handshake(
     pool: &BufferPool,
     deadline: Instant,
 ) -> Result<Secured, TlsError> {
-    let mut session = Session {
-        connection,
-        pending: Vec::new(),
-        peer_closed: false,
-        fragment: false,
-    };
-    let mut inbox = Inbox::default();
-    let mut incoming = Incoming::new(pool.clone());
-    stream.set_write_timeout(Some(left_until(deadline)?))?;
-    loop {
-        let result = incoming.open(&mut inbox, |bytes, tools| session.step(bytes, tools));
-        if result.is_err() {
-            session.collect_alert(incoming.rest());
-        }
-        if !session.pending.is_empty() {
-            write_all(&*stream, &session.pending)?;
-            session.pending = Vec::new();
-        }
-        result?;
-        if !session.connection.is_handshaking() {
-            break;
-        }
-        if session.peer_closed {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        stream.set_read_timeout(Some(left_until(deadline)?))?;
-        if incoming.read(&*stream, false)? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-    }
+    let (session, incoming, inbox) = shake_hands(&*stream, connection, pool, deadline)?;
     let (peer, version) = (session.connection.peer(), session.connection.version());
     let session = Arc::new(Mutex::new(session));
     let receive = TlsReceive {
@@ -517,6 +505,48 @@ fn handshake(
         peer,
         version,
     })
+}
+
+/// The session, and what of the peer's bytes came after the handshake: not
+/// opened yet, and opened.
+fn shake_hands(
+    stream: &dyn Duplex,
+    connection: Connection,
+    pool: &BufferPool,
+    deadline: Instant,
+) -> Result<(Session, Incoming, Inbox), TlsError> {
+    let mut session = Session {
+        connection,
+        pending: Vec::new(),
+        asked: 0,
+        peer_closed: false,
+        fragment: false,
+    };
+    let mut inbox = Inbox::default();
+    let mut incoming = Incoming::new(pool.clone());
+    stream.set_write_timeout(Some(left_until(deadline)?))?;
+    loop {
+        let result = incoming.open(&mut inbox, |bytes, tools| session.step(bytes, tools));
+        if result.is_err() {
+            session.collect_alert(incoming.rest());
+        }
+        if !session.pending.is_empty() {
+            write_all(stream, &session.pending)?;
+            session.pending = Vec::new();
+        }
+        result?;
+        if !session.connection.is_handshaking() {
+            break;
+        }
+        if session.peer_closed {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        stream.set_read_timeout(Some(left_until(deadline)?))?;
+        if incoming.read(stream, false)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+    }
+    Ok((session, incoming, inbox))
 }
 
 /// Ciphertext that has been received and not opened yet, in a pooled buffer
@@ -646,7 +676,7 @@ impl TlsReceive {
         debug_assert!(!poisoned, "the lock above would have failed");
         Ok(Received {
             end: session.peer_closed,
-            flush: !session.pending.is_empty(),
+            flush: session.ask(),
         })
     }
 }
@@ -731,7 +761,7 @@ impl TlsTransmit {
             }
         }
         let written = tools.seal.map_or(0, |seal| seal.written);
-        let pending = std::mem::take(&mut session.pending);
+        let pending = session.take_pending();
         drop(session);
         if !pending.is_empty() {
             // It was made before this record, and its order is kept by
@@ -778,12 +808,11 @@ impl Transmit for TlsTransmit {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let pending = std::mem::take(&mut lock(&self.session)?.pending);
+        let pending = lock(&self.session)?.take_pending();
         write_all(&*self.stream, &pending)
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.flush()?;
         let mut out = [0; 512];
         let mut tools = Tools {
             inbox: None,
@@ -793,12 +822,13 @@ impl Transmit for TlsTransmit {
                 written: 0,
             }),
         };
-        let written = {
+        let (pending, written) = {
             let mut session = lock(&self.session)?;
             while let (_, Ok(Step::Again)) = session.step(&mut [], &mut tools) {}
-            tools.seal.map_or(0, |seal| seal.written)
+            // Taken before the reader can add records that come after it.
+            (session.take_pending(), tools.seal.map_or(0, |seal| seal.written))
         };
-        self.flush()?;
+        write_all(&*self.stream, &pending)?;
         write_all(&*self.stream, &out[..written])?;
         self.stream.shutdown(Shutdown::Write)
     }
@@ -813,5 +843,55 @@ impl Transmit for TlsTransmit {
 impl Drop for TlsTransmit {
     fn drop(&mut self) {
         self.idle();
+    }
+}
+
+#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Role;
+    use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+    use crate::transport::{memory, threads};
+
+    #[test]
+    fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let identity = |role| {
+            authority
+                .issue(&CertificateRequest::new(role))
+                .unwrap()
+                .identity()
+        };
+        let acceptor = Acceptor::mutual(&identity(Role::SERVER), &authority.trust()).unwrap();
+        let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "a deadline")]
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let (here, there) = memory::pair();
+        let peer = threads::spawn("peer", move || {
+            connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
+        });
+        let connection = UnbufferedServerConnection::new(acceptor.config).unwrap();
+        let (mut session, incoming, mut inbox) = shake_hands(
+            &here,
+            Connection::Server(connection),
+            &BufferPool::new(),
+            deadline,
+        )
+        .unwrap();
+        let _peer = peer.unwrap().join().unwrap().unwrap();
+        // As the refusal of a renegotiation in TLS 1.2 leaves it.
+        session.pending = vec![0; 31];
+        let stream: Arc<dyn Duplex> = Arc::new(here);
+        let mut receive = TlsReceive {
+            stream: Arc::clone(&stream),
+            session: Arc::new(Mutex::new(session)),
+            incoming,
+        };
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        assert!(receive.receive(&mut inbox).unwrap().flush);
+        let again = receive.receive(&mut inbox);
+        assert!(again.is_err_and(|e| is_timeout(&e)), "it waits for its peer");
     }
 }

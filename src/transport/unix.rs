@@ -27,7 +27,7 @@ pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
 pub(super) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> io::Result<UnixStream> {
     #[expect(clippy::disallowed_methods, reason = "the attempt has a time limit")]
     let now = Instant::now;
-    let deadline = now() + limit;
+    let deadline = super::deadline(limit);
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     let address = SockAddr::unix(path)?;
     socket.set_nonblocking(true)?;

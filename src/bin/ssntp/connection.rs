@@ -40,10 +40,29 @@ pub(crate) struct Connection {
 impl Connection {
     /// The client's configuration so far.
     pub(crate) fn config(&self) -> Result<ClientConfig, Failure> {
+        self.config_of(Identity::load(&self.cert)?, self.role)
+    }
+
+    /// The same for a program that is nothing but `roles`: of them, it
+    /// advertises those that its certificate holds.
+    pub(crate) fn config_as(&self, roles: Role) -> Result<ClientConfig, Failure> {
         let identity = Identity::load(&self.cert)?;
+        let held = identity.roles();
+        let advertised = self.role.unwrap_or(held & roles);
+        if advertised.is_empty() || !roles.contains(advertised) {
+            let (cert, any) = (self.cert.display(), roles.to_string().replace(',', " or "));
+            let found = self.role.unwrap_or(held);
+            return Err(Failure::new(format!(
+                "{cert}: the role is {found}, it has to be {any}"
+            )));
+        }
+        self.config_of(identity, Some(advertised))
+    }
+
+    fn config_of(&self, identity: Identity, role: Option<Role>) -> Result<ClientConfig, Failure> {
         let mut config = ClientConfig::new(identity, Trust::load(&self.ca)?);
         config = config.addresses(self.connect.iter().cloned());
-        if let Some(role) = self.role {
+        if let Some(role) = role {
             config = config.role(role);
         }
         if let Some(uuid) = self.uuid {

@@ -34,6 +34,12 @@ impl Output {
     }
 }
 
+/// Writes one line to the standard error, which may be closed as well:
+/// `eprintln!` would panic then.
+pub(crate) fn note(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// A peer's text as a terminal may show it: control characters are escaped,
 /// lines stay lines.
 pub(crate) fn printable(text: &str) -> String {

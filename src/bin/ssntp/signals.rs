@@ -1,20 +1,27 @@
-//! SIGINT and SIGTERM end a program in order.
+//! SIGINT and SIGTERM end a program in order, and soon: one that waits where
+//! nothing wakes it (a pipe that nobody fills or empties) is ended outright.
 
 use std::ffi::c_int;
 use std::io;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::Failure;
+
+/// How long a program may take to end.
+const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Waits for a signal on a thread of its own, which dropping this joins.
 #[derive(Debug)]
 pub(crate) struct Stop {
     stopped: Receiver<()>,
     handle: Handle,
+    /// Dropped to tell the thread that the program ends by itself.
+    ending: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -34,24 +41,31 @@ impl Stop {
         let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(further))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
+        let (ending, ended) = bounded::<()>(0);
         let (arrive, arrived) = bounded(1);
         let thread = std::thread::Builder::new()
             .name("ssntp-signals".into())
             .spawn(move || {
                 // The channel is closed, which every receiver sees, at the first
                 // signal; a second one finds a program that is ending already.
-                let _stop = stop;
+                let mut told = false;
                 for signal in signals.forever() {
                     if further != Some(signal) {
+                        told = true;
                         break;
                     }
                     // One that has not been looked at yet stands for both.
                     let _ = arrive.try_send(());
                 }
+                drop((stop, arrive));
+                if told && ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                    std::process::exit(0);
+                }
             })?;
         let stop = Self {
             stopped,
             handle,
+            ending: Some(ending),
             thread: Some(thread),
         };
         Ok((stop, arrived))
@@ -82,6 +96,7 @@ fn failed(error: io::Error) -> Failure {
 
 impl Drop for Stop {
     fn drop(&mut self) {
+        self.ending.take();
         self.handle.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

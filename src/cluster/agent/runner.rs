@@ -15,6 +15,7 @@ use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
 use super::store::Store;
 use super::worker::Workers;
+use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, Event};
 use crate::cluster::machine::Facts;
 use crate::transport::threads;
@@ -135,6 +136,8 @@ pub enum AgentError {
     State(PathBuf, io::Error),
     /// The client can't start, or ended for good.
     Client(ClientError),
+    /// The client's roles aren't those of an agent.
+    Role(Role),
     /// A thread can't be started.
     Thread(io::Error),
 }
@@ -144,6 +147,7 @@ impl fmt::Display for AgentError {
         match self {
             Self::State(path, e) => write!(f, "{}: {e}", path.display()),
             Self::Client(e) => e.fmt(f),
+            Self::Role(role) => write!(f, "{role} is not the role of an agent"),
             Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
         }
     }
@@ -154,6 +158,7 @@ impl std::error::Error for AgentError {
         match self {
             Self::State(_, e) | Self::Thread(e) => Some(e),
             Self::Client(e) => Some(e),
+            Self::Role(_) => None,
         }
     }
 }
@@ -198,6 +203,9 @@ impl Agent {
             .map(|root| open(root, config.volumes.as_deref()));
         let store = store.transpose()?.map(Arc::new);
         let client = Client::start(config.client.clone())?;
+        if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
+            return Err(AgentError::Role(client.role()));
+        }
         let uuid = client.uuid();
         let (orders, inbox) = bounded(16);
         let (ending, ended) = bounded(1);

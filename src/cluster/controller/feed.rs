@@ -217,13 +217,15 @@ impl State {
                     settle_where(
                         orders,
                         |goal| goal.failed(failure),
-                        |_| Err(OrderError::Failed(failure.clone())),
+                        |_| Err(OrderError::Failed(Box::new(failure.clone()))),
                     );
                     // The best fit, and of these the last.
                     let fits = orders.iter().enumerate();
                     let fits = fits.filter_map(|(at, order)| Some((order.goal.refused(failure, view)?, at)));
                     if let Some((_, at)) = fits.max() {
-                        orders.remove(at).settle(Err(OrderError::Failed(failure.clone())));
+                        orders
+                            .remove(at)
+                            .settle(Err(OrderError::Failed(Box::new(failure.clone()))));
                     }
                 }
                 _ => {}

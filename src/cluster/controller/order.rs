@@ -88,7 +88,7 @@ impl Drop for Order {
 #[non_exhaustive]
 pub enum OrderError {
     /// It failed, and this is why.
-    Failed(Failure),
+    Failed(Box<Failure>),
     /// Nothing was heard of it in time; it may still come.
     TimedOut {
         /// The command.

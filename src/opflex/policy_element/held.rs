@@ -13,6 +13,7 @@ use crate::opflex::message::{
     PolicyUnresolve, Request, Role, StateReport,
 };
 use crate::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
+use crate::opflex::one_or_many::{OneOrMany, add, remove};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc::{EncodeError, Id, Pending, Random};
 
@@ -106,8 +107,8 @@ pub(super) struct Held {
 #[derive(Debug, Default)]
 struct Index {
     /// By the object that was asked for, or that an identifier brought.
-    roots: HashMap<Uri, BTreeSet<Key>>,
-    idents: HashMap<Ident, BTreeSet<Key>>,
+    roots: HashMap<Uri, OneOrMany<Key>>,
+    idents: HashMap<Ident, OneOrMany<Key>>,
 }
 
 impl Held {
@@ -145,11 +146,11 @@ impl Held {
         match key {
             Key::Resolve(what, _, Target::Uri(uri)) => {
                 let roots = &mut self.index_mut(*what).roots;
-                roots.entry(uri.clone()).or_default().insert(key.clone());
+                add(roots, uri.clone(), key.clone());
             }
             Key::Resolve(what, _, Target::Ident(ident)) => {
                 let idents = &mut self.index_mut(*what).idents;
-                idents.entry(ident.clone()).or_default().insert(key.clone());
+                add(idents, ident.clone(), key.clone());
             }
             Key::Declaration(_) | Key::Report(_) => {}
         }
@@ -184,7 +185,7 @@ impl Held {
             && item.roots.insert(root.clone())
         {
             let roots = &mut self.index_mut(*what).roots;
-            roots.entry(root.clone()).or_default().insert(key.clone());
+            add(roots, root.clone(), key.clone());
         }
     }
 
@@ -192,12 +193,17 @@ impl Held {
     pub(super) fn holders<'a>(&'a self, what: Subject, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
         let roots = &self.index(what).roots;
         let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
-        texts.filter_map(|text| roots.get(text)).flatten()
+        texts.filter_map(|text| roots.get(text)).flat_map(OneOrMany::iter)
     }
 
     /// The resolves by an identifier.
     pub(super) fn by_ident(&self, what: Subject, ident: &Ident, subject: &Name) -> Vec<Key> {
-        let keys = self.index(what).idents.get(ident).into_iter().flatten();
+        let keys = self
+            .index(what)
+            .idents
+            .get(ident)
+            .into_iter()
+            .flat_map(OneOrMany::iter);
         let of_class = keys.filter(|key| matches!(key, Key::Resolve(_, class, _) if class == subject));
         of_class.cloned().collect()
     }
@@ -358,15 +364,6 @@ impl Held {
             .into_iter()
             .flatten()
             .min()
-    }
-}
-
-fn remove<K: Eq + std::hash::Hash>(index: &mut HashMap<K, BTreeSet<Key>>, at: &K, key: &Key) {
-    if let Some(keys) = index.get_mut(at) {
-        keys.remove(key);
-        if keys.is_empty() {
-            index.remove(at);
-        }
     }
 }
 

@@ -295,7 +295,8 @@ impl ClientConfig {
     /// How much may wait for the application to receive it, in events and
     /// in bytes of frames; one frame may always wait alone. Then the server
     /// is held back. The channel takes memory for all its events at once,
-    /// some 64 bytes each. Default: 1024 events, 64 MiB.
+    /// some 64 bytes each, and has room for 1,048,576 at most. Default: 1024
+    /// events, 64 MiB.
     #[must_use]
     pub fn inbound(mut self, limits: Limits) -> Self {
         self.inbound = limits;
@@ -310,7 +311,8 @@ impl ClientConfig {
     }
 
     /// How long the server may take none of the data that waits for it before
-    /// the session counts as lost. Default: 30 s.
+    /// the session counts as lost, and how long the rest of the queue may take
+    /// once the server has ended the session. Default: 30 s.
     #[must_use]
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         self.write_timeout = limit;

@@ -13,7 +13,7 @@ use crate::pki::CertificateInfo;
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::ssntp::wire::outgoing;
 use crate::transport::tls::{Connector, Secured, TlsError};
-use crate::transport::{BufferPool, Cancel, Duplex, Halves, Outgoing, Target, TcpOptions};
+use crate::transport::{BufferPool, Cancel, Duplex, Halves, Outgoing, Target, TcpOptions, deadline};
 
 /// How long a server that we refuse may take to read why.
 const PARTING: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ impl Dialer {
         let stream = target
             .connect(&self.tcp, self.connect_timeout, &self.cancel)
             .map_err(|e| DialFault::Connect(Arc::new(e)))?;
-        let deadline = now() + self.handshake_timeout;
+        let deadline = deadline(self.handshake_timeout);
         // Closing the client shuts the stream down, which ends every read and
         // write below.
         let _watch = self.cancel.watch(&stream);

@@ -14,7 +14,7 @@ use super::line::{Line, Obstacle};
 use super::{ClientError, Counters, DisconnectReason, Event, SendError, SendFault, ServerInfo};
 use crate::Role;
 use crate::proto::{Frame, may_be_sent};
-use crate::transport::{Cancel, Outbox};
+use crate::transport::{Cancel, Outbox, deadline};
 
 /// Sends, tells how things stand, and closes. Receiving is for the
 /// [`Client`](super::Client) alone.
@@ -83,7 +83,7 @@ impl ClientHandle {
     /// or its session was lost. False when `limit` has passed before, or the
     /// client has ended.
     pub fn flush(&self, limit: Duration) -> bool {
-        self.shared.line.flush(now() + limit)
+        self.shared.line.flush(deadline(limit))
     }
 
     /// Blocks until a session stands, for at most `limit` (`None`: as long
@@ -92,7 +92,7 @@ impl ClientHandle {
     /// # Errors
     /// Why the client ended instead.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<bool, ClientError> {
-        self.shared.line.wait_up(limit.map(|limit| now() + limit))
+        self.shared.line.wait_up(limit.map(deadline))
     }
 
     /// The client's UUID.
@@ -177,7 +177,7 @@ impl Shared {
 
     fn send_fitting(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
         // The clock is read only once there is something to wait for.
-        let mut deadline = None;
+        let mut until = None;
         loop {
             let obstacle = match self.line.offer(&frame) {
                 Ok(()) => return Ok(()),
@@ -187,8 +187,8 @@ impl Shared {
             let Patience::For(limit) = patience else {
                 return Err(SendError::new(frame, SendFault::Full));
             };
-            let deadline = *deadline.get_or_insert_with(|| limit.map(|limit| now() + limit));
-            if !self.line.wait(obstacle, frame.encoded_len(), deadline) {
+            let until = *until.get_or_insert_with(|| limit.map(deadline));
+            if !self.line.wait(obstacle, frame.encoded_len(), until) {
                 return Err(SendError::new(frame, SendFault::Full));
             }
         }

@@ -28,6 +28,9 @@ pub(super) struct Inbound {
     bytes: u64,
 }
 
+/// The channel takes memory for all its events at once.
+const MOST_EVENTS: usize = 1 << 20;
+
 /// Between two looks at whether an application that has fallen behind by the
 /// limit of bytes has caught up; the channel tells of room for events only.
 const LOOK: Duration = Duration::from_millis(1);
@@ -37,7 +40,8 @@ impl Inbound {
     pub(super) fn new(limits: Limits, done: Receiver<Infallible>) -> (Self, Receiver<Event>) {
         // A channel without room would never take the last event of a client
         // that is closed.
-        let capacity = usize::try_from(limits.frames).unwrap_or(usize::MAX).max(1);
+        let capacity = usize::try_from(limits.frames).unwrap_or(usize::MAX);
+        let capacity = capacity.clamp(1, MOST_EVENTS);
         let (events, receiver) = crossbeam_channel::bounded(capacity);
         let inbound = Self {
             events,
@@ -138,6 +142,13 @@ mod tests {
             thread.unwrap().join().unwrap();
             assert_eq!(received, 200);
         }
+    }
+
+    #[test]
+    fn no_limit_is_some_limit() {
+        let (mut inbound, events, _cancel) = inbound(u64::MAX, u64::MAX);
+        assert!(inbound.deliver(event(100), 100));
+        assert_eq!((events.len(), events.capacity()), (1, Some(MOST_EVENTS)));
     }
 
     #[test]

@@ -164,7 +164,12 @@ impl Line {
         // has a place in the other.
         let outbox = Outbox::new(Limits {
             frames: self.queue.frames.max(items.len() as u64),
-            bytes: self.queue.bytes.max(items.iter().map(|i| i.len() as u64).sum()),
+            // Less than `flush` asks for, however much was configured.
+            bytes: self
+                .queue
+                .bytes
+                .min(EVERYTHING as u64 / 2)
+                .max(items.iter().map(|i| i.len() as u64).sum()),
         });
         for item in items {
             let taken = outbox.push(item);

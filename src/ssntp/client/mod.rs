@@ -104,7 +104,7 @@ pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;
 use crate::proto::Frame;
-use crate::transport::threads;
+use crate::transport::{deadline, threads};
 
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::client";
@@ -219,7 +219,7 @@ impl Client {
     /// # Errors
     /// As [`recv_timeout`](Self::recv_timeout).
     pub fn recv_frame_timeout(&self, limit: Duration) -> Result<Frame, RecvError> {
-        let deadline = handle::now() + limit;
+        let deadline = deadline(limit);
         loop {
             match self.events.recv_deadline(deadline) {
                 Ok(Event::Frame(frame)) => return Ok(frame),

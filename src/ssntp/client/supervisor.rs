@@ -23,10 +23,10 @@ use super::session::{Decoder, SessionSink};
 use super::uuid_file::Claimed;
 use super::{Backoff, ClientConfig, ClientError, DialError, DialFault, DisconnectReason, Event, LOG};
 use crate::proto::{ErrorCode, Refusal};
-use crate::transport::{Cancel, Link, LinkConfig, Target};
+use crate::transport::{Cancel, Link, LinkConfig, Target, deadline};
 
-/// How long a lost session's threads may take to part from the server before
-/// they are cut off.
+/// How long after its last byte a session waits for the server to end its
+/// side.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The thread's state.
@@ -255,6 +255,7 @@ impl Supervisor {
         crossbeam_channel::select! {
             recv(over) -> _ => {}
             recv(self.shared.cancel.done()) -> _ => link.abort(),
+            default(self.write_timeout) => link.abort(),
         }
         link.join();
         self.shared.counts.finish();
@@ -265,7 +266,7 @@ impl Supervisor {
     /// server, within the grace.
     fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
         link.close();
-        let deadline = now() + self.grace;
+        let deadline = deadline(self.grace);
         // First perhaps the reason, then the end of its threads.
         while over.recv_deadline(deadline).is_ok() {}
         link.abort();

@@ -121,7 +121,12 @@ pub struct Codec {
     after_skip: AfterSkip,
     wanted: usize,
     bad_traces: u64,
+    /// The memory that what is decoded now is cut from, in bytes.
+    memory: usize,
 }
+
+/// What would keep more than this many times its own length alive is copied.
+pub(crate) const MAX_WASTE: usize = 4;
 
 #[derive(Debug)]
 enum AfterSkip {
@@ -142,6 +147,7 @@ impl Codec {
             after_skip: AfterSkip::Nothing,
             wanted: 0,
             bad_traces: 0,
+            memory: 0,
         }
     }
 
@@ -157,12 +163,15 @@ impl Codec {
     }
 
     /// Takes every complete frame off the front of `input` and appends what
-    /// it finds to `items`, in order. An incomplete frame stays.
+    /// it finds to `items`, in order. An incomplete frame stays. What is found
+    /// shares the memory of `input`, unless it is a small part of it: a frame
+    /// may wait in a queue that counts its own length alone.
     ///
     /// # Errors
     /// [`ProtocolError`] where the peer broke the protocol; what stood before
     /// the fault is in `items`, and the session has to be closed.
     pub fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        self.memory = input.capacity();
         loop {
             self.wanted = 0;
             if !self.skipped(input, items) {
@@ -227,13 +236,23 @@ impl Codec {
                 Item::Run(Run {
                     kind,
                     frames,
-                    bytes: data.slice(start..end),
+                    bytes: self.keep(data.slice(start..end)),
                 })
             }));
-            let bytes = if start == 0 { data } else { data.slice(start..) };
+            let bytes = self.keep(if start == 0 { data } else { data.slice(start..) });
             items.push(Item::Run(Run { kind, frames, bytes }));
         }
         stop
+    }
+
+    /// The same bytes, in memory of their own where they are a small part of
+    /// the input's.
+    fn keep(&self, bytes: Bytes) -> Bytes {
+        if bytes.len() < self.memory / MAX_WASTE {
+            Bytes::copy_from_slice(&bytes)
+        } else {
+            bytes
+        }
     }
 
     fn judge(&self, header: &Header) -> Verdict {
@@ -304,7 +323,7 @@ impl Codec {
             return Ok(false);
         }
         let frame = input.split_to(whole).freeze();
-        let payload = frame.slice(head + block..);
+        let payload = self.keep(frame.slice(head + block..));
         let frame_without = Frame::with_payload(header.kind, payload);
         items.push(match Trace::decode(&frame[head..head + block]) {
             Ok(trace) => Item::Traced(frame_without.traced(trace)),

@@ -53,6 +53,7 @@ mod handshake;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::codec::MAX_WASTE;
 pub use self::codec::{
     Codec, DEFAULT_MAX_PAYLOAD, Frames, Item, Run, answer_to_filtered, answer_to_unsupported, may_be_sent,
 };

@@ -410,3 +410,18 @@ fn payloads_share_the_memory_they_arrived_in() {
     assert_eq!(frame.payload_bytes().as_ptr() as usize, run_at + HEADER_LEN);
     assert_eq!(Frame::new(Status::FULL).payload_bytes(), &Bytes::new());
 }
+
+#[test]
+fn a_small_run_does_not_keep_alive_what_arrived_with_it() {
+    let long = Frame::with_payload(Status::READY, vec![1; 100_000]);
+    let mut trace = Trace::new("t");
+    trace.start = 1;
+    let traced = Frame::with_payload(Command::STATS, "b").traced(trace);
+    let mut input = BytesMut::from(&wire(&[long, Frame::with_payload(Command::STATS, "a"), traced])[..]);
+    let mut items = Vec::new();
+    Codec::new(LIMIT, true).decode(&mut input, &mut items).unwrap();
+    let [Item::Run(_), Item::Run(small), Item::Traced(traced)] = &items[..] else {
+        panic!("{items:?}")
+    };
+    assert!(small.wire().is_unique() && traced.payload_bytes().is_unique());
+}

@@ -33,7 +33,7 @@ use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusa
 use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Decode, Duplex, EndReason, Halves, Link, LinkConfig, Listener, PeerAddress, Sink, Waker, threads,
+    Decode, Duplex, EndReason, Halves, Link, LinkConfig, Listener, PeerAddress, Sink, Waker, after, threads,
 };
 
 /// A handshake may be cut for a newcomer once it has waited so long for its
@@ -381,7 +381,7 @@ impl Watched {
 
 /// Brings one newcomer in, or refuses it.
 fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) {
-    let deadline = newcomer.accepted + shared.handshake_timeout;
+    let deadline = after(newcomer.accepted, shared.handshake_timeout);
     let peer = newcomer.peer();
     let stream: Arc<dyn Duplex> = Arc::new(WatchedStream(Arc::clone(newcomer)));
     let secured = match shared

@@ -198,7 +198,7 @@ impl ServerConfig {
         self
     }
 
-    /// The longest payload to receive, in bytes. Default: 16 MiB.
+    /// The longest payload to receive or send, in bytes. Default: 16 MiB.
     #[must_use]
     pub fn max_payload(mut self, bytes: u32) -> Self {
         self.max_payload = bytes;
@@ -244,7 +244,8 @@ impl ServerConfig {
         self
     }
 
-    /// How long a peer with waiting data may take none of it. Default: 30 s.
+    /// How long a peer with waiting data may take none of it, and how long a
+    /// session that ends may take to send what waits. Default: 30 s.
     #[must_use]
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         self.write_timeout = limit;

@@ -13,7 +13,7 @@
 //! sockets. What one session may have in it is bounded by its
 //! [`Gate`](super::sessions::Gate).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,11 +32,11 @@ use super::sessions::{Counters, Directory, Gate, Session, SessionId, SessionInfo
 use crate::Role;
 use crate::pki::CertificateInfo;
 use crate::proto::{
-    Command, Connect, ErrorCode, Frame, FrameKind, Item, Refusal, Run, ServerHandshake, answer_to_filtered,
-    answer_to_unsupported, may_be_sent,
+    Command, Connect, ErrorCode, Frame, FrameKind, Item, MAX_WASTE, Refusal, Run, ServerHandshake,
+    answer_to_filtered, answer_to_unsupported, may_be_sent,
 };
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::{EndReason, Limits, Link, Outbox, Outgoing, PeerAddress, PushError};
+use crate::transport::{EndReason, Limits, Link, Outbox, Outgoing, PeerAddress, PushError, deadline};
 
 /// Room in the channel: enough that a burst of readers need not wait, and a
 /// batch is mostly one TLS record.
@@ -93,6 +93,9 @@ pub(super) struct State {
     grace: Duration,
     /// Sessions that are over while their threads still run.
     leaving: HashMap<SessionId, Leaving>,
+    /// When they are cut off, in order: each has as long as a write.
+    cut_off: VecDeque<(Instant, SessionId)>,
+    parting: Duration,
     /// Sessions whose end the handler has not been told of.
     departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
@@ -120,6 +123,8 @@ struct Leaving {
 pub(super) struct Dispatcher<H> {
     state: State,
     handler: H,
+    /// What the handler said last.
+    timer: Option<Instant>,
     events: Receiver<Event>,
 }
 
@@ -146,6 +151,8 @@ impl<H: Handler> Dispatcher<H> {
             max_sessions,
             grace: config.grace,
             leaving: HashMap::new(),
+            cut_off: VecDeque::new(),
+            parting: config.write_timeout,
             departed: Vec::new(),
             overflowed: Vec::new(),
             stopping: None,
@@ -154,12 +161,14 @@ impl<H: Handler> Dispatcher<H> {
         Ok(Self {
             state,
             handler,
+            timer: None,
             events,
         })
     }
 
     /// Runs until [`Event::Exit`] has come and every session has ended.
     pub(super) fn run(mut self) {
+        self.ask_timer();
         while !(self.state.exiting && self.state.leaving.is_empty() && self.state.sessions.len() == 0) {
             let event = match self.next_deadline() {
                 None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -171,15 +180,23 @@ impl<H: Handler> Dispatcher<H> {
                 // Every sender is gone, and with them every session.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.ask_timer();
             self.timers();
         }
+    }
+
+    fn ask_timer(&mut self) {
+        let mut at = None;
+        guard("next_timer", || at = self.handler.next_timer());
+        self.timer = at;
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         [
             self.state.held.next_expiry(),
             self.state.stopping,
-            self.handler.next_timer(),
+            self.state.cut_off.front().map(|(at, _)| *at),
+            self.timer,
         ]
         .into_iter()
         .flatten()
@@ -188,23 +205,26 @@ impl<H: Handler> Dispatcher<H> {
 
     fn timers(&mut self) {
         // The clock is read only where something waits for it.
-        let Some(deadline) = self.next_deadline() else {
+        let Some(next) = self.next_deadline() else {
             return;
         };
         let now = now();
-        if now < deadline {
+        if now < next {
             return;
         }
         if self.state.stopping.is_some_and(|end| end <= now) {
-            self.state.stopping = Some(now + Duration::from_secs(3600));
+            self.state.stopping = Some(deadline(Duration::MAX));
             self.state.abort_all();
         }
+        self.state.cut_off(now);
         while let Some(held) = self.state.held.expire(now) {
             self.call("expired", |handler, cx| handler.expired(cx, held));
         }
-        if self.handler.next_timer().is_some_and(|at| at <= now) {
+        if self.timer.is_some_and(|at| at <= now) {
             self.call("timer", |handler, cx| handler.timer(cx));
         }
+        self.notify();
+        self.ask_timer();
     }
 
     /// Handles one event and tells the handler what came of it.
@@ -345,7 +365,7 @@ impl<H: Handler> Dispatcher<H> {
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
-                    self.state.route_by_function(info, &frame);
+                    self.state.route_by_function(info, &frame, run.wire().len());
                 }
             }
             None => {}
@@ -362,7 +382,9 @@ impl<H: Handler> Dispatcher<H> {
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
-            Some(Rule::Function(_)) => self.state.route_by_function(info, frame),
+            Some(Rule::Function(_)) => self
+                .state
+                .route_by_function(info, frame, frame.payload_bytes().len()),
             None => {}
         }
     }
@@ -419,11 +441,14 @@ impl State {
             if !same {
                 return Err(Refusal::UuidInUse(uuid));
             }
-            self.end(old, DisconnectReason::Replaced, false);
         }
         // Threads of sessions that are leaving count: they are still there.
-        if self.sessions.len() + self.leaving.len() >= self.max_sessions + usize::from(old.is_some()) {
+        let most = self.max_sessions.saturating_add(usize::from(old.is_some()));
+        if self.sessions.len() + self.leaving.len() >= most {
             return Err(Refusal::Busy("the server is at its session limit"));
+        }
+        if let Some(old) = old {
+            self.end(old, DisconnectReason::Replaced, false);
         }
         let configuration = self.configuration.clone();
         let shared = &self.shared;
@@ -503,6 +528,27 @@ impl State {
             .is_some_and(|leaving| leaving.finished && leaving.link.is_some());
         if over && let Some(Leaving { link: Some(link), .. }) = self.leaving.remove(&id) {
             link.join();
+            while let Some((_, id)) = self.cut_off.front()
+                && !self.leaving.contains_key(id)
+            {
+                self.cut_off.pop_front();
+            }
+        }
+    }
+
+    /// Aborts the sessions that have had their time to send what waited: one
+    /// whose peer takes a byte now and then would never come to an end.
+    fn cut_off(&mut self, now: Instant) {
+        while let Some((at, id)) = self.cut_off.front().copied()
+            && at <= now
+        {
+            self.cut_off.pop_front();
+            if let Some(leaving) = self.leaving.get_mut(&id) {
+                leaving.abort = true;
+                if let Some(link) = &leaving.link {
+                    link.abort();
+                }
+            }
         }
     }
 
@@ -520,12 +566,13 @@ impl State {
         let leaving = self.leaving.entry(id).or_default();
         leaving.abort |= abort;
         leaving.link = link;
+        self.cut_off.push_back((deadline(self.parting), id));
         self.departed.push((session.info, reason));
         self.reap(id);
     }
 
     fn stop(&mut self) {
-        self.stopping = Some(now() + self.grace);
+        self.stopping = Some(deadline(self.grace));
         for id in self.sessions.ids() {
             self.end(id, DisconnectReason::Stopped, false);
         }
@@ -577,7 +624,8 @@ impl State {
         }
     }
 
-    fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    /// `memory` is what the frame's payload keeps alive, in bytes.
+    fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame, memory: usize) {
         let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
             return;
         };
@@ -588,6 +636,10 @@ impl State {
         guard("a routing function", || {
             decision = route(frame, info.uuid, &directory)
         });
+        let frame = &match decision {
+            Decision::Discard => return,
+            Decision::Queue | Decision::Forward(_) => apart(frame, memory),
+        };
         match decision {
             Decision::Discard => {}
             Decision::Queue => {
@@ -695,10 +747,20 @@ impl State {
         }
     }
 
-    pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+    /// Whether the application may send this at all.
+    fn check(&self, frame: &Frame) -> Result<(), SendError> {
+        let (len, limit) = (frame.payload_bytes().len(), self.shared.max_payload);
         if !may_be_sent(frame.kind()) {
-            return Err(SendError::Kind(frame.kind()));
+            Err(SendError::Kind(frame.kind()))
+        } else if u32::try_from(len).is_ok_and(|len| len <= limit) {
+            Ok(())
+        } else {
+            Err(SendError::TooLong { len, limit })
         }
+    }
+
+    pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.check(frame)?;
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
         let shared = Arc::clone(&self.shared);
         let Some(session) = self.sessions.get(id) else {
@@ -717,9 +779,7 @@ impl State {
         frame: &Frame,
         targets: impl FnOnce(&Sessions, &mut dyn FnMut(&Session)),
     ) -> Result<usize, SendError> {
-        if !may_be_sent(frame.kind()) {
-            return Err(SendError::Kind(frame.kind()));
-        }
+        self.check(frame)?;
         let shared = Arc::clone(&self.shared);
         let mut fan = Fan::new(frame, &shared);
         let mut full = Vec::new();
@@ -789,6 +849,20 @@ impl State {
     }
 }
 
+/// The frame as it may wait in a queue that counts its length alone: in memory
+/// of its own where it is a small part of the run it was found in.
+fn apart(frame: &Frame, memory: usize) -> Frame {
+    let payload = frame.payload_bytes();
+    if payload.len() >= memory / MAX_WASTE {
+        return frame.clone();
+    }
+    let copy = Frame::with_payload(frame.kind(), Bytes::copy_from_slice(payload));
+    match frame.trace() {
+        Some(trace) => copy.traced(trace.clone()),
+        None => copy,
+    }
+}
+
 /// Runs code of the application; a panic in it is logged and goes no further.
 fn guard(what: &str, call: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
@@ -804,4 +878,19 @@ fn guard(what: &str, call: impl FnOnce()) {
 #[expect(clippy::disallowed_methods, reason = "expiry and grace are times")]
 fn now() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_waits_keeps_no_long_run_alive() {
+        let run = Bytes::from(vec![7; 100_000]);
+        let found = |len| Frame::with_payload(Command::STATS, run.slice(..len));
+        let small = apart(&found(10), run.len());
+        assert!(small.payload_bytes().is_unique() && small == found(10));
+        let most = apart(&found(90_000), run.len());
+        assert_eq!(most.payload_bytes().as_ptr(), run.as_ptr(), "shared");
+    }
 }

@@ -128,6 +128,14 @@ pub enum SendError {
     ToSender(Uuid),
     /// CONNECT, CONNECTED, or a kind that the protocol does not define.
     Kind(FrameKind),
+    /// The payload is longer than the configured maximum, which peers are
+    /// taken to share.
+    TooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// The maximum in bytes.
+        limit: u32,
+    },
     /// The session's queue is full; the policy for slow consumers has been
     /// applied to it.
     QueueFull(Uuid),
@@ -144,6 +152,7 @@ impl fmt::Display for SendError {
             Self::NotConnected(uuid) => write!(f, "{uuid} is not connected"),
             Self::ToSender(uuid) => write!(f, "it came from {uuid} itself"),
             Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
+            Self::TooLong { len, limit } => write!(f, "the payload has {len} bytes, the maximum is {limit}"),
             Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
             Self::Stopped => f.write_str("the server has stopped"),
             Self::OnDispatcher => f.write_str("a handler has to use its context, not a handle"),
@@ -209,7 +218,7 @@ impl Context<'_> {
     /// says for how many.
     ///
     /// # Errors
-    /// [`SendError::Kind`].
+    /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
         self.state
             .send_where(frame, |sessions, each| sessions.with_role(to).for_each(each))
@@ -218,7 +227,7 @@ impl Context<'_> {
     /// Queues a frame for every session, and says for how many.
     ///
     /// # Errors
-    /// [`SendError::Kind`].
+    /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn broadcast(&mut self, frame: &Frame) -> Result<usize, SendError> {
         self.state
             .send_where(frame, |sessions, each| sessions.iter().for_each(each))

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::handler::HeldFrame;
 use crate::proto::Frame;
+use crate::transport::after;
 
 /// Names one queued frame; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,7 +54,7 @@ impl Held {
             return Err(held);
         }
         self.bytes += bytes;
-        self.queue.push_back((now + self.time, held));
+        self.queue.push_back((after(now, self.time), held));
         Ok(id)
     }
 

@@ -266,7 +266,8 @@ impl Gate {
 
     /// The dispatcher is done with `bytes`.
     pub(super) fn leave(&self, bytes: u64) {
-        self.in_flight.fetch_sub(bytes, Ordering::AcqRel);
+        // Sequentially consistent with `pass`: one of the two sees the other.
+        self.in_flight.fetch_sub(bytes, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) {
             drop(self.slow.lock().unwrap_or_else(PoisonError::into_inner));
             self.opened.notify_all();

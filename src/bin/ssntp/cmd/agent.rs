@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
+use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES};
@@ -82,7 +83,10 @@ enum ConfinementName {
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
-    let mut client = args.connection.config()?.tracing(true);
+    let mut client = args
+        .connection
+        .config_as(Role::AGENT | Role::NETAGENT)?
+        .tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::signals::Stop;
 
 /// Make, show and check certificates
 #[derive(Debug, clap::Args)]
@@ -113,6 +114,7 @@ struct Verify {
 
 /// Runs `ssntp cert`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let _stop = Stop::install()?;
     match args.command {
         Command::Ca(ca) => make(ca),
         Command::Issue(request) => issue(request),

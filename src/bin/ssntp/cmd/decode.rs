@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::{Output, printable};
+use crate::signals::Stop;
 
 /// More than anyone wants to read; it stops at a device named by mistake.
 const MAX_INPUT: u64 = 1 << 30;
@@ -40,6 +41,7 @@ pub(crate) struct Args {
 
 /// Runs `ssntp decode`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let _stop = Stop::install()?;
     let name = match args.file.as_os_str() == "-" {
         true => "standard input".to_owned(),
         false => args.file.display().to_string(),

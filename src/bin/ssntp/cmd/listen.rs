@@ -8,7 +8,7 @@ use ssntp::proto::{Frame, Trace};
 
 use crate::connection::{Connection, Waited, wait};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, note, printable};
 use crate::signals::Stop;
 
 /// Connect and print each frame that arrives
@@ -37,16 +37,16 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         let frame = match wait(&client, &stop, None)? {
             Waited::Event(Event::Frame(frame)) => frame,
             Waited::Event(Event::Connected(server)) => {
-                eprintln!(
+                note(format_args!(
                     "connected to {} ({}) at {}",
                     server.uuid(),
                     server.role(),
                     server.address()
-                );
+                ));
                 continue;
             }
             Waited::Event(Event::Disconnected { reason, .. }) => {
-                eprintln!("disconnected: {reason}");
+                note(format_args!("disconnected: {reason}"));
                 continue;
             }
             Waited::Event(_) => continue,

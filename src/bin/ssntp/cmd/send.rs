@@ -15,8 +15,8 @@ use crate::signals::Stop;
 
 /// Connect, send frames, and end once the server has taken them
 ///
-/// An error frame that the server sends back meanwhile is reported, and the
-/// exit code is 1 then.
+/// An error frame that comes back meanwhile, or up to 0.2 s later, is reported,
+/// and the exit code is 1 then.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -45,6 +45,8 @@ pub(crate) struct Args {
 const ATTEMPTS: u32 = 8;
 /// How often a wait looks for a signal.
 const STEP: Duration = Duration::from_millis(200);
+/// How long an answer to the last frame may take.
+const ANSWER: Duration = Duration::from_millis(200);
 /// How long the last bytes may take to leave.
 const FLUSH: Duration = Duration::from_secs(30);
 
@@ -99,22 +101,32 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             return Err(Failure::new("the server does not take the frames"));
         }
     }
+    // A server that refuses a frame says so at once, or not at all.
+    let began = now();
+    while let Some(left) = ANSWER.checked_sub(began.elapsed()) {
+        match wait(&client, &stop, Some(left))? {
+            Waited::Event(event) => refused(event)?,
+            Waited::Stopped | Waited::TimedOut => break,
+        }
+    }
     client.close();
-    // What came back before the end, if anything did.
-    for event in &client {
-        if let Event::Frame(frame) = event
-            && frame.kind().frame_type == FrameType::ERROR
-        {
+    (&client).into_iter().try_for_each(refused)
+}
+
+/// Fails where an event is an error frame.
+fn refused(event: Event) -> Result<(), Failure> {
+    match event {
+        Event::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
             let text = String::from_utf8_lossy(frame.payload_bytes())
                 .trim()
                 .replace('\n', ", ");
-            return Err(Failure::new(format!(
+            Err(Failure::new(format!(
                 "the server answered {}: {text}",
                 frame.kind()
-            )));
+            )))
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Sends one frame; false once a signal has come. A full queue is waited for

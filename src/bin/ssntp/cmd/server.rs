@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{ValueEnum, value_parser};
+use crossbeam_channel::{Receiver, Sender};
 use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
@@ -59,6 +60,9 @@ pub(crate) struct Args {
     /// The server's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    /// End when the standard input does: for whoever starts it as a child
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -137,9 +141,31 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     let server = Server::start(config, ()).map_err(server_failure)?;
     announce(&server)?;
-    stop.wait();
+    let ended = match args.until_stdin_ends {
+        true => stdin_ends()?,
+        false => crossbeam_channel::never(),
+    };
+    crossbeam_channel::select! {
+        recv(stop.channel()) -> _ => {}
+        recv(ended) -> _ => {}
+    }
     server.stop();
     Ok(())
+}
+
+/// Disconnected when the standard input ends. Its thread is never joined: it
+/// may wait for ever.
+fn stdin_ends() -> Result<Receiver<()>, Failure> {
+    let (end, ended) = crossbeam_channel::bounded(0);
+    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
+    let read = move || {
+        let _end: Sender<()> = end;
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    };
+    thread
+        .spawn(read)
+        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
+    Ok(ended)
 }
 
 /// Why a server does not start, in terms of the command line.

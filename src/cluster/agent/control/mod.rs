@@ -440,7 +440,7 @@ impl Control {
             }
             Input::Tick => {}
         }
-        self.check_evacuated();
+        self.check_evacuated(now);
         self.sync_tenants();
         self.tick(now);
     }

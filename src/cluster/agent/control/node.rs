@@ -139,11 +139,12 @@ impl Control {
     }
 
     /// MAINTENANCE once the last instance has stopped.
-    pub(super) fn check_evacuated(&mut self) {
+    pub(super) fn check_evacuated(&mut self, now: Instant) {
         let busy = |instance: &Instance| instance.is_running() || instance.phase == Phase::Removing;
         if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
             self.mode = Mode::Maintenance;
             self.announce(true);
+            self.stats_soon(now);
         }
     }
 

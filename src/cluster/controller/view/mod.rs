@@ -376,13 +376,18 @@ impl View {
         };
         let known = match self.instances.entry(uuid) {
             Entry::Occupied(known) if known.get().node == node => known.into_mut(),
-            entry => {
+            other => {
                 changes.push(Change::InstanceAdded {
                     instance: uuid,
                     node,
                     state: fresh.state.clone(),
                 });
-                entry.insert_entry(fresh);
+                match other {
+                    Entry::Occupied(mut known) => drop(known.insert(fresh)),
+                    Entry::Vacant(place) => {
+                        place.insert(fresh);
+                    }
+                }
                 return;
             }
         };

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use super::super::{ManagedObject, ModelError, Uri};
 use super::changes::{Before, same};
 use super::{Changes, Tree};
+use crate::opflex::one_or_many::{self, OneOrMany};
 
 impl Tree {
     /// Puts objects in, in place of those with their URIs; their children are
@@ -143,6 +144,8 @@ impl Tree {
         self.names.share(&mut object);
         let uri = self.share_uri(&mut object);
         let children = std::mem::take(&mut object.children);
+        // Read lists have room to grow, which they will not.
+        object.properties.shrink_to_fit();
 
         // Who does not name a parent keeps the one that lists it.
         let known = self.objects.get(&uri);
@@ -161,10 +164,7 @@ impl Tree {
             self.set_content(object, before);
         }
         if let Some(parent) = &parent {
-            self.children
-                .entry(parent.clone())
-                .or_default()
-                .insert(uri.clone());
+            one_or_many::add(&mut self.children, parent.clone(), uri.clone());
         }
 
         if whole && let Some(there) = self.children.get(&uri) {
@@ -205,10 +205,7 @@ impl Tree {
 
     /// Links a child to the parent that lists it.
     fn adopt(&mut self, child: Uri, parent: &Uri, before: &mut Before) {
-        self.children
-            .entry(parent.clone())
-            .or_default()
-            .insert(child.clone());
+        one_or_many::add(&mut self.children, parent.clone(), child.clone());
         match self.objects.get(&child) {
             Some(known) if known.parent_uri.as_ref() == Some(parent) => {}
             Some(known) => {
@@ -249,7 +246,7 @@ impl Tree {
         if let Some(parent) = &old.parent_uri {
             self.unlist(uri, parent);
         }
-        let children = self.children.get(uri).into_iter().flatten();
+        let children = self.children.get(uri).into_iter().flat_map(OneOrMany::iter);
         let announced: Vec<Uri> = children
             .filter(|child| self.announced.contains_key(*child))
             .cloned()
@@ -263,12 +260,7 @@ impl Tree {
     }
 
     fn unlist(&mut self, child: &Uri, parent: &Uri) {
-        if let Some(children) = self.children.get_mut(parent) {
-            children.remove(child);
-            if children.is_empty() {
-                self.children.remove(parent);
-            }
-        }
+        one_or_many::remove(&mut self.children, parent, child);
     }
 
     /// Uses the copies of the object's URIs that the tree already has.

@@ -1,70 +1,16 @@
 //! Ways to an object other than its URI.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::Hash;
 
 use super::super::{Ident, ManagedObject, Name, Reference, Schema, Uri};
-
-/// The URIs behind one key. Nearly every key has one, and a set of its own for
-/// each would be most of the memory of the index.
-#[derive(Debug)]
-pub(super) enum Holders {
-    One(Uri),
-    Many(BTreeSet<Uri>),
-}
-
-impl Holders {
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Uri> {
-        let (one, many) = match self {
-            Self::One(uri) => (Some(uri), None),
-            Self::Many(uris) => (None, Some(uris)),
-        };
-        one.into_iter().chain(many.into_iter().flatten())
-    }
-
-    fn add(&mut self, uri: &Uri) {
-        match self {
-            Self::One(one) if one == uri => {}
-            Self::One(one) => *self = Self::Many(BTreeSet::from([one.clone(), uri.clone()])),
-            Self::Many(uris) => {
-                uris.insert(uri.clone());
-            }
-        }
-    }
-
-    /// True when nothing is left.
-    fn remove(&mut self, uri: &Uri) -> bool {
-        match self {
-            Self::One(one) => one == uri,
-            Self::Many(uris) => {
-                uris.remove(uri);
-                uris.is_empty()
-            }
-        }
-    }
-}
-
-fn add<K: Eq + Hash>(index: &mut HashMap<K, Holders>, key: K, uri: &Uri) {
-    match index.get_mut(&key) {
-        Some(holders) => holders.add(uri),
-        None => {
-            index.insert(key, Holders::One(uri.clone()));
-        }
-    }
-}
-
-fn remove<K: Eq + Hash>(index: &mut HashMap<K, Holders>, key: &K, uri: &Uri) {
-    if index.get_mut(key).is_some_and(|holders| holders.remove(uri)) {
-        index.remove(key);
-    }
-}
+use crate::opflex::one_or_many::{OneOrMany, add, remove};
 
 /// The objects of each class, by identifier, and by what they refer to.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pub(super) classes: HashMap<Name, BTreeSet<Uri>>,
-    pub(super) idents: HashMap<Ident, Holders>,
-    pub(super) referrers: HashMap<Uri, Holders>,
+    pub(super) idents: HashMap<Ident, OneOrMany<Uri>>,
+    pub(super) referrers: HashMap<Uri, OneOrMany<Uri>>,
 }
 
 impl Index {
@@ -75,10 +21,10 @@ impl Index {
             .or_default()
             .insert(uri.clone());
         for ident in idents(object, schema) {
-            add(&mut self.idents, ident, uri);
+            add(&mut self.idents, ident, uri.clone());
         }
         for reference in references(object) {
-            add(&mut self.referrers, reference.uri, uri);
+            add(&mut self.referrers, reference.uri, uri.clone());
         }
     }
 

@@ -39,6 +39,7 @@ pub use self::changes::{Change, ChangeKind, Changes};
 use self::index::{Index, Names};
 use super::managed_object::find;
 use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
+use crate::opflex::one_or_many::OneOrMany;
 
 /// Managed objects by URI, with their containment.
 ///
@@ -62,7 +63,7 @@ pub struct Tree {
     /// The objects, their `children` empty: those are in `children`.
     objects: HashMap<Uri, ManagedObject>,
     order: BTreeSet<Uri>,
-    children: HashMap<Uri, BTreeSet<Uri>>,
+    children: HashMap<Uri, OneOrMany<Uri>>,
     announced: HashMap<Uri, Uri>,
     index: Index,
     names: Names,
@@ -158,8 +159,10 @@ impl Tree {
 
     /// The objects right below a URI, whether something is there or not.
     pub fn children_of(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
-        let children = self.children.get(uri).into_iter().flatten();
-        children.filter_map(|child| self.get(child))
+        let children = self.children.get(uri).into_iter();
+        children
+            .flat_map(OneOrMany::iter)
+            .filter_map(|child| self.get(child))
     }
 
     /// All objects in the order of their URIs, each parent before its children.
@@ -214,8 +217,9 @@ impl<'a> ObjectRef<'a> {
 
     /// The contained objects in the order of their URIs, those that are only
     /// announced included.
-    pub fn children(&self) -> impl Iterator<Item = &'a Uri> {
-        self.children_sorted()
+    pub fn children(&self) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let children = self.tree.children.get(&self.object.uri).into_iter();
+        children.flat_map(OneOrMany::iter)
     }
 
     /// The object that contains this one, where that is known.
@@ -252,10 +256,6 @@ impl<'a> ObjectRef<'a> {
             ..self.object.clone()
         }
     }
-
-    fn children_sorted(&self) -> impl DoubleEndedIterator<Item = &'a Uri> + use<'a> {
-        self.tree.children.get(&self.object.uri).into_iter().flatten()
-    }
 }
 
 impl Serialize for ObjectRef<'_> {
@@ -275,10 +275,10 @@ impl Serialize for ObjectRef<'_> {
             #[serde(flatten)]
             extra: &'a Map<String, Value>,
         }
-        struct Children<'a>(Option<&'a BTreeSet<Uri>>);
+        struct Children<'a>(Option<&'a OneOrMany<Uri>>);
         impl Serialize for Children<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_seq(self.0.into_iter().flatten())
+                serializer.collect_seq(self.0.into_iter().flat_map(OneOrMany::iter))
             }
         }
         Wire {

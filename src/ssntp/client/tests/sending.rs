@@ -192,3 +192,17 @@ fn frames_that_waited_when_their_session_was_lost_are_counted() {
     assert!(client.flush(LIMIT));
     assert_eq!(client.counters().sent_frames + counters.lost_frames, 11);
 }
+
+#[test]
+fn flush_waits_also_where_the_queue_has_no_limits() {
+    let endless = Limits {
+        frames: u64::MAX,
+        bytes: u64::MAX,
+    };
+    let (client, mut peer, _server) = pair(|config| config.queue(endless).inbound(endless));
+    let long = Frame::with_payload(Command::STATS, vec![0; 1 << 20]);
+    client.send(long.clone()).unwrap();
+    assert!(!client.flush(Duration::from_millis(50)), "the server takes none");
+    assert_eq!(peer.recv(), long);
+    assert!(client.flush(Duration::MAX));
+}

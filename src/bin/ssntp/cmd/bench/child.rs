@@ -28,13 +28,15 @@ impl Server {
                 "127.0.0.1:0",
                 "--forward",
                 "STATS=controller",
+                // However this process ends, the pipe does with it.
+                "--until-stdin-ends",
             ])
             .arg("--ca")
             .arg(pki.ca_path())
             .arg("--cert")
             .arg(pki.server_path())
             .args(more)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()

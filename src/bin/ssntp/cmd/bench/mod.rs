@@ -30,6 +30,7 @@ use ssntp::Role;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::seconds::Seconds;
+use crate::signals::Stop;
 
 /// Measure a server: throughput, latency, handshakes, memory
 ///
@@ -66,6 +67,8 @@ const PAYLOADS: [usize; 4] = [0, 256, 4096, 65_536];
 const SHAPES: [(usize, usize); 3] = [(1, 1), (8, 1), (1, 8)];
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    // Its servers end with this process, see `child`.
+    let _stop = Stop::install()?;
     let window: Duration = args.seconds.into();
     let wants = |what| args.only.is_empty() || args.only.contains(&what);
     let pki = raw::Pki::new()?;

@@ -12,7 +12,7 @@ use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, note};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -87,7 +87,7 @@ fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
         for change in changes.try_iter() {
             match change {
                 Change::Ended { .. } => return Err(ended(&controller)),
-                Change::Online { .. } | Change::Offline { .. } if !over_itself => eprintln!("{change}"),
+                Change::Online { .. } | Change::Offline { .. } if !over_itself => note(change),
                 _ => {}
             }
         }
@@ -136,7 +136,9 @@ impl Complaints {
         self.looks += 1;
         if self.looks.is_multiple_of(10) && !controller.client().is_connected() {
             let failed = controller.client().counters().failed_attempts;
-            eprintln!("no scheduler answers; {failed} attempts have failed");
+            note(format_args!(
+                "no scheduler answers; {failed} attempts have failed"
+            ));
         }
     }
 }

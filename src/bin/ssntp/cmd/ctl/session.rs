@@ -94,7 +94,7 @@ impl<'a> Session<'a> {
             [only] if total == 1 => Err(Failure::new(only)),
             several => {
                 for text in several {
-                    eprintln!("ssntp: {}", crate::output::printable(text));
+                    crate::output::note(format_args!("ssntp: {}", crate::output::printable(text)));
                 }
                 Err(Failure::new(format!("{} of {total} failed", several.len())))
             }

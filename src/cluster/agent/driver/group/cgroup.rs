@@ -247,7 +247,10 @@ mod tests {
             cpu: cpu.clone(),
             cpuacct: Some(cpu.clone()),
         };
-        assert_eq!(candidates(separate, "4:memory:/x\n"), [expected.clone()]);
+        assert_eq!(
+            candidates(separate, "4:memory:/x\n"),
+            std::slice::from_ref(&expected)
+        );
         assert_eq!(expected.groups(Uuid::nil()).count(), 2);
         assert_eq!(candidates("junk\n", ""), []);
         assert!(Cgroups::None.create(Uuid::nil(), 1, 1).is_err());

@@ -66,6 +66,8 @@ echo "$code" >"$status"
 exit "$code""#;
 /// What the shell is called in lists of processes.
 const SHELL_NAME: &str = "ssntp-instance";
+/// How long the shell may take to start the program.
+const FIRST_STEPS: Duration = Duration::from_secs(3);
 /// How long an ended instance's remaining processes are waited for.
 const LEFTOVERS: Duration = Duration::from_secs(2);
 /// How many files of an instance are counted before its disk usage counts as
@@ -227,6 +229,7 @@ impl Groups {
 
     /// Asks the whole group to end.
     pub(super) fn terminate(&self, running: &Running) -> io::Result<()> {
+        await_program(&running.handle);
         signal(&running.handle, Signal::TERM)
     }
 
@@ -435,6 +438,25 @@ fn signal(handle: &Handle, signal: Signal) -> io::Result<()> {
     match Pid::from_raw(handle.pid) {
         Some(pid) if is_alive(handle) => Ok(kill_process_group(pid, signal)?),
         _ => Ok(()),
+    }
+}
+
+/// Waits until the shell has started the program: a signal before that would
+/// be waited out by the shell, or by its copy that is about to become the
+/// program, and the program would never hear of it.
+fn await_program(leader: &Handle) {
+    let deadline = now() + FIRST_STEPS;
+    // Empty while the process is becoming another program.
+    let arguments = |pid| procfs::arguments(pid).filter(|arguments| !arguments.is_empty());
+    while is_alive(leader) && now() < deadline {
+        if let Some(shell) = arguments(leader.pid) {
+            let in_group = |stat: &Stat| stat.group == leader.pid && stat.pid != leader.pid;
+            let is_other = |stat: &Stat| arguments(stat.pid).is_some_and(|others| others != shell);
+            if procfs::all().iter().any(|stat| in_group(stat) && is_other(stat)) {
+                return;
+            }
+        }
+        let _ = crossbeam_channel::after(Duration::from_millis(1)).recv();
     }
 }
 

@@ -1,0 +1,28 @@
+//! Agents with real processes, behind a real scheduler, as a controller sees
+//! them: over memory and TLS.
+//!
+//! | file | rules |
+//! |---|---|
+//! | `processes` | from START to DELETE |
+//! | `survival` | agents that end and come back, and state that is damaged |
+//! | `cluster` | the cluster and its controller |
+
+#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test may fail, and has time limits"
+)]
+#![allow(
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "nothing here is public"
+)]
+
+mod cluster;
+mod processes;
+#[path = "../support/mod.rs"]
+mod support;
+mod survival;

@@ -1,0 +1,490 @@
+//! `ssntp server`, `send`, `listen` and `demo` as a user meets them: lines,
+//! exit codes, signals.
+
+#![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test may fail, and brings its own sockets"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use ssntp::client::{Client, ClientConfig};
+use ssntp::pki::{Identity, Trust};
+use tempfile::TempDir;
+
+/// How long anything may take before a test fails.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A running `ssntp`. Dropping it kills it.
+struct Program {
+    child: Child,
+    out: Receiver<String>,
+    err: Receiver<String>,
+}
+
+/// How one ended.
+struct Ended {
+    code: Option<i32>,
+    out: Vec<String>,
+    err: Vec<String>,
+}
+
+impl Program {
+    fn start(directory: &Path, line: &str) -> Self {
+        Self::with_input(directory, line, b"")
+    }
+
+    fn with_input(directory: &Path, line: &str, input: &[u8]) -> Self {
+        let mut child = command(directory, line).stdin(Stdio::piped()).spawn().unwrap();
+        // It need not read it.
+        let _ = child.stdin.take().unwrap().write_all(input);
+        let out = lines(child.stdout.take().unwrap());
+        let err = lines(child.stderr.take().unwrap());
+        Self { child, out, err }
+    }
+
+    /// The next line of its standard output.
+    fn line(&self) -> String {
+        self.out.recv_timeout(LIMIT).expect("it printed nothing")
+    }
+
+    /// Waits for a line on its standard error that begins so.
+    fn error_line(&self, begin: &str) -> String {
+        loop {
+            let line = self.err.recv_timeout(LIMIT);
+            let line = line.unwrap_or_else(|_| panic!("it did not say: {begin}"));
+            if line.starts_with(begin) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    fn end(mut self) -> Ended {
+        let (out, err) = (rest(&self.out), rest(&self.err));
+        let code = self.child.wait().unwrap().code();
+        Ended { code, out, err }
+    }
+
+    /// Waits for its end, which has to be a good one.
+    fn succeed(self) -> Vec<String> {
+        let ended = self.end();
+        assert_eq!(ended.code, Some(0), "{:?}", ended.err);
+        ended.out
+    }
+
+    /// Waits for its end with this code, and its one line about it.
+    fn fail(self, code: i32) -> String {
+        let mut ended = self.end();
+        assert_eq!(ended.code, Some(code), "{:?}", ended.err);
+        assert_eq!(ended.err.len(), 1, "{:?}", ended.err);
+        let line = ended.err.remove(0);
+        assert!(line.starts_with("ssntp: "), "{line}");
+        line
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(directory: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    command
+        .args(line.split_whitespace())
+        .current_dir(directory)
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines() {
+            if sender.send(line.unwrap()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Every line until the pipe is closed.
+fn rest(lines: &Receiver<String>) -> Vec<String> {
+    let deadline = Instant::now() + LIMIT;
+    let mut rest = Vec::new();
+    loop {
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => rest.push(line),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return rest,
+            Err(_) => panic!("it did not end after {rest:?}"),
+        }
+    }
+}
+
+/// A directory with an authority and a certificate for each role used here.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        place.succeed("cert ca --dir .");
+        for role in ["server", "agent", "controller"] {
+            place.succeed(&format!("cert issue --dir . --role {role} --name {role}"));
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn start(&self, line: &str) -> Program {
+        Program::start(self.0.path(), line)
+    }
+
+    fn succeed(&self, line: &str) -> Vec<String> {
+        self.start(line).succeed()
+    }
+
+    fn fail(&self, line: &str, code: i32) -> String {
+        self.start(line).fail(code)
+    }
+
+    /// A server on loopback that sends STATS to controllers, and its address.
+    fn server(&self, flags: &str) -> (Program, String) {
+        let server = self.start(&format!(
+            "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --forward STATS=controller {flags}"
+        ));
+        let line = server.line();
+        let addresses = line.strip_prefix("listening at ").unwrap();
+        let first = addresses.split(", ").next().unwrap().to_owned();
+        (server, first)
+    }
+
+    /// A controller that listens and is connected.
+    fn listener(&self, address: &str, flags: &str) -> Program {
+        let listener = self.start(&format!("listen {} {flags}", connect(address, "controller")));
+        listener.error_line("connected to ");
+        listener
+    }
+
+    /// An agent that sends STATS.
+    fn send(&self, address: &str, flags: &str, input: &[u8]) -> Program {
+        let line = format!(
+            "send {} --type COMMAND --operand STATS {flags}",
+            connect(address, "agent")
+        );
+        Program::with_input(self.0.path(), &line, input)
+    }
+}
+
+/// The flags that connect somewhere as somebody.
+fn connect(address: &str, role: &str) -> String {
+    format!("--connect {address} --ca ca.pem --cert {role}.pem")
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(line).unwrap()
+}
+
+#[test]
+fn a_server_prints_one_line_and_ends_at_a_signal() {
+    let place = Place::new();
+    for signal in [Signal::TERM, Signal::INT] {
+        let (server, _) = place.server("");
+        server.signal(signal);
+        let ended = server.end();
+        assert_eq!((ended.code, ended.out.len(), ended.err.len()), (Some(0), 0, 0));
+    }
+}
+
+#[test]
+fn what_is_sent_is_printed_as_often_as_asked_for() {
+    let place = Place::new();
+    let (server, at) = place.server("");
+    let text = place.listener(&at, "--count 2");
+    let json_lines = place.listener(&at, "--count 4 --json");
+    std::fs::write(place.path("stats.yaml"), "load: 7\n").unwrap();
+    place.send(&at, "--count 3 --payload stats.yaml", b"").succeed();
+    place.send(&at, "--payload -", b"\xff\x00").succeed();
+    assert_eq!(
+        text.succeed(),
+        [
+            "COMMAND STATS (8 bytes)",
+            "  load: 7",
+            "COMMAND STATS (8 bytes)",
+            "  load: 7"
+        ]
+    );
+    let frames: Vec<_> = json_lines.succeed().iter().map(|line| json(line)).collect();
+    assert_eq!(frames.len(), 4);
+    for frame in &frames[..3] {
+        assert_eq!(
+            (&frame["type"], &frame["operand"]),
+            (&"COMMAND".into(), &"STATS".into())
+        );
+        assert_eq!(
+            (&frame["length"], &frame["payload"]),
+            (&8.into(), &"load: 7\n".into())
+        );
+    }
+    assert_eq!(frames[3]["payload_hex"], "ff00");
+    server.signal(Signal::TERM);
+    server.succeed();
+}
+
+#[test]
+fn a_trace_goes_from_end_to_end() {
+    let place = Place::new();
+    let (_server, at) = place.server("");
+    let traced = place.listener(&at, "--count 1 --json --trace");
+    let text = place.listener(&at, "--count 1 --trace");
+    let plain = place.listener(&at, "--count 1 --json");
+    place.send(&at, "--trace job-7", b"").succeed();
+    let frame = json(&traced.succeed()[0]);
+    assert_eq!(frame["trace"]["label"], "job-7");
+    let nodes = frame["trace"]["nodes"].as_array().unwrap();
+    let roles: Vec<_> = nodes.iter().map(|node| node["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["agent", "server", "controller"]);
+    assert!(text.succeed()[1].starts_with("  trace \"job-7\""));
+    assert_eq!(json(&plain.succeed()[0]).get("trace"), None);
+}
+
+#[test]
+fn a_unix_socket_is_as_good_and_goes_with_its_server() {
+    let place = Place::new();
+    let (server, _) = place.server("--listen unix:s.sock");
+    let listener = place.listener("unix:s.sock", "--count 1");
+    place.send("unix:s.sock", "", b"").succeed();
+    assert_eq!(listener.succeed(), ["COMMAND STATS (0 bytes)"]);
+    server.signal(Signal::TERM);
+    server.succeed();
+    assert!(!place.path("s.sock").exists());
+}
+
+#[test]
+fn of_several_addresses_the_first_that_answers_is_used() {
+    let place = Place::new();
+    // Bound and not listening: nobody else gets the port, and it refuses.
+    let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    dead.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
+    let port = dead.local_addr().unwrap().as_socket().unwrap().port();
+    let (_server, at) = place.server("");
+    let listener = place.listener(&format!("127.0.0.1:{port} {at}"), "--count 1");
+    place
+        .send(&format!("127.0.0.1:{port} --connect {at}"), "", b"")
+        .succeed();
+    listener.succeed();
+}
+
+#[test]
+fn clients_get_the_configuration_file_as_it_is() {
+    let place = Place::new();
+    let configuration = "# ours\nconfigure:\n  scheduler:\n    storage_uri: /etc/ciao\n";
+    std::fs::write(place.path("cluster.yaml"), configuration).unwrap();
+    let (_server, at) = place.server("--config cluster.yaml");
+    let identity = Identity::load(place.path("agent.pem")).unwrap();
+    let trust = Trust::load(place.path("ca.pem")).unwrap();
+    let client = Client::connect(ClientConfig::new(identity, trust).address(at.parse().unwrap())).unwrap();
+    assert_eq!(client.configuration().unwrap(), configuration);
+    std::fs::write(place.path("bad.yaml"), "configure: [\n").unwrap();
+    let line = place.fail(
+        "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --config bad.yaml",
+        1,
+    );
+    assert!(line.contains("bad.yaml"), "{line}");
+}
+
+#[test]
+fn wrong_usage_ends_with_2() {
+    let place = Place::new();
+    for flags in [
+        "--forward STATS",
+        "--forward NOPE=agent",
+        "--forward STATS=nobody",
+        "--forward STATS=agent --forward STATS=agent",
+        "--forward CONNECT=agent",
+        "--filter none",
+        "--max-sessions 0",
+        "--handshake-timeout -1",
+        "--slow-consumer wait",
+    ] {
+        let line = format!("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem {flags}");
+        let ended = place.start(&line).end();
+        assert_eq!(
+            (ended.code, ended.out.len()),
+            (Some(2), 0),
+            "{flags}: {:?}",
+            ended.err
+        );
+        assert!(!ended.err.is_empty(), "{flags}");
+    }
+    for flags in [
+        "--type STATUS --operand STATS",
+        "--type COMMAND --operand NOPE",
+        "--type COMMAND --operand CONNECT",
+        "--type COMMAND --operand STATS --count 0",
+        "--type COMMAND",
+    ] {
+        let line = format!("send {} {flags}", connect("127.0.0.1:1", "agent"));
+        let ended = place.start(&line).end();
+        assert_eq!(
+            (ended.code, ended.out.len()),
+            (Some(2), 0),
+            "{flags}: {:?}",
+            ended.err
+        );
+    }
+    for line in ["", "nope", "listen", "server --listen 127.0.0.1:0"] {
+        assert_eq!(place.start(line).end().code, Some(2), "{line}");
+    }
+}
+
+#[test]
+fn what_does_not_work_is_told_in_one_line() {
+    let place = Place::new();
+    let (_server, at) = place.server("");
+    for (line, part) in [
+        (
+            format!("listen --connect {at} --ca none.pem --cert agent.pem"),
+            "none.pem",
+        ),
+        (
+            format!("listen --connect {at} --ca ca.pem --cert ca.pem"),
+            "no private key",
+        ),
+        (
+            format!("listen {} --role controller", connect(&at, "agent")),
+            "role",
+        ),
+        (
+            format!(
+                "send {} --type COMMAND --operand STATS --payload none.yaml",
+                connect(&at, "agent")
+            ),
+            "none.yaml",
+        ),
+        (
+            format!("server --listen {at} --ca ca.pem --cert server.pem"),
+            "in use",
+        ),
+        (
+            "server --listen 127.0.0.1:0 --ca ca.pem --cert agent.pem".into(),
+            "role",
+        ),
+    ] {
+        let error = place.fail(&line, 1);
+        assert!(error.contains(part), "{line}: {error}");
+    }
+    let other = Place::new();
+    for (ca, cert) in [(&place, &other), (&other, &place)] {
+        let (ca, cert) = (ca.path("ca.pem"), cert.path("agent.pem"));
+        let (ca, cert) = (ca.display(), cert.display());
+        place.fail(&format!("listen --connect {at} --ca {ca} --cert {cert}"), 1);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_client_in_any_state() {
+    let place = Place::new();
+    let (_server, at) = place.server("");
+    // It takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_at = silent.local_addr().unwrap().to_string();
+    for signal in [Signal::TERM, Signal::INT] {
+        let connected = place.listener(&at, "");
+        let listening = place.start(&format!("listen {}", connect(&silent_at, "agent")));
+        // Once it has connected, it handles signals.
+        let _first = silent.accept().unwrap();
+        let sending = place.send(&silent_at, "", b"");
+        let _second = silent.accept().unwrap();
+        for program in [connected, listening, sending] {
+            program.signal(signal);
+            let ended = program.end();
+            assert_eq!((ended.code, ended.out.len()), (Some(0), 0), "{:?}", ended.err);
+        }
+    }
+}
+
+#[test]
+fn a_listener_ends_well_when_nobody_reads_what_it_prints() {
+    let place = Place::new();
+    let (_server, at) = place.server("");
+    let line = format!("listen {} --json", connect(&at, "controller"));
+    let mut child = command(place.0.path(), &line).spawn().unwrap();
+    let err = lines(child.stderr.take().unwrap());
+    assert!(err.recv_timeout(LIMIT).unwrap().starts_with("connected to "));
+    place.send(&at, "", b"").succeed();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    out.read_line(&mut first).unwrap();
+    assert_eq!(json(&first)["operand"], "STATS");
+    drop(out);
+    place.send(&at, "", b"").succeed();
+    assert_eq!(rest(&err), [""; 0]);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_listener_connects_again_when_its_server_is_back() {
+    let place = Place::new();
+    let (server, at) = place.server("");
+    let listener = place.listener(&at, "--count 1");
+    // Killed, not stopped.
+    drop(server);
+    listener.error_line("disconnected: ");
+    let server = place.start(&format!(
+        "server --listen {at} --ca ca.pem --cert server.pem --forward STATS=controller"
+    ));
+    server.line();
+    listener.error_line("connected to ");
+    place.send(&at, "", b"").succeed();
+    assert_eq!(listener.succeed().len(), 1);
+}
+
+#[test]
+fn a_demo_of_some_seconds_ends_with_a_summary() {
+    let place = tempfile::tempdir().unwrap();
+    let out = Program::start(place.path(), "demo --agents 2 --seconds 2").succeed();
+    assert!(out[0].starts_with("server at 127.0.0.1:"), "{}", out[0]);
+    let last = out.last().unwrap();
+    assert!(last.starts_with("2 nodes sent "), "{last}");
+    assert!(out.len() >= 6, "{out:?}");
+    // A signal ends one that has no end.
+    let demo = Program::start(place.path(), "demo --agents 1");
+    demo.line();
+    demo.signal(Signal::INT);
+    assert!(demo.succeed().last().unwrap().contains("nodes sent "));
+    let ended = Program::start(place.path(), "demo --agents 0").end();
+    assert_eq!(ended.code, Some(2));
+    assert_eq!(
+        std::fs::read_dir(place.path()).unwrap().count(),
+        0,
+        "it leaves nothing"
+    );
+}

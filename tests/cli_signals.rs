@@ -1,0 +1,151 @@
+//! How the program ends when it is told to, and when its pipes are closed.
+
+#![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::panic,
+    reason = "a test may fail, and has time limits"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+fn ssntp(at: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    command.args(line.split_whitespace()).current_dir(at);
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn terminate(child: &Child) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+}
+
+/// The exit code of a child that is told to end.
+fn end(mut child: Child) -> Option<i32> {
+    terminate(&child);
+    let told = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if told.elapsed() > Duration::from_secs(5) {
+            child.kill().unwrap();
+            panic!("it is still there");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(
+        told.elapsed() < Duration::from_millis(2500),
+        "{:?}",
+        told.elapsed()
+    );
+    child.wait().unwrap().code()
+}
+
+struct Server {
+    directory: TempDir,
+    child: Option<Child>,
+    address: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        assert!(ssntp(at, "cert ca --dir .").status().unwrap().success());
+        for role in ["server", "agent", "controller"] {
+            let issue = format!("cert issue --dir . --role {role} --name {role}");
+            assert!(ssntp(at, &issue).status().unwrap().success());
+        }
+        let line = "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --filter spec";
+        let mut child = ssntp(at, line).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        let address = said.trim().rsplit(' ').next().unwrap().to_owned();
+        Self {
+            directory,
+            child: Some(child),
+            address,
+        }
+    }
+
+    fn client(&self, command: &str, cert: &str, more: &str) -> Command {
+        let address = &self.address;
+        let line = format!("{command} --connect {address} --ca ca.pem --cert {cert}.pem {more}");
+        ssntp(self.directory.path(), &line)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn a_signal_ends_a_program_that_reads_the_standard_input() {
+    let server = Server::start();
+    let mut decode = ssntp(server.directory.path(), "decode");
+    let mut send = server.client("send", "agent", "--type COMMAND --operand STATS --payload -");
+    for command in [&mut decode, &mut send] {
+        let child = command.stdin(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(end(child), Some(0));
+    }
+}
+
+#[test]
+fn a_closed_standard_error_is_no_panic() {
+    let mut server = Server::start();
+    let mut listen = server.client("listen", "controller", "").spawn().unwrap();
+    let mut line = String::new();
+    let mut errors = BufReader::new(listen.stderr.take().unwrap());
+    errors.read_line(&mut line).unwrap();
+    drop(errors);
+    // What it has to say of this goes nowhere.
+    assert_eq!(end(server.child.take().unwrap()), Some(0));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(listen.try_wait().unwrap().is_none(), "it connects again");
+    assert_eq!(end(listen), Some(0));
+}
+
+#[test]
+fn a_frame_that_the_server_refuses_fails_its_sender() {
+    let server = Server::start();
+    for _ in 0..3 {
+        let send = server
+            .client("send", "agent", "--type COMMAND --operand START")
+            .output()
+            .unwrap();
+        assert_eq!(send.status.code(), Some(1));
+        let errors = String::from_utf8(send.stderr).unwrap();
+        assert!(errors.contains("InvalidFrameType"), "{errors}");
+    }
+}
+
+#[test]
+fn a_server_ends_with_the_standard_input_where_it_is_told_to() {
+    let server = Server::start();
+    let line = "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --until-stdin-ends";
+    let mut child = ssntp(server.directory.path(), line)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"x").unwrap();
+    let mut output = child.stdout.take().unwrap();
+    assert!(output.read(&mut [0; 64]).unwrap() > 0);
+    drop(stdin);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
