@@ -689,6 +689,29 @@ fn stopping_flushes_and_closes_every_session() {
 }
 
 #[test]
+fn stopping_fails_a_handshake_that_is_under_way() {
+    let server = TestServer::start((), |c| c);
+    let mut peer = server.dial(&identity(Role::AGENT));
+    peer.send_bytes(&[0, 1, 0]);
+    // Its bytes have to be there before the stop: a session after it is up.
+    server.connect(Role::AGENT);
+    drop(server);
+    assert_eq!(peer.refusal(), Some(ErrorCode::CONNECTION_FAILURE.into()));
+}
+
+#[test]
+fn a_client_that_ends_its_side_still_gets_its_answers() {
+    let server = TestServer::start((), |c| c.filter(Filter::spec()));
+    for _ in 0..20 {
+        let mut agent = server.connect(Role::AGENT);
+        agent.send(&Frame::with_payload(Command::START, "x"));
+        agent.finish();
+        assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
+        agent.end();
+    }
+}
+
+#[test]
 fn both_peers_writing_without_reading_do_not_block_the_server() {
     let server = TestServer::start((), |c| {
         c.rules(Rules::new().multicast(Command::STATS, Role::AGENT))

@@ -295,6 +295,16 @@ impl Outbox {
         shared.waiters.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Waits until the link is closed or closing, for at most `limit`; false
+    /// when that has passed.
+    pub fn wait_until_closed(&self, limit: Duration) -> bool {
+        let shared = &*self.shared;
+        let guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = |_: &mut ()| !shared.closed.load(Ordering::Acquire);
+        let waited = shared.room.wait_timeout_while(guard, limit, open);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// Whether more than half of a limit is used.
     pub fn is_half_full(&self) -> bool {
         let (frames, bytes) = self.waiting();

@@ -81,10 +81,10 @@ impl Telling {
             let Some(node) = self.nodes.pop() else {
                 return false;
             };
-            if let Some(stats) = nodes.stats(node)
-                && cx.send(self.to, stats).is_err()
-            {
-                return false;
+            for frame in nodes.stats(node) {
+                if cx.send(self.to, frame).is_err() {
+                    return false;
+                }
             }
         }
     }
@@ -92,7 +92,7 @@ impl Telling {
 
 impl Scheduler {
     /// Tells a new controller of every node, of every concentrator, and of
-    /// each node's last STATS.
+    /// each node's last STATS with what its instances did since.
     pub(super) fn tell_of_nodes(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let to = session.uuid();
         if self.mode == ControllerMode::Master {

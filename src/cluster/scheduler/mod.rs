@@ -196,6 +196,7 @@ impl Scheduler {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 // It was there: its START is answered.
                 self.in_flight.confirm(from.uuid(), frame.payload_bytes());
+                self.nodes.instance_event(from.uuid(), frame);
             }
             _ => self.cncis.event(from, frame),
         }

@@ -14,6 +14,10 @@ use crate::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeType, Rea
 use crate::proto::{Command, Frame, Status};
 use crate::server::{Context, SessionInfo};
 
+/// More events than this between two STATS of a node are not kept for new
+/// controllers; its next STATS tell the same.
+const MAX_EVENTS: usize = 1024;
+
 /// Every connected agent.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
@@ -26,6 +30,9 @@ struct Node {
     /// every controller.
     announced: Vec<Frame>,
     last_stats: Option<Frame>,
+    /// What its instances did since, which those STATS do not tell:
+    /// InstanceDeleted and InstanceStopped, at most [`MAX_EVENTS`].
+    since: Vec<Frame>,
     status: Option<Status>,
 }
 
@@ -41,9 +48,22 @@ impl Nodes {
         self.by_uuid.iter().filter_map(known)
     }
 
-    /// The last STATS of a node.
-    pub(super) fn stats(&self, uuid: Uuid) -> Option<&Frame> {
-        self.by_uuid.get(&uuid)?.last_stats.as_ref()
+    /// The last STATS of a node, and the events of its instances since.
+    pub(super) fn stats(&self, uuid: Uuid) -> impl Iterator<Item = &Frame> {
+        let node = self.by_uuid.get(&uuid);
+        node.into_iter()
+            .flat_map(|node| node.last_stats.iter().chain(&node.since))
+    }
+
+    /// An instance of a node was deleted or has stopped.
+    pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
+        if let Some(node) = self.by_uuid.get_mut(&uuid)
+            && node.since.len() < MAX_EVENTS
+        {
+            // A copy of its own: the payload is a piece of a longer read.
+            let payload = Bytes::copy_from_slice(event.payload_bytes());
+            node.since.push(Frame::with_payload(event.kind(), payload));
+        }
     }
 }
 
@@ -64,6 +84,7 @@ impl Scheduler {
         let node = Node {
             announced: types.into_iter().map(announce).collect(),
             last_stats: None,
+            since: Vec::new(),
             status: None,
         };
         for frame in &node.announced {
@@ -148,6 +169,7 @@ impl Scheduler {
             // A copy of its own: the payload is a piece of a longer read.
             let payload = Bytes::copy_from_slice(last.payload_bytes());
             node.last_stats = Some(Frame::with_payload(Command::STATS, payload));
+            node.since.clear();
         }
     }
 }

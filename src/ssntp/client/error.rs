@@ -227,7 +227,12 @@ impl DialFault {
 
     fn of_rustls(error: &rustls::Error) -> Option<Self> {
         use AlertDescription as A;
+        use rustls::CertificateError as C;
         match error {
+            // A clock that is wrong, here or there, may be set right.
+            rustls::Error::InvalidCertificate(
+                C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. },
+            ) => None,
             rustls::Error::InvalidCertificate(e) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::NoCertificatesPresented => Some(Self::ServerCertificate("there is none".into())),
             rustls::Error::AlertReceived(

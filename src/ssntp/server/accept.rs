@@ -33,12 +33,16 @@ use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusa
 use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Decode, Duplex, EndReason, Halves, Link, LinkConfig, Listener, PeerAddress, Sink, Waker, after, threads,
+    Decode, Duplex, EndReason, Halves, Link, LinkConfig, Listener, Outbox, PeerAddress, Sink, Waker, after,
+    threads,
 };
 
 /// A handshake may be cut for a newcomer once it has waited so long for its
 /// peer without a byte.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// A handshake that has taken so long may be cut for a newcomer even though
+/// bytes drip in: an honest one takes some milliseconds.
+const LONG: Duration = Duration::from_secs(2);
 /// How long a worker waits for the next newcomer before it ends.
 const IDLE: Duration = Duration::from_secs(2);
 /// How long after a refusal the peer may take to read it.
@@ -183,18 +187,17 @@ impl Pool {
         let mut state = self.lock();
         while state.pending.len() >= self.max && !state.closed {
             let now = self.clock();
-            let longest = state
+            let waits = |p: &Watched| p.waited(now).is_some_and(|waited| waited >= PATIENCE);
+            let dawdles = |p: &Watched| p.accepted.elapsed() >= LONG;
+            let oldest = state
                 .pending
                 .values()
-                .filter_map(|p| Some((p.waited(now)?, p)))
-                .max_by_key(|(w, _)| *w);
-            match longest {
-                Some((waited, silent)) if waited >= PATIENCE => {
-                    debug!(target: "ssntp::server", "{}: cut: {} handshakes are under way", silent.peer(), self.max);
-                    // Its worker wakes, fails and makes room.
-                    silent.cut();
-                }
-                _ => {}
+                .filter(|p| waits(p) || dawdles(p))
+                .min_by_key(|p| p.id);
+            if let Some(oldest) = oldest {
+                debug!(target: "ssntp::server", "{}: cut: {} handshakes are under way", oldest.peer(), self.max);
+                // Its worker wakes, fails and makes room.
+                oldest.cut();
             }
             state = self
                 .freed
@@ -212,6 +215,7 @@ impl Pool {
             pool_started: self.started,
             waiting_since: AtomicU64::new(0),
             over: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             stream,
         });
         state.pending.insert(watched.id, Arc::clone(&watched));
@@ -291,7 +295,9 @@ impl Pool {
         state.closed = true;
         state.open = None;
         for pending in state.pending.values() {
-            pending.cut();
+            // Its input ends; it can still be told why.
+            pending.stopping.store(true, Ordering::Release);
+            let _ = pending.stream.shutdown(Shutdown::Read);
         }
         drop(state);
         self.freed.notify_all();
@@ -315,6 +321,8 @@ struct Watched {
     waiting_since: AtomicU64,
     /// Set once the handshake is over: the session's reads are not watched.
     over: AtomicBool,
+    /// Set when the server stops.
+    stopping: AtomicBool,
     stream: Arc<dyn Duplex>,
 }
 
@@ -415,6 +423,9 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
             info!(target: "ssntp::server", "{peer} ({}): refused: {refusal}", certificate.subject);
             return refuse(&mut halves, refusal.answer());
         }
+        Err(Ended::Lost(_)) if newcomer.stopping.load(Ordering::Acquire) => {
+            return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+        }
         Err(Ended::Lost(e)) => {
             info!(target: "ssntp::server", "{peer} ({}): lost before CONNECT: {e}", certificate.subject);
             return;
@@ -452,6 +463,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Arc<Watched>) 
         id,
         events: events.clone(),
         gate: admitted.gate,
+        outbox: admitted.outbox.clone(),
         tracing: admitted.info.tracing().then(|| (shared.uuid, shared.role)),
     };
     let config = LinkConfig {
@@ -565,6 +577,7 @@ struct SessionSink {
     id: SessionId,
     events: Sender<Event>,
     gate: Arc<Gate>,
+    outbox: Outbox,
     /// Who stamps, where the session agreed on tracing.
     tracing: Option<(uuid::Uuid, Role)>,
 }
@@ -590,7 +603,12 @@ impl Sink<Item> for SessionSink {
     }
 
     fn ended(&mut self, reason: EndReason) {
-        let _ = self.events.send(Event::Ended(self.id, reason));
+        // What the client sent before its end may still be on its way through
+        // the dispatcher, and be answered: the link's own end waits until the
+        // dispatcher has come to this event and closed the queue.
+        if self.events.send(Event::Ended(self.id, reason)).is_ok() {
+            self.outbox.wait_until_closed(LINGER);
+        }
     }
 
     fn finished(&mut self) {

@@ -183,7 +183,9 @@ impl<'a> Demo<'a> {
         self.done(&order)?;
         self.screen.step("the cluster has a configuration")?;
         self.start_workloads()?;
-        if std::env::var_os("NOCNCI").is_none() { self.start_cnci()?; }
+        if std::env::var_os("NOCNCI").is_none() {
+            self.start_cnci()?;
+        }
         self.stop_and_restart()?;
         self.evacuate_and_restore()?;
         self.fail()?;
