@@ -8,6 +8,7 @@
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
+//! | `demo` | `ssntp demo` |
 //! | `processes` | the cluster, and its end whatever happens |
 
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -25,6 +26,7 @@
 )]
 
 mod crashes;
+mod demo;
 mod failures;
 mod lists;
 mod processes;

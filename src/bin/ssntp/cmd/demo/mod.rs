@@ -55,14 +55,35 @@ pub(crate) struct Args {
     hold: bool,
 }
 
+/// How long the table shows what a step has brought about.
+const PACE: Duration = Duration::from_secs(1);
+/// How many steps there are, about.
+const STEPS: u32 = 16;
+
+impl Args {
+    /// Where there is a table, each step stands for a moment; together they
+    /// take no longer than the demo is to last.
+    fn pace(&self, screen: &Screen) -> Duration {
+        let most = self
+            .seconds
+            .map_or(PACE, |seconds| Duration::from(seconds) / STEPS);
+        if screen.is_live() {
+            most.min(PACE)
+        } else {
+            Duration::ZERO
+        }
+    }
+}
+
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let began = now();
     let mut screen = Screen::new(began);
     let directory = Directory::new()?;
     let mut processes = Processes::new(&directory);
+    let pace = args.pace(&screen);
     let until = args.seconds.map(|seconds| began + Duration::from(seconds));
-    let seen = Demo::bring_up(&mut processes, &mut screen, &stop, args.agents).and_then(|mut demo| {
+    let seen = Demo::bring_up(&mut processes, &mut screen, &stop, args.agents, pace).and_then(|mut demo| {
         let seen = demo
             .steps()
             .and_then(|()| demo.linger(until, args.hold))

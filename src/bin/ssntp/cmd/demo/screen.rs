@@ -36,6 +36,11 @@ impl Screen {
         }
     }
 
+    /// Whether there is a table.
+    pub(super) fn is_live(&self) -> bool {
+        self.live
+    }
+
     /// An instance is shown under a name.
     pub(super) fn name(&mut self, instance: Uuid, name: &'static str) {
         self.names.insert(instance, name);

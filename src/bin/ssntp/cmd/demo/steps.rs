@@ -75,6 +75,8 @@ pub(super) struct Demo<'a> {
     cnci: Uuid,
     /// The label of the START whose trace is shown.
     traced: String,
+    /// How long the table shows what a step has brought about.
+    pace: Duration,
 }
 
 impl<'a> Demo<'a> {
@@ -85,6 +87,7 @@ impl<'a> Demo<'a> {
         screen: &'a mut Screen,
         stop: &'a Stop,
         agents: u16,
+        pace: Duration,
     ) -> Seen<Self> {
         let authority = certificates(processes.directory())?;
         let listen = [
@@ -124,6 +127,7 @@ impl<'a> Demo<'a> {
             tenant: Uuid::new_v4(),
             cnci: Uuid::new_v4(),
             traced: String::new(),
+            pace,
         };
         for (uuid, name) in demo.workloads.iter().zip(WORKLOADS) {
             demo.screen.name(*uuid, name);
@@ -141,7 +145,7 @@ impl<'a> Demo<'a> {
         pids.push(self.start_node("netagent", "network-agent")?);
         let nodes = usize::from(agents) + 1;
         let ready = |view: &View| {
-            let ready = |node: &&_| is(*node, &NodeStatus::Ready);
+            let ready = |node: &&_| is(node, &NodeStatus::Ready);
             (view.nodes().filter(ready).count() == nodes).then_some(())
         };
         self.see("all nodes are READY", ready)?;
@@ -181,11 +185,15 @@ impl<'a> Demo<'a> {
     pub(super) fn steps(&mut self) -> Seen {
         let order = self.controller.configure(CONFIGURATION).map_err(Failure::new)?;
         self.done(&order)?;
-        self.screen.step("the cluster has a configuration")?;
+        self.tell("the cluster has a configuration")?;
         self.start_workloads()?;
+<<<<<<< HEAD
         if std::env::var_os("NOCNCI").is_none() {
             self.start_cnci()?;
         }
+=======
+        self.start_cnci()?;
+>>>>>>> ctl
         self.stop_and_restart()?;
         self.evacuate_and_restore()?;
         self.fail()?;
@@ -216,8 +224,7 @@ impl<'a> Demo<'a> {
         for order in &orders {
             let (instance, node) = self.runs(order)?;
             let (instance, node) = (self.screen.called(instance), self.screen.called(node));
-            self.screen
-                .step(format!("workload {instance} runs on node {node}"))?;
+            self.tell(format!("workload {instance} runs on node {node}"))?;
         }
         Ok(())
     }
@@ -274,7 +281,7 @@ impl<'a> Demo<'a> {
         let announced = |view: &View| view.cnci(cnci).filter(|cnci| cnci.since.is_some()).map(|_| ());
         self.see("the CNCI announces itself", announced)?;
         let called = self.screen.called(cnci);
-        self.screen.step(format!(
+        self.tell(format!(
             "a concentrator, {called}, runs on the network node and has connected"
         ))?;
 
@@ -289,9 +296,7 @@ impl<'a> Demo<'a> {
         let order = self.controller.assign_public_ip(&assign).map_err(Failure::new)?;
         self.done(&order)?;
         let called = self.screen.called(self.first());
-        self.screen
-            .step(format!("the concentrator has assigned {PUBLIC_IP} to {called}"))?;
-        Ok(())
+        self.tell(format!("the concentrator has assigned {PUBLIC_IP} to {called}"))
     }
 
     fn stop_and_restart(&mut self) -> Seen {
@@ -300,12 +305,10 @@ impl<'a> Demo<'a> {
         let order = self.controller.stop(instance).map_err(Failure::new)?;
         self.done(&order)?;
         self.see_state(&[instance], &InstanceState::Exited)?;
-        self.screen
-            .step(format!("{called} was stopped, and its node keeps it"))?;
+        self.tell(format!("{called} was stopped, and its node keeps it"))?;
         let order = self.controller.restart(instance).map_err(Failure::new)?;
         self.runs(&order)?;
-        self.screen.step(format!("{called} was restarted"))?;
-        Ok(())
+        self.tell(format!("{called} was restarted"))
     }
 
     fn evacuate_and_restore(&mut self) -> Seen {
@@ -324,7 +327,7 @@ impl<'a> Demo<'a> {
             .map_err(Failure::new)?;
         self.done(&order)?;
         self.see_state(&moved, &InstanceState::Exited)?;
-        self.screen.step(format!(
+        self.tell(format!(
             "node {called} was evacuated: it is in maintenance, and {} stopped",
             self.list(&moved)
         ))?;
@@ -337,11 +340,10 @@ impl<'a> Demo<'a> {
         for order in &orders {
             self.runs(order)?;
         }
-        self.screen.step(format!(
+        self.tell(format!(
             "node {called} was restored, and {} restarted",
             self.list(&moved)
-        ))?;
-        Ok(())
+        ))
     }
 
     fn list(&self, instances: &[Uuid]) -> String {
@@ -371,7 +373,7 @@ impl<'a> Demo<'a> {
                     "a START that needs {TOO_MUCH_MEM} MB fails, as it should:"
                 ))?;
                 self.screen.detail(failure)?;
-                Ok(())
+                self.pause()
             }
             Err(e) => Err(Failure::new(e).into()),
             Ok(shown) => {
@@ -394,7 +396,7 @@ impl<'a> Demo<'a> {
         for line in lines {
             self.screen.detail(line)?;
         }
-        Ok(())
+        self.pause()
     }
 
     /// Goes on showing the table until a time, or a signal where it is held.
@@ -502,6 +504,20 @@ impl<'a> Demo<'a> {
         let deadline = now() + CLEAN_UP;
         for order in orders {
             let _ = order.wait(deadline.saturating_duration_since(now()));
+        }
+    }
+
+    /// A step that was seen, and a moment to look at what it has changed.
+    fn tell(&mut self, text: impl std::fmt::Display) -> Seen {
+        self.screen.step(text)?;
+        self.pause()
+    }
+
+    fn pause(&mut self) -> Seen {
+        self.screen.draw_from(&self.controller)?;
+        match self.pace.is_zero() {
+            true => Ok(()),
+            false => self.wait(Some(now() + self.pace), |_| None::<()>).map(drop),
         }
     }
 
