@@ -187,13 +187,7 @@ impl<'a> Demo<'a> {
         self.done(&order)?;
         self.tell("the cluster has a configuration")?;
         self.start_workloads()?;
-<<<<<<< HEAD
-        if std::env::var_os("NOCNCI").is_none() {
-            self.start_cnci()?;
-        }
-=======
         self.start_cnci()?;
->>>>>>> ctl
         self.stop_and_restart()?;
         self.evacuate_and_restore()?;
         self.fail()?;
