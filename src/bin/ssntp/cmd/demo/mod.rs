@@ -16,12 +16,14 @@
 //! | file | holds |
 //! |---|---|
 //! | `steps` | what is done, and what has to be seen |
+//! | `watch` | the waits until it is seen |
 //! | `processes` | the child processes and the directory |
 //! | `screen` | the live table, or plain lines |
 
 mod processes;
 mod screen;
 mod steps;
+mod watch;
 
 use std::time::{Duration, Instant};
 
