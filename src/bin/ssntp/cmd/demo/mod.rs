@@ -78,7 +78,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install()?;
+    let stop = Stop::install_patiently()?;
     let began = now();
     let mut screen = Screen::new(began);
     let directory = Directory::new()?;
