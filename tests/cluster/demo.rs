@@ -111,16 +111,16 @@ fn variable(line: &str, name: &str) -> String {
 
 #[test]
 fn a_signal_at_any_time_leaves_nothing_behind() {
-    for step in [
-        "a scheduler listens",
-        "are READY",
-        "workload batch (",
-        "was evacuated",
+    for (step, signal) in [
+        ("a scheduler listens", Signal::TERM),
+        ("are READY", Signal::INT),
+        ("workload batch (", Signal::HUP),
+        ("was evacuated", Signal::TERM),
     ] {
         let place = tempfile::tempdir().unwrap();
         let mut demo = demo(&place, &[]);
         demo.line_with(step);
-        demo.signal(Signal::TERM);
+        demo.signal(signal);
         assert_eq!(demo.end(LIMIT), Some(1), "{step}: {}", demo.log());
         assert!(
             demo.log().contains("interrupted before every step was seen"),

@@ -145,7 +145,11 @@ impl Cluster {
 
     /// A controller in this process that sees so many nodes ready.
     pub fn controller_sees(&self, nodes: usize) -> Controller {
-        let identity = Identity::load(self.path("controller.pem")).unwrap();
+        self.controller_as("controller.pem", nodes)
+    }
+
+    pub fn controller_as(&self, cert: &str, nodes: usize) -> Controller {
+        let identity = Identity::load(self.path(cert)).unwrap();
         let client = ClientConfig::new(identity, Trust::load(self.path("ca.pem")).unwrap())
             .address(self.address.parse().unwrap());
         let controller = Controller::connect(ControllerConfig::new(client)).unwrap();
@@ -463,6 +467,8 @@ fn save_certificates(directory: &Path) {
             (format!("{name}.pem"), issued.to_pem())
         };
         let mut files: Vec<_> = ROLES.into_iter().map(issue).collect();
+        let bound = CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::from_u128(0xb0));
+        files.push(("bound.pem".into(), authority.issue(&bound).unwrap().to_pem()));
         files.push(("ca.pem".into(), authority.certificate_pem().to_owned()));
         files
     });

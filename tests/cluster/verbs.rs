@@ -243,3 +243,18 @@ fn the_cluster_is_configured() {
     assert_eq!(fs::read_to_string(cluster.path("cluster.yaml")).unwrap(), yaml);
     assert_eq!(cluster.controller_sees(1).client().configuration().unwrap(), yaml);
 }
+
+/// Its further sessions take over the one that it has.
+#[test]
+fn a_controller_with_a_uuid_of_its_own_configures_too() {
+    let cluster = Cluster::with_agents(1);
+    let yaml = "configure:\n  launcher:\n    mgmt_net: [10.0.0.0/24]\n";
+    let controller = cluster.controller_as("bound.pem", 1);
+    let shown = controller.configure(yaml).unwrap().wait(LIMIT).unwrap();
+    assert_eq!(shown.to_string(), "the cluster has the configuration");
+    let back =
+        |view: &ssntp::cluster::controller::View| (view.is_online() && view.is_complete()).then_some(());
+    controller.wait(LIMIT, back).expect("it connects again");
+    fs::write(cluster.path("new.yaml"), "configure: {}\n").unwrap();
+    cluster.done("configure new.yaml --cert bound.pem");
+}

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::Failure;
@@ -28,17 +28,32 @@ pub(crate) struct Stop {
 impl Stop {
     /// From here on, the two signals no longer kill the process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::start(None).map(|(stop, _)| stop).map_err(failed)
+        Self::start(&[SIGINT, SIGTERM], None, Some(PATIENCE))
+            .map(|(stop, _)| stop)
+            .map_err(failed)
+    }
+
+    /// As [`install`](Self::install), for a program that has to put things in
+    /// order before it ends, however long that takes, and whoever asks:
+    /// SIGHUP counts as well.
+    pub(crate) fn install_patiently() -> Result<Self, Failure> {
+        Self::start(&[SIGINT, SIGTERM, SIGHUP], None, None)
+            .map(|(stop, _)| stop)
+            .map_err(failed)
     }
 
     /// As [`install`](Self::install), and a further signal, whose arrivals
     /// the channel tells of; those that arrive together may be told of once.
     pub(crate) fn install_with(signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
-        Self::start(Some(signal)).map_err(failed)
+        Self::start(&[SIGINT, SIGTERM], Some(signal), Some(PATIENCE)).map_err(failed)
     }
 
-    fn start(further: Option<c_int>) -> io::Result<(Self, Receiver<()>)> {
-        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(further))?;
+    fn start(
+        stopping: &[c_int],
+        further: Option<c_int>,
+        patience: Option<Duration>,
+    ) -> io::Result<(Self, Receiver<()>)> {
+        let mut signals = Signals::new(stopping.iter().copied().chain(further))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
@@ -58,7 +73,10 @@ impl Stop {
                     let _ = arrive.try_send(());
                 }
                 drop((stop, arrive));
-                if told && ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                if told
+                    && let Some(patience) = patience
+                    && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
+                {
                     std::process::exit(0);
                 }
             })?;

@@ -76,6 +76,10 @@ pub struct View {
     online: bool,
     history: usize,
     nodes: BTreeMap<Uuid, Node>,
+    /// How many of them are connected, and how many of those have not sent
+    /// STATS since.
+    connected: usize,
+    unheard: usize,
     /// Nodes that are gone, the longest gone first.
     gone: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
@@ -99,6 +103,8 @@ impl View {
             online: false,
             history,
             nodes: BTreeMap::new(),
+            connected: 0,
+            unheard: 0,
             gone: VecDeque::new(),
             instances: BTreeMap::new(),
             cncis: BTreeMap::new(),
@@ -117,8 +123,7 @@ impl View {
     /// since the session began. The scheduler tells of all nodes before it
     /// passes on the last STATS of each.
     pub fn is_complete(&self) -> bool {
-        let mut connected = self.nodes.values().filter(|node| node.connected).peekable();
-        self.online && connected.peek().is_some() && connected.all(|node| node.heard)
+        self.online && self.connected > 0 && self.unheard == 0
     }
 
     /// Every node in the order of the UUIDs, those that are gone included.
@@ -287,6 +292,8 @@ impl View {
             node.connected = true;
             node.heard = false;
             node.since = now;
+            self.connected += 1;
+            self.unheard += 1;
             self.gone.retain(|gone| *gone != uuid);
         }
         node
@@ -301,6 +308,8 @@ impl View {
             return;
         }
         node.connected = false;
+        self.connected -= 1;
+        self.unheard -= usize::from(!node.heard);
         node.heard = false;
         node.since = now;
         self.gone.push_back(uuid);
@@ -331,6 +340,7 @@ impl View {
         }
         node.stats = stats;
         let before = std::mem::take(&mut node.instances);
+        self.unheard -= usize::from(first);
 
         let mut after = BTreeSet::new();
         for stats in listed {

@@ -123,7 +123,8 @@ impl<'a> Session<'a> {
                 return Ok(Waited::For(()));
             }
             crossbeam_channel::select! {
-                recv(changes) -> _ => {},
+                // Those that have come together are looked at together.
+                recv(changes) -> _ => while changes.try_recv().is_ok() {},
                 // What is confirmed by a session of its own is no change.
                 recv(tick) -> _ => {},
                 recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
@@ -151,8 +152,15 @@ impl<'a> Session<'a> {
 
     /// Waits until the commands have left.
     fn leave(&self, orders: &[Order]) -> Result<(), Failure> {
-        if !self.controller.flush(LEAVING) {
-            return Err(Failure::new("the scheduler does not take the commands"));
+        let mut looks = LEAVING.as_millis() / LOOK.as_millis();
+        while !self.controller.flush(LOOK) {
+            looks -= 1;
+            if self.stop.requested() {
+                return Ok(());
+            }
+            if looks == 0 {
+                return Err(Failure::new("the scheduler does not take the commands"));
+            }
         }
         let mut output = Output::new();
         for order in orders {

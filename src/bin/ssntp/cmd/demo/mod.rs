@@ -16,12 +16,14 @@
 //! | file | holds |
 //! |---|---|
 //! | `steps` | what is done, and what has to be seen |
+//! | `watch` | the waits until it is seen |
 //! | `processes` | the child processes and the directory |
 //! | `screen` | the live table, or plain lines |
 
 mod processes;
 mod screen;
 mod steps;
+mod watch;
 
 use std::time::{Duration, Instant};
 
@@ -76,7 +78,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install()?;
+    let stop = Stop::install_patiently()?;
     let began = now();
     let mut screen = Screen::new(began);
     let directory = Directory::new()?;

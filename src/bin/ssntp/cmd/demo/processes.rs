@@ -215,9 +215,8 @@ fn wait_for(line: &crossbeam_channel::Receiver<String>, stop: &Stop) -> Result<S
     }
 }
 
-/// Kills every process that runs inside the directory, or was given its name
-/// on its command line: it was started by us, or by one of ours. Gives how
-/// many there were at first.
+/// Kills every process that runs in the directory of an instance: what our
+/// agents have started, and nobody else. Gives how many there were at first.
 fn end_all_inside(directory: &Path) -> usize {
     let first = inside(directory).len();
     let deadline = now() + END;
@@ -235,19 +234,14 @@ fn end_all_inside(directory: &Path) -> usize {
 }
 
 fn inside(directory: &Path) -> Vec<Pid> {
-    let own = i32::try_from(std::process::id()).ok();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let is_inside = |pid: &i32| {
-        let of = |what: &str| format!("/proc/{pid}/{what}");
-        let runs_there = fs::read_link(of("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
-        let name = directory.as_os_str().as_encoded_bytes();
-        let line = fs::read(of("cmdline")).unwrap_or_default();
-        runs_there || line.windows(name.len()).any(|part| part == name)
+    let is_instance = |pid: &i32| {
+        let cwd = fs::read_link(format!("/proc/{pid}/cwd"));
+        let mut below = cwd.iter().filter_map(|cwd| cwd.strip_prefix(directory).ok());
+        below.any(|place| place.components().any(|part| part.as_os_str() == "instances"))
     };
-    pids.filter(|pid| Some(*pid) != own && is_inside(pid))
-        .filter_map(Pid::from_raw)
-        .collect()
+    pids.filter(is_instance).filter_map(Pid::from_raw).collect()
 }
 
 /// What is waited for here wakes nobody.

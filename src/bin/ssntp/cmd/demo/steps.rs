@@ -17,14 +17,11 @@ use uuid::Uuid;
 use super::now;
 use super::processes::Processes;
 use super::screen::Screen;
+use super::watch::{LIMIT, Seen};
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
-/// How long one thing may take to be seen.
-const LIMIT: Duration = Duration::from_secs(30);
-/// How long the table stands between two drawings.
-const REDRAW: Duration = Duration::from_millis(250);
 /// How long what is left may take to be deleted after something went wrong.
 const CLEAN_UP: Duration = Duration::from_secs(3);
 /// Memory for the instances of a node, and for one of them, in MB.
@@ -60,15 +57,13 @@ impl From<Failure> for Interrupt {
     }
 }
 
-type Seen<T = ()> = Result<T, Interrupt>;
-
 /// A cluster that stands.
 pub(super) struct Demo<'a> {
-    processes: &'a mut Processes,
-    screen: &'a mut Screen,
-    stop: &'a Stop,
-    controller: Controller,
-    changes: Receiver<Change>,
+    pub(super) processes: &'a mut Processes,
+    pub(super) screen: &'a mut Screen,
+    pub(super) stop: &'a Stop,
+    pub(super) controller: Controller,
+    pub(super) changes: Receiver<Change>,
     address: String,
     workloads: Vec<Uuid>,
     tenant: Uuid,
@@ -517,90 +512,6 @@ impl<'a> Demo<'a> {
 
     fn first(&self) -> Uuid {
         self.workloads.first().copied().unwrap_or_default()
-    }
-
-    /// Waits until an order is shown to be carried out.
-    fn done(&mut self, order: &Order) -> Seen<Shown> {
-        self.settled(order)?.map_err(|e| Failure::new(e).into())
-    }
-
-    /// As `done`, but on the way out no signal changes anything.
-    fn still_done(&mut self, order: &Order) -> Seen<Shown> {
-        let deadline = now() + LIMIT;
-        let settled = self.unstoppable(deadline, |_| order.poll())?;
-        settled
-            .unwrap_or_else(|| Err(order.timed_out(LIMIT)))
-            .map_err(|e| Failure::new(e).into())
-    }
-
-    fn settled(&mut self, order: &Order) -> Seen<Result<Shown, OrderError>> {
-        let settled = self.wait(Some(now() + LIMIT), |_| order.poll())?;
-        Ok(settled.unwrap_or_else(|| Err(order.timed_out(LIMIT))))
-    }
-
-    fn see_state(&mut self, instances: &[Uuid], state: &InstanceState) -> Seen {
-        let what = format!("instances are {state}");
-        let reached = |view: &View| {
-            let mut states = instances
-                .iter()
-                .map(|uuid| view.instance(*uuid).map(|i| &i.state));
-            states.all(|known| known == Some(state)).then_some(())
-        };
-        self.see(&what, reached)
-    }
-
-    fn see<T>(&mut self, what: &str, look: impl FnMut(&View) -> Option<T>) -> Seen<T> {
-        match self.wait(Some(now() + LIMIT), look)? {
-            Some(seen) => Ok(seen),
-            None => Err(Failure::new(format!("not seen in {} s: {what}", LIMIT.as_secs())).into()),
-        }
-    }
-
-    /// Waits until something is seen, or a time; meanwhile shows what changes.
-    fn wait<T>(&mut self, until: Option<Instant>, look: impl FnMut(&View) -> Option<T>) -> Seen<Option<T>> {
-        self.watch(until, true, look)
-    }
-
-    fn unstoppable<T>(&mut self, until: Instant, look: impl FnMut(&View) -> Option<T>) -> Seen<Option<T>> {
-        self.watch(Some(until), false, look)
-    }
-
-    fn watch<T>(
-        &mut self,
-        until: Option<Instant>,
-        stoppable: bool,
-        mut look: impl FnMut(&View) -> Option<T>,
-    ) -> Seen<Option<T>> {
-        let over = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
-        let redraw = crossbeam_channel::tick(REDRAW);
-        let never = crossbeam_channel::never();
-        let stop = if stoppable { self.stop.channel() } else { &never };
-        loop {
-            if let Some(seen) = self.controller.look(&mut look) {
-                return Ok(Some(seen));
-            }
-            crossbeam_channel::select! {
-                recv(self.changes) -> change => match change {
-                    Ok(Change::Ended { reason }) => return Err(Failure::new(reason).into()),
-                    Ok(change) => self.screen.change(&change)?,
-                    Err(_) => return Err(Failure::new("the controller has ended").into()),
-                },
-                recv(redraw) -> _ => {
-                    if let Some(name) = self.processes.missing() {
-                        return Err(Failure::new(format!("the {name} has ended")).into());
-                    }
-                    self.screen.draw_from(&self.controller)?;
-                }
-                recv(stop) -> _ => return Err(Interrupt::Stopped),
-                recv(over) -> _ => return Ok(None),
-            }
-        }
-    }
-}
-
-impl Screen {
-    fn draw_from(&mut self, controller: &Controller) -> Result<(), Failure> {
-        controller.look(|view| self.draw(view))
     }
 }
 
