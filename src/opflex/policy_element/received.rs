@@ -6,11 +6,11 @@ use std::time::Instant;
 use log::{debug, warn};
 
 use super::held::Key;
-use super::{Action, Event, ObjectChange, PolicyElement, Subject, send};
+use super::{Action, ElementCore, Event, ObjectChange, Subject, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, PolicyUpdate};
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, Reference, Target, Tree, Uri};
 
-impl PolicyElement {
+impl ElementCore {
     /// A resolve was answered. An empty answer takes nothing away: what is held
     /// stays until a server says that it is gone.
     pub(super) fn resolved(

@@ -234,6 +234,8 @@ fn identities_that_cannot_be_used_are_tried_again_later() {
         result(peer("localhost:0")),
         result(peer(":8009")),
         result(peer("localhost:65536")),
+        result(peer(&format!("{}:1", "x".repeat(2000)))),
+        result(json!(vec![json!({"connectivity_info": "a:1"}); 2000])),
         json!({"id": ["send_identity", 1], "result": null}),
         json!({"id": ["send_identity", 1], "error": {"code": "EDOMAIN", "message": "no"}}),
     ] {
