@@ -62,6 +62,7 @@ pub use self::event::{Action, Event, Health, ObjectChange, PeerState, Subject};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
+use super::deadlines::after;
 use super::message::{Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
@@ -374,7 +375,7 @@ impl ElementCore {
     }
 
     fn sweep_soon(&mut self, now: Instant) {
-        self.sweep.get_or_insert(now + self.settings.linger);
+        self.sweep.get_or_insert(after(now, self.settings.linger));
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
 use super::{Counters, Settings};
+use crate::opflex::deadlines::after;
 use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::opflex::model::Name;
 use crate::opflex::peer::{ConnectionId, Keepalive};
@@ -75,12 +76,12 @@ impl Session {
         let echo = self.keepalive.next();
         match self.element {
             Some(_) => echo,
-            None => echo.min(self.since + settings.identity_timeout),
+            None => echo.min(after(self.since, settings.identity_timeout)),
         }
     }
 
     pub(super) fn identity_is_late(&self, settings: &Settings, now: Instant) -> bool {
-        self.element.is_none() && now >= self.since + settings.identity_timeout
+        self.element.is_none() && now >= after(self.since, settings.identity_timeout)
     }
 
     /// Judges an identity as the draft says, and makes the answer. A second
