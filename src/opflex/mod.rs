@@ -29,10 +29,11 @@
 //! | [`peer`] | what both ends of a connection share | `message` |
 //! | [`server`] | policy repository, endpoint registry, observer | all above |
 //! | [`policy_element`] | the client of these | all above |
+//! | [`run`] | both on threads, over sockets | all above, `transport` |
 //!
-//! None of them does I/O, starts a thread or reads a clock: [`server::ServerCore`]
-//! and [`policy_element::ElementCore`] are told what happens and when, and
-//! answer with what is to be done.
+//! All but [`run`] do no I/O, start no thread and read no clock:
+//! [`server::ServerCore`] and [`policy_element::ElementCore`] are told what
+//! happens and when, and answer with what is to be done.
 //!
 //! # How it stands on threads
 //!
@@ -74,4 +75,7 @@ mod one_or_many;
 pub mod peer;
 pub mod policy_element;
 pub mod rpc;
+pub mod run;
 pub mod server;
+
+pub use self::run::{PolicyElement, Server};

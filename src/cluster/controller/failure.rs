@@ -181,7 +181,9 @@ impl Failure {
             "no_instance" => "the node has no such instance, or is not connected",
             "invalid_payload" => "the payload is no YAML document",
             "invalid_data" => "the payload is not what its schema says",
-            "unsupported_type" | "unsupported_operand" if !addressed => "the receiver does not know the frame",
+            "unsupported_type" | "unsupported_operand" if !addressed => {
+                "the receiver does not know the frame"
+            }
             "role_not_allowed" if !addressed => {
                 "this controller may not command: its role does not allow it, or another one is the master"
             }

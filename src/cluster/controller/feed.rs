@@ -204,7 +204,11 @@ impl State {
                 Change::NodeConnected { .. } | Change::NodeStats { first: true, .. } => self.news = now(),
                 Change::Failed(failure) => {
                     warn!(target: LOG, "{failure}");
-                    settle_where(orders, |goal| goal.failed(failure), |_| Err(OrderError::Failed(failure.clone())));
+                    settle_where(
+                        orders,
+                        |goal| goal.failed(failure),
+                        |_| Err(OrderError::Failed(failure.clone())),
+                    );
                     // The best fit, and of these the last.
                     let fits = orders.iter().enumerate();
                     let fits = fits.filter_map(|(at, order)| Some((order.goal.refused(failure, view)?, at)));
@@ -226,7 +230,8 @@ impl State {
     }
 
     fn publish(&mut self, change: &Change) {
-        self.subscribers.retain_mut(|subscriber| subscriber.tell(change.clone()));
+        self.subscribers
+            .retain_mut(|subscriber| subscriber.tell(change.clone()));
     }
 
     fn end(&mut self, reason: ClientError) {

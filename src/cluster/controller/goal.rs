@@ -208,9 +208,14 @@ impl Goal {
     pub(super) fn shown(&self, change: &Change, view: &View) -> Option<Shown> {
         use Change as C;
         match (self, change) {
-            (Self::Started { instance: own }, C::InstanceAdded { instance, node, state }) if own == instance => {
-                up(*instance, *node, state)
-            }
+            (
+                Self::Started { instance: own },
+                C::InstanceAdded {
+                    instance,
+                    node,
+                    state,
+                },
+            ) if own == instance => up(*instance, *node, state),
             (
                 Self::Started { instance: own } | Self::Restarted { instance: own },
                 C::InstanceState {
@@ -337,7 +342,9 @@ impl Goal {
             Self::Evacuated { node, .. } | Self::Restored { node } => node.uuid(),
             _ => None,
         };
-        let connected = node.and_then(|node| view.node(node)).is_some_and(|node| node.connected);
+        let connected = node
+            .and_then(|node| view.node(node))
+            .is_some_and(|node| node.connected);
         Some(u8::from(failure.reason == "not_connected" && !connected))
     }
 
@@ -357,7 +364,11 @@ impl Goal {
                 }
             };
         }
-        match self.instance().and_then(Id::uuid).and_then(|uuid| view.instance(uuid)) {
+        match self
+            .instance()
+            .and_then(Id::uuid)
+            .and_then(|uuid| view.instance(uuid))
+        {
             Some(instance) => {
                 let (state, node) = (&instance.state, instance.node);
                 format!("the instance is {state} on node {node}{}", gone(node))

@@ -364,7 +364,9 @@ impl Controller {
     /// The order waits before the frame goes out, so that no answer can come
     /// too early.
     fn send(&self, mut frame: Frame, goal: Goal) -> Result<Order, CommandError> {
-        let label = format!("{} {}", frame.kind(), goal.subject()).trim_end().to_owned();
+        let label = format!("{} {}", frame.kind(), goal.subject())
+            .trim_end()
+            .to_owned();
         let (id, settled) = self.shared.watch(goal.clone())?;
         let order = Order {
             id,

@@ -37,6 +37,14 @@ impl Decoder {
         }
     }
 
+    /// A decoder for a stream from somebody who need not tell who he is.
+    pub fn trusting(framing: Framing, limits: Limits) -> Self {
+        Self {
+            messages: rpc::Decoder::new(framing, limits),
+            after_identity: None,
+        }
+    }
+
     /// Takes the complete messages off the front of `buffer` and appends them
     /// to `out`; see [`rpc::Decoder::decode`].
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Incoming>) -> Result<(), Error> {

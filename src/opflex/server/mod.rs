@@ -174,6 +174,14 @@ impl ServerCore {
         self.forget(connection, now, actions);
     }
 
+    /// Bytes arrived that are no whole message yet: the client is alive, and a
+    /// large message is on its way.
+    pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.keepalive.heard(now);
+        }
+    }
+
     /// A message arrived.
     pub fn message(
         &mut self,

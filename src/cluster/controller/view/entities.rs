@@ -71,7 +71,10 @@ impl Instance {
     /// Whether it runs, is about to, or is about to stop.
     pub fn is_alive(&self) -> bool {
         use InstanceState as S;
-        matches!(self.state, S::Pending | S::Active | S::Stopping | S::Hung | S::ExitFailed)
+        matches!(
+            self.state,
+            S::Pending | S::Active | S::Stopping | S::Hung | S::ExitFailed
+        )
     }
 }
 

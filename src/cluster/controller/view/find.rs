@@ -65,7 +65,9 @@ fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Re
         let text = text.to_owned();
         return Err(FindError::NoUuid { what, text });
     }
-    let matches: Vec<_> = known.filter(|uuid| uuid.to_string().starts_with(&begin)).collect();
+    let matches: Vec<_> = known
+        .filter(|uuid| uuid.to_string().starts_with(&begin))
+        .collect();
     match *matches.as_slice() {
         [one] => Ok(one),
         [] => Err(FindError::None {
@@ -114,7 +116,10 @@ impl fmt::Display for FindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoUuid { what, text } => {
-                write!(f, "{text:?} is not the UUID of a {what}, nor the beginning of one")
+                write!(
+                    f,
+                    "{text:?} is not the UUID of a {what}, nor the beginning of one"
+                )
             }
             Self::None { what, text } => write!(f, "no {what} is known whose UUID begins with {text}"),
             Self::Several { what, text, matches } => {

@@ -254,7 +254,9 @@ impl View {
     }
 
     fn node_connected(&mut self, event: &NodeConnected, now: SystemTime, changes: &mut Vec<Change>) {
-        let Some(uuid) = event.node_uuid.uuid() else { return };
+        let Some(uuid) = event.node_uuid.uuid() else {
+            return;
+        };
         let node = self.there(uuid, now);
         match &event.node_type {
             NodeType::ComputeNode => node.compute = true,
@@ -268,7 +270,9 @@ impl View {
     }
 
     fn node_disconnected(&mut self, event: &NodeDisconnected, now: SystemTime, changes: &mut Vec<Change>) {
-        let Some(uuid) = event.node_uuid.uuid() else { return };
+        let Some(uuid) = event.node_uuid.uuid() else {
+            return;
+        };
         self.node_left(uuid, now);
         changes.push(Change::NodeDisconnected {
             node: uuid,
@@ -289,7 +293,9 @@ impl View {
     }
 
     fn node_left(&mut self, uuid: Uuid, now: SystemTime) {
-        let Some(node) = self.nodes.get_mut(&uuid) else { return };
+        let Some(node) = self.nodes.get_mut(&uuid) else {
+            return;
+        };
         // A node of both types disconnects as each.
         if !node.connected {
             return;
@@ -309,7 +315,9 @@ impl View {
     }
 
     fn stats(&mut self, mut stats: Stats, now: SystemTime, changes: &mut Vec<Change>) {
-        let Some(uuid) = stats.node_uuid.uuid() else { return };
+        let Some(uuid) = stats.node_uuid.uuid() else {
+            return;
+        };
         let listed = std::mem::take(&mut stats.instances);
         let node = self.there(uuid, now);
         let first = !std::mem::replace(&mut node.heard, true);

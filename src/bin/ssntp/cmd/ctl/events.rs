@@ -56,7 +56,11 @@ fn line(change: &Change, json: bool) -> String {
     let at = now();
     match json {
         true => json::change(change, at).to_string(),
-        false => format!("{} {}", json::time(at), printable(&change.to_string()).replace('\n', "\\n")),
+        false => format!(
+            "{} {}",
+            json::time(at),
+            printable(&change.to_string()).replace('\n', "\\n")
+        ),
     }
 }
 

@@ -21,7 +21,11 @@ pub(super) fn node(node: &Node) -> Value {
     if node.network {
         types.push("network_node");
     }
-    let networks: Vec<_> = stats.networks.iter().map(|n| json!({"ip": n.ip, "mac": n.mac})).collect();
+    let networks: Vec<_> = stats
+        .networks
+        .iter()
+        .map(|n| json!({"ip": n.ip, "mac": n.mac}))
+        .collect();
     json!({
         "uuid": node.uuid, "types": types, "connected": node.connected, "since": time(node.since),
         "status": node.status.as_str(), "seen": node.seen.map(time), "hostname": stats.hostname,
@@ -114,10 +118,19 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
         }
         Change::NodeStatus { node, status } => json!({"node": node, "status": status.as_str()}),
         Change::NodeStats { node, .. } => json!({"node": node}),
-        Change::InstanceAdded { instance, node, state } => {
+        Change::InstanceAdded {
+            instance,
+            node,
+            state,
+        } => {
             json!({"instance": instance, "node": node, "state": state.as_str()})
         }
-        Change::InstanceState { instance, node, before, state } => {
+        Change::InstanceState {
+            instance,
+            node,
+            before,
+            state,
+        } => {
             json!({"instance": instance, "node": node, "before": before.as_str(), "state": state.as_str()})
         }
         Change::InstanceGone { instance, node } => json!({"instance": instance, "node": node}),
@@ -128,8 +141,16 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
             json!({"instance": instance, "volume": volume.as_str()})
         }
         Change::CnciAdded { cnci } | Change::CnciGone { cnci } => json!({"cnci": cnci}),
-        Change::PublicIpAssigned { cnci, instance, public_ip }
-        | Change::PublicIpUnassigned { cnci, instance, public_ip } => {
+        Change::PublicIpAssigned {
+            cnci,
+            instance,
+            public_ip,
+        }
+        | Change::PublicIpUnassigned {
+            cnci,
+            instance,
+            public_ip,
+        } => {
             json!({"cnci": cnci, "instance": instance.as_str(), "public_ip": public_ip})
         }
         Change::Failed(failed) => failure(failed),

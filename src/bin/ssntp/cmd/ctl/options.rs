@@ -39,10 +39,22 @@ pub(super) struct Options {
     )]
     connect: Vec<Address>,
     /// The authority that the scheduler's certificate has to come from
-    #[arg(long, value_name = "FILE", global = true, env = "SSNTP_CA", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CA",
+        hide_env_values = true
+    )]
     ca: Option<PathBuf>,
     /// This controller's certificate and key
-    #[arg(long, value_name = "FILE", global = true, env = "SSNTP_CERT", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CERT",
+        hide_env_values = true
+    )]
     cert: Option<PathBuf>,
     /// The name that the scheduler's certificate has to hold [default: the
     /// one connected to]
@@ -107,7 +119,10 @@ impl Options {
             Some(path) => Ok(path.clone()),
             None if in_file.is_empty() => Err(Failure::usage(format!(
                 "--{flag} is needed: on the command line, as {variable}, or as {flag} in {}",
-                file_path().map_or_else(|| "~/.config/ssntp/ctl.yaml".into(), |path| path.display().to_string())
+                file_path().map_or_else(
+                    || "~/.config/ssntp/ctl.yaml".into(),
+                    |path| path.display().to_string()
+                )
             ))),
             None => Ok(directory.join(in_file)),
         };
@@ -148,10 +163,16 @@ impl File {
 
 /// Where the user's file is, if it is anywhere.
 fn file_path() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let variable = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let home = || Some(variable("HOME")?.join(".config"));
     // One that is relative is to be ignored, as the specification has it.
-    let config = variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(home)?;
+    let config = variable("XDG_CONFIG_HOME")
+        .filter(|path| path.is_absolute())
+        .or_else(home)?;
     Some(config.join("ssntp").join("ctl.yaml"))
 }
 

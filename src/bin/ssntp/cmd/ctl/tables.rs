@@ -23,11 +23,22 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
 
 pub(crate) fn nodes(view: &View) -> Table {
     let mut table = table([
-        "node", "type", "status", "host", "cpus", "load", "memory free", "disk free", "instances",
+        "node",
+        "type",
+        "status",
+        "host",
+        "cpus",
+        "load",
+        "memory free",
+        "disk free",
+        "instances",
     ]);
     for node in view.nodes() {
         let stats = &node.stats;
-        let running = view.instances_of(node.uuid).filter(|i| i.state == InstanceState::Active).count();
+        let running = view
+            .instances_of(node.uuid)
+            .filter(|i| i.state == InstanceState::Active)
+            .count();
         table.add_row([
             node.uuid.to_string(),
             node_type(node).into(),
@@ -44,11 +55,17 @@ pub(crate) fn nodes(view: &View) -> Table {
 }
 
 pub(crate) fn instances(view: &View) -> Table {
-    let mut table = table(["instance", "state", "node", "host", "cpu", "memory", "disk", "volumes"]);
+    let mut table = table([
+        "instance", "state", "node", "host", "cpu", "memory", "disk", "volumes",
+    ]);
     for instance in view.instances() {
         let stats = &instance.stats;
         let node = view.node(instance.node);
-        let volumes: Vec<_> = stats.volumes.iter().map(|volume| short(volume.as_str())).collect();
+        let volumes: Vec<_> = stats
+            .volumes
+            .iter()
+            .map(|volume| short(volume.as_str()))
+            .collect();
         table.add_row([
             instance.uuid.to_string(),
             instance_state(view, instance),
@@ -71,7 +88,8 @@ pub(crate) fn cncis(view: &View) -> Table {
             printable(cnci.tenant.as_str()),
             printable(&cnci.ip),
             printable(&cnci.mac),
-            view.instance(cnci.uuid).map_or("-".into(), |instance| instance_state(view, instance)),
+            view.instance(cnci.uuid)
+                .map_or("-".into(), |instance| instance_state(view, instance)),
             public_ips(cnci),
         ]);
     }
@@ -79,9 +97,10 @@ pub(crate) fn cncis(view: &View) -> Table {
 }
 
 fn public_ips(cnci: &Cnci) -> String {
-    let each = cnci.public_ips.iter().map(|(public_ip, to)| {
-        format!("{} → {}", printable(public_ip), short(to.instance.as_str()))
-    });
+    let each = cnci
+        .public_ips
+        .iter()
+        .map(|(public_ip, to)| format!("{} → {}", printable(public_ip), short(to.instance.as_str())));
     each.collect::<Vec<_>>().join(", ")
 }
 
@@ -120,11 +139,19 @@ pub(crate) fn host(name: &str) -> String {
 }
 
 fn number(number: i64) -> String {
-    if number < 0 { "-".into() } else { number.to_string() }
+    if number < 0 {
+        "-".into()
+    } else {
+        number.to_string()
+    }
 }
 
 pub(crate) fn with_unit(number: i64, unit: &str) -> String {
-    if number < 0 { "-".into() } else { format!("{number}{unit}") }
+    if number < 0 {
+        "-".into()
+    } else {
+        format!("{number}{unit}")
+    }
 }
 
 /// What is free, of how much.

@@ -231,7 +231,10 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     let Some(session) = Session::open(options, stop)? else {
         return Ok(());
     };
-    let order = session.controller.configure(configuration).map_err(Failure::new)?;
+    let order = session
+        .controller
+        .configure(configuration)
+        .map_err(Failure::new)?;
     session.finish(vec![order], args.waiting.wait())
 }
 
@@ -295,14 +298,17 @@ fn public_ip(
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
     let text = |value: Option<IpAddr>| value.map(|ip| ip.to_string()).unwrap_or_default();
-    let order = command(&session.controller, &AssignPublicIp {
-        concentrator_uuid: cnci.into(),
-        tenant_uuid: tenant,
-        instance_uuid: instance.into(),
-        public_ip: args.public_ip.to_string(),
-        private_ip: text(args.private_ip),
-        vnic_mac: args.mac.clone().unwrap_or_default(),
-    });
+    let order = command(
+        &session.controller,
+        &AssignPublicIp {
+            concentrator_uuid: cnci.into(),
+            tenant_uuid: tenant,
+            instance_uuid: instance.into(),
+            public_ip: args.public_ip.to_string(),
+            private_ip: text(args.private_ip),
+            vnic_mac: args.mac.clone().unwrap_or_default(),
+        },
+    );
     session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())
 }
 
@@ -311,14 +317,20 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
     let tenant = args.tenant.map(Id::from);
     if let Some(text) = &args.cnci {
         let cnci = view.find_cnci(text).map_err(Failure::new)?;
-        let known = || view.cnci(cnci).map(|cnci| cnci.tenant.clone()).unwrap_or_default();
+        let known = || {
+            view.cnci(cnci)
+                .map(|cnci| cnci.tenant.clone())
+                .unwrap_or_default()
+        };
         return Ok((cnci, tenant.unwrap_or_else(known)));
     }
     let serves = |id: &Id| args.tenant.is_none_or(|tenant| *id == tenant);
     let found: Vec<_> = view.cncis().filter(|cnci| serves(&cnci.tenant)).collect();
     match found.as_slice() {
         [one] => Ok((one.uuid, one.tenant.clone())),
-        [] if args.tenant.is_some() => Err(Failure::new("no CNCI of that tenant is known: name it with --cnci")),
+        [] if args.tenant.is_some() => Err(Failure::new(
+            "no CNCI of that tenant is known: name it with --cnci",
+        )),
         [] => Err(Failure::new("no CNCI is known: name it with --cnci")),
         several => {
             let list: Vec<_> = several.iter().map(|cnci| cnci.uuid.to_string()).collect();

@@ -145,7 +145,11 @@ impl Workload {
 
     /// A START for each instance.
     pub(super) fn starts(self) -> impl Iterator<Item = StartPayload> {
-        let Self { payload, named, count } = self;
+        let Self {
+            payload,
+            named,
+            count,
+        } = self;
         (0..count).map(move |_| {
             let mut start = payload.clone();
             if !named {
@@ -209,7 +213,10 @@ impl Keys {
             requirements.network_node = network_node;
         }
         let mut storage = self.storage;
-        storage.extend(self.volumes.into_iter().map(|id| Storage { id, ..Storage::default() }));
+        storage.extend(self.volumes.into_iter().map(|id| Storage {
+            id,
+            ..Storage::default()
+        }));
         let vm_type = match self.vm_type {
             VmType::Unset if !self.command.is_empty() => VmType::Process,
             given => given,
@@ -256,15 +263,23 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
         rooted.ok().and_then(|rooted| rooted.start)
     });
     let rooted = roots.enumerate().find_map(|(at, root)| Some((at, root?)));
-    if rooted.as_ref().is_some_and(|(_, start)| !start.instance_uuid.is_empty()) {
+    if rooted
+        .as_ref()
+        .is_some_and(|(_, start)| !start.instance_uuid.is_empty())
+    {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
-        return Ok(Workload { payload, named: true, count: 1 });
+        return Ok(Workload {
+            payload,
+            named: true,
+            count: 1,
+        });
     }
     let command = rooted.as_ref().map_or(0, |(at, _)| *at);
     let bytes = documents.get(command).map_or(&[][..], |document| document.bytes);
     let keys = match rooted {
         None => yaml::decode::<Keys>(bytes),
-        Some(_) => yaml::decode::<BTreeMap<String, Keys>>(bytes).map(|mut roots| roots.remove("start").unwrap_or_default()),
+        Some(_) => yaml::decode::<BTreeMap<String, Keys>>(bytes)
+            .map(|mut roots| roots.remove("start").unwrap_or_default()),
     };
     let keys = keys.map_err(|e| e.to_string())?;
     let named = keys.instance_uuid.is_some();
@@ -280,7 +295,9 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     // is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
     let raw = |document: Option<(usize, &yaml::Document<'_>)>| match document {
-        Some((_, document)) => RawDocument::new(document.bytes.to_vec()).map(Some).map_err(|e| e.to_string()),
+        Some((_, document)) => RawDocument::new(document.bytes.to_vec())
+            .map(Some)
+            .map_err(|e| e.to_string()),
         None => Ok(None),
     };
     let (first, second) = (raw(others.next())?, raw(others.next())?);
@@ -289,7 +306,11 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
         None => (None, first),
     };
     Ok(Workload {
-        payload: StartPayload { start, user_data, meta_data },
+        payload: StartPayload {
+            start,
+            user_data,
+            meta_data,
+        },
         named,
         count: 1,
     })
