@@ -1,12 +1,12 @@
 //! `ssntp opflex element`: a policy element.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::select;
 use serde_json::{Value, json};
 use ssntp::opflex::PolicyElement;
-use ssntp::opflex::model::{ChangeKind, ManagedObject, Uri};
+use ssntp::opflex::model::{ChangeKind, ManagedObject, Target, Uri};
 use ssntp::opflex::policy_element::{Event, Health, ObjectChange, Settings, Subject};
 use ssntp::opflex::run::{ElementConfig, Reference};
 use ssntp::transport::Address;
@@ -114,21 +114,26 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         })
         .collect::<Result<Vec<Reference>, _>>()
         .map_err(Failure::new)?;
-    let mut waits = (!args.watch).then(|| Waits::new(wanted.len(), args.timeout.into()));
-    while !waits.as_ref().is_some_and(Waits::are_over) {
-        let limit = waits
-            .as_ref()
-            .map_or_else(crossbeam_channel::never, |waits| crossbeam_channel::at(waits.end));
+    let result = if args.watch {
+        watch(&element, &stop, args.json)
+    } else {
+        let uris = wanted.iter().map(|(_, uri)| uri);
+        resolve_once(&element, &stop, uris.collect(), args.timeout.into(), args.json)
+    };
+    drop(references);
+    element.stop();
+    result
+}
+
+/// Prints events until a signal comes.
+fn watch(element: &PolicyElement, stop: &Stop, as_json: bool) -> Result<(), Failure> {
+    loop {
         let event = select! {
             recv(element.events()) -> event => event.map_err(Failure::new)?,
-            recv(stop.channel()) -> _ => break,
-            recv(limit) -> _ => return Err(Failure::new("not everything was resolved in time")),
+            recv(stop.channel()) -> _ => return Ok(()),
         };
-        if let Some(waits) = &mut waits {
-            waits.see(&event);
-        }
         let mut output = Output::new();
-        if args.json {
+        if as_json {
             to_json(&event).map_or(Ok(()), |value| output.line(value))?;
         } else {
             print(&mut output, &event)?;
@@ -136,40 +141,64 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         // A reader at the other end of a pipe waits for each event.
         output.flush()?;
     }
-    drop(references);
-    element.stop();
-    Ok(())
 }
 
-/// What is waited for without --watch.
-struct Waits {
-    unresolved: usize,
-    healthy: bool,
-    end: Instant,
-}
-
-impl Waits {
-    fn new(unresolved: usize, limit: Duration) -> Self {
-        #[expect(clippy::disallowed_methods, reason = "the wait has an end")]
-        let end = Instant::now() + limit;
-        Self {
-            unresolved,
-            healthy: false,
-            end,
-        }
-    }
-
-    fn see(&mut self, event: &Event) {
+/// Waits until all servers are there and have answered, and prints what came.
+fn resolve_once(
+    element: &PolicyElement,
+    stop: &Stop,
+    mut unresolved: Vec<&Uri>,
+    limit: Duration,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let uris = unresolved.clone();
+    let end = crossbeam_channel::after(limit);
+    let mut healthy = false;
+    let mut last = None;
+    while !(healthy && unresolved.is_empty()) {
+        let event = select! {
+            recv(element.events()) -> event => event.map_err(Failure::new)?,
+            recv(stop.channel()) -> _ => return Ok(()),
+            recv(end) -> _ => {
+                let what = last.unwrap_or_else(|| "no answer".to_owned());
+                return Err(Failure::new(format!("not done in time: {what}")));
+            }
+        };
         match event {
-            Event::Resolved { .. } => self.unresolved = self.unresolved.saturating_sub(1),
-            Event::Health(health) => self.healthy = *health == Health::Healthy,
+            Event::Resolved {
+                target: Target::Uri(uri),
+                ..
+            } => unresolved.retain(|wanted| **wanted != uri),
+            Event::Health(health) => healthy = health == Health::Healthy,
+            Event::Peer {
+                address,
+                reason: Some(reason),
+                ..
+            } => last = Some(format!("{address}: {reason}")),
+            Event::Refused { address, error, .. } => last = Some(format!("{address}: {error}")),
             _ => {}
         }
     }
-
-    fn are_over(&self) -> bool {
-        self.unresolved == 0 && self.healthy
+    let mut output = Output::new();
+    let mut missing = Vec::new();
+    for uri in uris {
+        let objects = element.objects(Subject::Policy, uri).map_err(Failure::new)?;
+        if objects.is_empty() {
+            missing.push(uri.to_string());
+        }
+        for object in objects {
+            if as_json {
+                output.line(serde_json::to_string(&object).map_err(Failure::new)?)?;
+            } else {
+                print_object(&mut output, &object)?;
+            }
+        }
     }
+    output.flush()?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("there is no {}", missing.join(", "))))
 }
 
 /// The objects of a file as one list for each topmost one.
@@ -248,10 +277,22 @@ fn print_change(output: &mut Output, what: Subject, change: &ObjectChange) -> Re
         "{what} {kind} {} {}",
         change.subject, change.uri
     )))?;
-    for property in change.object.iter().flat_map(|object| &object.properties) {
-        output.line(printable(&format!("  {} = {}", property.name, property.data)))?;
-    }
-    Ok(())
+    change
+        .object
+        .as_ref()
+        .map_or(Ok(()), |object| print_properties(output, object))
+}
+
+fn print_object(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    output.line(printable(&format!("{} {}", object.subject, object.uri)))?;
+    print_properties(output, object)
+}
+
+fn print_properties(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    object
+        .properties
+        .iter()
+        .try_for_each(|property| output.line(printable(&format!("  {} = {}", property.name, property.data))))
 }
 
 fn to_json(event: &Event) -> Option<Value> {
