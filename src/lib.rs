@@ -94,6 +94,7 @@ pub mod cluster;
 pub mod opflex;
 pub mod payload;
 pub mod pki;
+mod replace;
 mod role;
 mod ssntp;
 pub mod transport;

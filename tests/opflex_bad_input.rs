@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use ssntp::opflex::message::{Decoder, Incoming, Method};
 use ssntp::opflex::model::{ManagedObject, Target};
 use ssntp::opflex::peer::ConnectionId;
-use ssntp::opflex::policy_element::{self as element, PolicyElement};
-use ssntp::opflex::server::{self, Server};
+use ssntp::opflex::policy_element::{self as element, ElementCore};
+use ssntp::opflex::server::{self, ServerCore};
 
 fn incoming(message: &Value) -> Incoming {
     let mut messages = Vec::new();
@@ -83,7 +83,7 @@ proptest! {
     #[test]
     fn a_server_answers_each_request_once(messages in prop::collection::vec((0..3u64, message(), 0..3000u64), 1..40)) {
         let mut now = Instant::now();
-        let mut server = Server::new(server::Settings::default(), now);
+        let mut server = ServerCore::new(server::Settings::default(), now);
         let mut actions = Vec::new();
         for connection in 0..3 {
             server.connected(ConnectionId(connection), None, now, &mut actions);
@@ -121,7 +121,7 @@ proptest! {
     #[test]
     fn an_element_survives_any_server(messages in prop::collection::vec((message(), 0..3000u64), 1..40), early: bool) {
         let mut now = Instant::now();
-        let mut element = PolicyElement::new(element::Settings::new("n", "default", ["a:1"]), 1, now);
+        let mut element = ElementCore::new(element::Settings::new("n", "default", ["a:1"]), 1, now);
         let mut actions = Vec::new();
         let target = |text: &str| Target::Uri(text.parse().unwrap());
         element.resolve_policy("class", target("/a/"), true, now, &mut actions);
@@ -129,7 +129,7 @@ proptest! {
         element.declare(vec![ManagedObject::new("class", "/ep/".parse().unwrap())], now, &mut actions).unwrap();
         element.tick(now, &mut actions);
         let mut connections = Vec::new();
-        let mut do_all = |element: &mut PolicyElement, actions: &mut Vec<element::Action>, now: Instant| {
+        let mut do_all = |element: &mut ElementCore, actions: &mut Vec<element::Action>, now: Instant| {
             while !actions.is_empty() {
                 for action in std::mem::take(actions) {
                     match action {

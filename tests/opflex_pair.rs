@@ -16,9 +16,9 @@ use bytes::{Bytes, BytesMut};
 use ssntp::opflex::message::{Decoder, Method, Peer, Role};
 use ssntp::opflex::model::{ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
-use ssntp::opflex::policy_element::{self as element, Health, PeerState, PolicyElement};
+use ssntp::opflex::policy_element::{self as element, ElementCore, Health, PeerState};
 use ssntp::opflex::rpc::{Framing, Limits};
-use ssntp::opflex::server::{self, OnLeave, Server};
+use ssntp::opflex::server::{self, OnLeave, ServerCore};
 
 /// One connection, with a decoder at each end.
 struct Link {
@@ -33,8 +33,8 @@ struct Link {
 /// Elements and servers, and what joins them.
 struct Net {
     now: Instant,
-    elements: Vec<PolicyElement>,
-    servers: BTreeMap<String, Server>,
+    elements: Vec<ElementCore>,
+    servers: BTreeMap<String, ServerCore>,
     links: HashMap<u64, Link>,
     next: u64,
     by_element: HashMap<(usize, ConnectionId), u64>,
@@ -71,7 +71,7 @@ impl Net {
         let mut settings = server::Settings::new(address, "test");
         change(&mut settings);
         self.servers
-            .insert(address.to_owned(), Server::new(settings, self.now));
+            .insert(address.to_owned(), ServerCore::new(settings, self.now));
     }
 
     fn element(&mut self, peers: &[&str], change: impl FnOnce(&mut element::Settings)) -> usize {
@@ -79,14 +79,14 @@ impl Net {
         let mut settings = element::Settings::new(format!("pe{number}"), "test", peers.iter().copied());
         change(&mut settings);
         self.elements
-            .push(PolicyElement::new(settings, number as u64, self.now));
+            .push(ElementCore::new(settings, number as u64, self.now));
         number
     }
 
     fn on_element<T>(
         &mut self,
         number: usize,
-        call: impl FnOnce(&mut PolicyElement, Instant, &mut Vec<element::Action>) -> T,
+        call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<element::Action>) -> T,
     ) -> T {
         let mut actions = Vec::new();
         let result = call(&mut self.elements[number], self.now, &mut actions);
@@ -114,7 +114,7 @@ impl Net {
     fn on_server<T>(
         &mut self,
         address: &str,
-        call: impl FnOnce(&mut Server, Instant, &mut Vec<server::Action>) -> T,
+        call: impl FnOnce(&mut ServerCore, Instant, &mut Vec<server::Action>) -> T,
     ) -> T {
         let mut actions = Vec::new();
         let result = call(self.servers.get_mut(address).unwrap(), self.now, &mut actions);
@@ -222,7 +222,7 @@ impl Net {
     }
 
     /// A server ends, with all its connections.
-    fn stop(&mut self, address: &str) -> Server {
+    fn stop(&mut self, address: &str) -> ServerCore {
         let server = self.servers.remove(address).unwrap();
         let links: Vec<u64> = self
             .links
@@ -242,8 +242,8 @@ impl Net {
         let end = self.now + Duration::from_secs_f64(seconds);
         self.run();
         loop {
-            let of_elements = self.elements.iter().filter_map(PolicyElement::next_deadline);
-            let of_servers = self.servers.values().filter_map(Server::next_deadline);
+            let of_elements = self.elements.iter().filter_map(ElementCore::next_deadline);
+            let of_servers = self.servers.values().filter_map(ServerCore::next_deadline);
             let Some(due) = of_elements.chain(of_servers).min().filter(|due| *due <= end) else {
                 break;
             };
@@ -558,6 +558,6 @@ fn many_elements_hold_many_policies() {
     net.frames = 0;
     net.put("s:1", (0..2 * POLICIES).map(|n| object(&text(n), 2)).collect());
     assert_eq!(net.frames, ELEMENTS, "one update for each element");
-    let all = |element: &PolicyElement| element.policy().iter().all(|o| o.property("p").unwrap() == 2);
+    let all = |element: &ElementCore| element.policy().iter().all(|o| o.property("p").unwrap() == 2);
     assert!(net.elements.iter().all(all));
 }

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use ssntp::opflex::message::{Decoder, Incoming};
 use ssntp::opflex::model::{ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
-use ssntp::opflex::policy_element::{self, PolicyElement};
-use ssntp::opflex::server::{Action, Server, Settings};
+use ssntp::opflex::policy_element::{self, ElementCore};
+use ssntp::opflex::server::{Action, ServerCore, Settings};
 
 const TOUR: &str = include_str!("fixtures/opflex/01_tour_testmodel.jsonl");
 const AGENT: &str = include_str!("fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
@@ -85,7 +85,7 @@ fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
 /// answer with the one in the capture.
 fn replay(capture: &str, domain: &str) {
     let start = Instant::now();
-    let mut server = Server::new(Settings::new("server", domain), start);
+    let mut server = ServerCore::new(Settings::new("server", domain), start);
     let mut actions = Vec::new();
     server
         .merge_policy(objects(capture, "policy"), start, &mut actions)
@@ -161,7 +161,7 @@ fn the_real_agent_is_answered_as_by_the_real_server() {
 
 /// An element with one server that says what was recorded.
 struct Recorded {
-    element: PolicyElement,
+    element: ElementCore,
     now: Instant,
     connection: ConnectionId,
     sent: Vec<Value>,
@@ -172,7 +172,7 @@ impl Recorded {
         let now = Instant::now();
         let settings = policy_element::Settings::new("element", "testdomain", [address]);
         let mut recorded = Self {
-            element: PolicyElement::new(settings, 1, now),
+            element: ElementCore::new(settings, 1, now),
             now,
             connection: ConnectionId(0),
             sent: Vec::new(),
@@ -185,7 +185,7 @@ impl Recorded {
 
     fn act<T>(
         &mut self,
-        call: impl FnOnce(&mut PolicyElement, Instant, &mut Vec<policy_element::Action>) -> T,
+        call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<policy_element::Action>) -> T,
     ) -> T {
         let mut actions = Vec::new();
         let result = call(&mut self.element, self.now, &mut actions);

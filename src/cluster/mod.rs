@@ -24,12 +24,10 @@
 //! | [`agent`] | the agent of a node: runs instances, tells of the node and of them |
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
-//! | `replace` | files that are whole whenever they are read |
 //! | `subnet` | networks in CIDR form |
 
 pub mod agent;
 pub mod controller;
 pub mod machine;
-mod replace;
 pub mod scheduler;
 mod subnet;

@@ -2,7 +2,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest time that anything is put off. A setting may ask for more than
+/// a clock can count.
+pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// A time after another one.
+pub(crate) fn after(time: Instant, duration: Duration) -> Instant {
+    time + duration.min(LONGEST)
+}
 
 /// One deadline for each key, and which of them comes first.
 #[derive(Debug)]
@@ -59,8 +68,6 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -9,10 +9,10 @@
 //! # #![allow(clippy::disallowed_methods)]
 //! use std::time::Instant;
 //! use ssntp::opflex::model::{Format, ManagedObject};
-//! use ssntp::opflex::server::{Server, Settings};
+//! use ssntp::opflex::server::{ServerCore, Settings};
 //!
 //! let now = Instant::now();
-//! let mut server = Server::new(Settings::new("pr1", "openstack"), now);
+//! let mut server = ServerCore::new(Settings::new("pr1", "openstack"), now);
 //! let policy = ManagedObject::read_all(&std::fs::read("policy.json")?, Format::Json)?;
 //! let mut actions = Vec::new();
 //! server.merge_policy(policy, now, &mut actions)?;
@@ -29,10 +29,11 @@
 //! | [`peer`] | what both ends of a connection share | `message` |
 //! | [`server`] | policy repository, endpoint registry, observer | all above |
 //! | [`policy_element`] | the client of these | all above |
+//! | [`run`] | both on threads, over sockets | all above, `transport` |
 //!
-//! None of them does I/O, starts a thread or reads a clock: [`server::Server`]
-//! and [`policy_element::PolicyElement`] are told what happens and when, and
-//! answer with what is to be done.
+//! All but [`run`] do no I/O, start no thread and read no clock:
+//! [`server::ServerCore`] and [`policy_element::ElementCore`] are told what
+//! happens and when, and answer with what is to be done.
 //!
 //! # How it stands on threads
 //!
@@ -47,7 +48,7 @@
 //!              │    connected | message… | disconnected | command | tick  │
 //!              │    for each Action: queue a frame, close, dial, tell     │
 //!              │  }                                                       │
-//!              │  owns the Server or the PolicyElement; no lock anywhere  │
+//!              │  owns the ServerCore or the ElementCore; no lock         │
 //!              └──────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -74,4 +75,7 @@ mod one_or_many;
 pub mod peer;
 pub mod policy_element;
 pub mod rpc;
+pub mod run;
 pub mod server;
+
+pub use self::run::{PolicyElement, Server};

@@ -58,6 +58,11 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
 
     /// Who is at the other end.
     fn peer(&self) -> PeerAddress;
+
+    /// The address and port of this end, where it has one.
+    fn local(&self) -> Option<SocketAddr> {
+        None
+    }
 }
 
 /// Who is at the other end of a [`Duplex`].

@@ -27,6 +27,8 @@
 //! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
 //! | `halves` | [`Receive`], [`Transmit`], and both in clear |
 //! | `tls` | both as TLS |
+//! | `newcomers` | accept threads, and workers for handshakes |
+//! | `capacity` | how many links the system allows |
 //! | `codec` | [`Decode`]: what turns bytes into items |
 //! | `outbox` | the bounded queue of a writer |
 //! | `link` | the two threads |
@@ -35,6 +37,7 @@
 mod address;
 mod buffers;
 mod cancel;
+mod capacity;
 mod codec;
 mod deadline;
 mod duplex;
@@ -42,6 +45,7 @@ mod halves;
 mod link;
 mod listener;
 pub mod memory;
+mod newcomers;
 mod outbox;
 mod target;
 mod tcp;
@@ -52,12 +56,14 @@ mod unix;
 pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
+pub(crate) use self::capacity::Capacity;
 pub use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};
 pub use self::duplex::{Duplex, PeerAddress};
 pub use self::halves::{Halves, Receive, Received, Transmit, plain};
 pub use self::link::{EndReason, Link, LinkConfig, Sink};
 pub use self::listener::{Listener, Waker};
+pub(crate) use self::newcomers::{Acceptance, Newcomer};
 pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
 pub(crate) use self::target::Target;
 pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp};

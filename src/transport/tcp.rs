@@ -276,6 +276,10 @@ impl Duplex for TcpStream {
                 .unwrap_or((std::net::Ipv4Addr::UNSPECIFIED, 0).into()),
         )
     }
+
+    fn local(&self) -> Option<std::net::SocketAddr> {
+        self.local_addr().ok()
+    }
 }
 
 /// Calls until it is not interrupted by a signal.

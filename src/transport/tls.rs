@@ -18,6 +18,8 @@
 //! Buffers are borrowed from a [`BufferPool`] while a direction is busy. An
 //! idle session keeps rustls's own state, some 4 KiB.
 
+mod verifier;
+
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
@@ -73,6 +75,24 @@ impl Acceptor {
         })
     }
 
+    /// TLS where only the server has a certificate; clients are asked for
+    /// none, and prove nothing. Otherwise as [`mutual`](Self::mutual).
+    ///
+    /// # Errors
+    /// As [`mutual`](Self::mutual).
+    pub fn server_only(identity: &Identity) -> Result<Self, TlsError> {
+        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Self {
+            config: Arc::new(config),
+        })
+    }
+
     /// TLS as configured elsewhere.
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self { config }
@@ -118,6 +138,28 @@ impl Connector {
         })
     }
 
+    /// TLS with as much of a check of the server as is asked for, proving
+    /// `identity` to servers that ask for one.
+    ///
+    /// # Errors
+    /// As [`Acceptor::mutual`].
+    pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
+        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let verifier = verifier::for_check(check, &provider)?;
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
+        let mut config = match identity {
+            Some(identity) => config.with_client_auth_cert(identity.chain().to_vec(), identity.key())?,
+            None => config.with_no_client_auth(),
+        };
+        config.resumption = Resumption::disabled();
+        Ok(Self {
+            config: Arc::new(config),
+        })
+    }
+
     /// TLS as configured elsewhere.
     pub fn with_config(config: Arc<ClientConfig>) -> Self {
         Self { config }
@@ -143,6 +185,21 @@ impl Connector {
         let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name)?;
         handshake(stream, Connection::Client(connection), pool, deadline)
     }
+}
+
+/// What a client wants to know of a server.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum ServerCheck<'a> {
+    /// Its certificate comes from an authority of this trust, and holds the
+    /// name that is connected to.
+    Name(&'a Trust),
+    /// Its certificate comes from an authority of this trust. Whoever holds
+    /// any server certificate of it can stand in for the server.
+    Authority(&'a Trust),
+    /// Nothing. What is sent is encrypted, but whoever can come between the
+    /// two reads it all the same.
+    Nothing,
 }
 
 /// A stream whose TLS handshake is done.

@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
     Listen(cmd::listen::Args),
+    #[cfg(feature = "opflex")]
+    Opflex(cmd::opflex::Args),
     Scheduler(cmd::scheduler::Args),
     Send(cmd::send::Args),
     Server(cmd::server::Args),
@@ -76,6 +78,8 @@ impl Command {
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
             Self::Agent(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
+            #[cfg(feature = "opflex")]
+            Self::Opflex(args) if args.serves() => "warn",
             _ => "error",
         }
     }

@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::driver::{Exit, Handle, Place, Volume};
-use crate::cluster::replace::replace;
 use crate::payload::{Payload, StartPayload, yaml};
+use crate::replace::replace;
 
 const RECORD: &str = "instance.yaml";
 const START: &str = "start.yaml";

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::{Scheduler, SchedulerError};
 use crate::Role;
-use crate::cluster::replace::{directory, replace};
 use crate::payload::Configure;
 use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::proto::{Command, ErrorCode, Frame};
+use crate::replace::{directory, replace};
 use crate::server::{Context, SessionInfo};
 
 /// Who is configured.

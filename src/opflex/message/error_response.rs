@@ -109,11 +109,21 @@ impl ErrorResponse {
 }
 
 impl fmt::Display for ErrorResponse {
+    /// Code and message, each cut to what a log line can bear.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.message {
-            Some(message) => write!(f, "{}: {message}", self.code),
-            None => write!(f, "{}", self.code),
+            Some(message) => write!(f, "{}: {}", cut(self.code.name()), cut(message)),
+            None => f.write_str(&cut(self.code.name())),
         }
+    }
+}
+
+/// A text of the peer's choice, cut to what an answer and a log line can bear.
+pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    const CHARACTERS: usize = 200;
+    match text.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+        None => Cow::Borrowed(text),
     }
 }
 
@@ -172,6 +182,12 @@ mod tests {
             ("7", Some("[1]"), None)
         );
         assert!(serde_json::from_value::<ErrorResponse>(json!(["ERROR"])).is_err());
+    }
+
+    #[test]
+    fn a_message_without_end_is_printed_only_in_part() {
+        let long = parse(json!({"code": "x".repeat(1000), "message": "é".repeat(1000)}));
+        assert_eq!(long.to_string().chars().count(), 201 + 2 + 201);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::error_response::cut;
 use super::{
     Custom, CustomResult, Echo, EndpointDeclare, EndpointResolve, EndpointResolveResult, EndpointUndeclare,
     EndpointUnresolve, EndpointUpdate, ErrorCode, ErrorResponse, Identity, IdentityResult, Method,
@@ -254,7 +255,7 @@ impl Incoming {
                 Err(fault) => Self::BadResult {
                     id,
                     method,
-                    fault: cut(&fault.to_string()),
+                    fault: cut(&fault.to_string()).into_owned(),
                 },
             },
             (Some(method), Err(error)) => match error.parse() {
@@ -277,15 +278,6 @@ struct Outgoing<'a> {
 impl Outgoing<'_> {
     fn request(&self, params: &impl Serialize) -> Result<Bytes, EncodeError> {
         Frame::request(self.id, self.method.name(), params)
-    }
-}
-
-/// A text that quotes the peer, cut to what an answer and a log line can bear.
-fn cut(text: &str) -> String {
-    const CHARACTERS: usize = 200;
-    match text.char_indices().nth(CHARACTERS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }
 

@@ -8,6 +8,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::opflex::deadlines::after;
+
 /// When echoes are sent and how long a peer may be silent. Both sides do this;
 /// the defaults are those of libopflex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +61,7 @@ impl Keepalive {
     pub(crate) fn new(settings: &KeepaliveSettings, now: Instant) -> Self {
         Self {
             heard: now,
-            next: now + settings.first,
+            next: after(now, settings.first),
             sent: 1,
         }
     }
@@ -82,7 +84,7 @@ impl Keepalive {
             return Beat::Dead;
         }
         // A program that was stopped for an hour owes one echo, not hundreds.
-        self.next = now + settings.interval.max(Self::SHORTEST);
+        self.next = after(now, settings.interval.max(Self::SHORTEST));
         self.sent += 1;
         Beat::Echo(self.sent - 1)
     }

@@ -111,6 +111,9 @@ pub enum Event {
         /// The answer.
         error: ErrorResponse,
     },
+    /// So many events before this one are lost, because nobody took them in
+    /// time. Only what runs the element tells it.
+    Missed(u64),
 }
 
 /// What an event is about.

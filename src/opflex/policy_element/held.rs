@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::{Settings, Subject};
-use crate::opflex::deadlines::Deadlines;
+use crate::opflex::deadlines::{Deadlines, LONGEST, after};
 use crate::opflex::message::{
     EndpointDeclare, EndpointResolve, EndpointUndeclare, EndpointUnresolve, Method, PolicyResolve,
     PolicyUnresolve, Request, Role, StateReport,
@@ -119,7 +119,7 @@ impl Held {
             refresh: Deadlines::default(),
             random,
             // Refreshing without pause would be no refreshing.
-            prr: settings.prr.max(Duration::from_secs(1)),
+            prr: settings.prr.clamp(Duration::from_secs(1), LONGEST),
             policies: Index::default(),
             endpoints: Index::default(),
         }
@@ -341,8 +341,8 @@ impl Held {
     /// Draws the time at which something is asked for again: between a third
     /// and a half of the refresh rate, so that one lost request does no harm.
     pub(super) fn draw_refresh(&mut self, key: &Key, now: Instant) {
-        let after = self.random.between(self.prr / 3, self.prr / 2);
-        self.refresh.set(key.clone(), now + after);
+        let wait = self.random.between(self.prr / 3, self.prr / 2);
+        self.refresh.set(key.clone(), after(now, wait));
     }
 
     fn index(&self, what: Subject) -> &Index {

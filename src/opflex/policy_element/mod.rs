@@ -5,7 +5,7 @@
 //!   resolve, release, declare, report          connected, message, disconnected, tick
 //!                 │                                          │
 //!            ┌────▼──────────────────────────────────────────▼────┐
-//!            │ PolicyElement                                      │
+//!            │ ElementCore                                        │
 //!            │   held ── what is resolved, declared, reported;    │
 //!            │    │      requests without answer; refresh times   │
 //!            │   pool ── servers, how far with each, their roles  │
@@ -15,9 +15,9 @@
 //!             Action::Dial | Send | Close        Action::Tell(Event)
 //! ```
 //!
-//! One dispatcher owns a [`PolicyElement`] and calls it with everything that
-//! happens, the time included; each call appends what is to be done to a list of
-//! [`Action`]s. A session with one server:
+//! One dispatcher owns an [`ElementCore`] and calls it with everything that
+//! happens, the time included; each call appends what is to be done to a list
+//! of [`Action`]s. A session with one server:
 //!
 //! ```text
 //!  element                                   server
@@ -62,6 +62,7 @@ pub use self::event::{Action, Event, Health, ObjectChange, PeerState, Subject};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
+use super::deadlines::after;
 use super::message::{Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
@@ -87,11 +88,11 @@ pub struct Wanted {
     pub answered: bool,
 }
 
-/// A policy element.
+/// A policy element without its threads.
 ///
 /// Threads: plain data for one owner. No call blocks.
 #[derive(Debug)]
-pub struct PolicyElement {
+pub struct ElementCore {
     settings: Settings,
     start: Instant,
     pool: Pool,
@@ -109,7 +110,7 @@ pub struct PolicyElement {
     followed: usize,
 }
 
-impl PolicyElement {
+impl ElementCore {
     /// An element that begins to dial at its first tick. The seed spreads its
     /// delays: no two elements should have the same.
     pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
@@ -374,7 +375,7 @@ impl PolicyElement {
     }
 
     fn sweep_soon(&mut self, now: Instant) {
-        self.sweep.get_or_insert(now + self.settings.linger);
+        self.sweep.get_or_insert(after(now, self.settings.linger));
     }
 }
 

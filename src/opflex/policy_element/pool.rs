@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::{Health, PeerState, Settings};
+use crate::opflex::deadlines::{LONGEST, after};
 use crate::opflex::message::{IdentityResult, Role};
 use crate::opflex::peer::{Beat, ConnectionId, Keepalive};
 use crate::opflex::rpc::Random;
@@ -273,7 +274,7 @@ impl Pool {
             self.peers.remove(&address);
             return;
         }
-        let until = now + wait(settings, peer.failures, &mut self.random);
+        let until = after(now, wait(settings, peer.failures, &mut self.random));
         peer.stage = Stage::Waiting { until };
     }
 
@@ -310,8 +311,8 @@ impl Pool {
         }
         // Servers that name each other and not themselves get a rest.
         let in_circles = self.peers.values().any(|peer| !peer.configured);
-        let rest = settings.reconnect * if in_circles { 4 } else { 1 };
-        self.fallback.get_or_insert(now + rest);
+        let rest = settings.reconnect.saturating_mul(if in_circles { 4 } else { 1 });
+        self.fallback.get_or_insert(after(now, rest));
     }
 
     /// When [`need`](Self::need) has something to say next.
@@ -340,7 +341,9 @@ impl Pool {
             let need = match &mut peer.stage {
                 Stage::Waiting { .. } => Need::Dial,
                 Stage::Connecting(_) => Need::TooLate,
-                Stage::Connected(link) if now >= link.since + settings.identity_timeout => Need::TooLate,
+                Stage::Connected(link) if now >= after(link.since, settings.identity_timeout) => {
+                    Need::TooLate
+                }
                 Stage::Connected(link) | Stage::Ready { link, .. } => match link.beat(settings, now) {
                     Some(need) => need,
                     None => continue,
@@ -413,9 +416,9 @@ impl Stage {
         let echo = |link: &Link| link.keepalive.as_ref().map(Keepalive::next);
         match self {
             Self::Waiting { until } => Some(*until),
-            Self::Connecting(link) => Some(link.since + settings.dial_timeout),
+            Self::Connecting(link) => Some(after(link.since, settings.dial_timeout)),
             Self::Connected(link) => {
-                let late = link.since + settings.identity_timeout;
+                let late = after(link.since, settings.identity_timeout);
                 Some(echo(link).map_or(late, |echo| echo.min(late)))
             }
             Self::Ready { link, .. } => echo(link),
@@ -442,7 +445,8 @@ fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
     let middle = settings
         .reconnect
         .saturating_mul(1 << doublings)
-        .min(settings.reconnect_max);
+        .min(settings.reconnect_max)
+        .min(LONGEST);
     let shortest = Duration::from_millis(1);
     random
         .between(middle - middle / 10, middle + middle / 10)

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use log::{debug, warn};
 
-use super::held::Key;
-use super::{Action, Event, ObjectChange, PolicyElement, Subject, send};
+use super::held::{Item, Key};
+use super::{Action, ElementCore, Event, ObjectChange, Subject, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, PolicyUpdate};
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, Reference, Target, Tree, Uri};
 
-impl PolicyElement {
+impl ElementCore {
     /// A resolve was answered. An empty answer takes nothing away: what is held
     /// stays until a server says that it is gone.
     pub(super) fn resolved(
@@ -190,11 +190,13 @@ impl PolicyElement {
         let mut references = Vec::new();
         for change in changes {
             let mut holders = self.held.holders(Subject::Policy, &change.uri);
-            if !holders.any(|key| self.held.get(key).is_some_and(super::held::Item::follows)) {
+            let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
+            drop(holders);
+            if !is_followed {
                 continue;
             }
             if change.kind != ChangeKind::Created {
-                self.sweep.get_or_insert(now + self.settings.linger);
+                self.sweep_soon(now);
             }
             if let Some(object) = self.policy.get(&change.uri) {
                 let data = object.properties().iter().map(|property| &property.data);

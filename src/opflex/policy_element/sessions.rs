@@ -7,7 +7,7 @@ use log::{debug, info, warn};
 
 use super::held::Key;
 use super::pool::{Need, Verdict};
-use super::{Action, Event, PolicyElement, Subject};
+use super::{Action, ElementCore, Event, Subject};
 use crate::opflex::message::{
     ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, PolicyUpdate, Reply, Request,
 };
@@ -17,7 +17,7 @@ use crate::opflex::rpc::{EncodeError, Frame, Id};
 /// The number of the identity among the requests of a connection.
 const IDENTITY_XID: u64 = 1;
 
-impl PolicyElement {
+impl ElementCore {
     /// A server that was dialled is connected.
     pub fn connected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
         if !self.pool.connected(connection, &self.settings, now) {
@@ -226,12 +226,7 @@ impl PolicyElement {
             // We ask once; a second answer is nothing that we wait for.
             return;
         }
-        let bad = identity
-            .peers
-            .iter()
-            .find(|peer| !is_address(&peer.connectivity_info));
-        if let Some(peer) = bad {
-            let fault = format!("{:?} is not host:port", peer.connectivity_info);
+        if let Some(fault) = fault_of(identity) {
             return self.close(connection, CloseReason::BadIdentity(fault), now, actions);
         }
         if let Some(proxies) = identity.proxies()
@@ -387,6 +382,35 @@ fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &m
         Ok(frame) => actions.push(Action::Send { connection, frame }),
         Err(fault) => log::error!("{connection}: nothing was sent: {fault}"),
     }
+}
+
+/// What makes an identity unusable: an address that can't be dialled, or more
+/// than an element wants to remember of a server.
+fn fault_of(identity: &IdentityResult) -> Option<String> {
+    const MAX_PEERS: usize = 1024;
+    const MAX_TEXT: usize = 1024;
+
+    let texts = [&identity.your_location, &identity.name, &identity.domain]
+        .into_iter()
+        .flatten();
+    let roles = identity.my_role.iter().map(|role| role.name().len());
+    let addresses = identity.peers.iter().map(|peer| peer.connectivity_info.len());
+    let proxies = identity.proxies();
+    let proxies = proxies.iter().flat_map(|p| [p.v4.len(), p.v6.len(), p.mac.len()]);
+    let longest = texts
+        .map(String::len)
+        .chain(roles)
+        .chain(addresses)
+        .chain(proxies)
+        .max();
+    if identity.peers.len() > MAX_PEERS || identity.my_role.len() > MAX_PEERS || longest > Some(MAX_TEXT) {
+        return Some("too long".to_owned());
+    }
+    let bad = identity
+        .peers
+        .iter()
+        .find(|peer| !is_address(&peer.connectivity_info))?;
+    Some(format!("{:?} is not host:port", bad.connectivity_info))
 }
 
 /// Whether a text is `host:port` with a port that can be dialled.

@@ -73,14 +73,15 @@ pub struct Decoder {
 impl Decoder {
     /// A decoder for one stream.
     pub fn new(framing: Framing, limits: Limits) -> Self {
-        let nesting = limits.nesting.min(MAX_NESTING);
-        Self {
+        let mut decoder = Self {
             framing,
-            limits: Limits { nesting, ..limits },
+            limits,
             scanner: Scanner::default(),
             scanned: 0,
             failed: None,
-        }
+        };
+        decoder.set_limits(limits);
+        decoder
     }
 
     /// Takes the complete messages off the front of `buffer` and appends them
@@ -89,14 +90,29 @@ impl Decoder {
     /// With an error, `out` has the messages that came before the bad one; the
     /// connection is to be closed, and every further call answers the same.
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Message>) -> Result<(), Error> {
+        while let Some(message) = self.decode_one(buffer)? {
+            out.push(message);
+        }
+        Ok(())
+    }
+
+    /// Takes one message off the front of `buffer`, if a complete one is there.
+    pub fn decode_one(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let result = self.take_all(buffer, out);
+        let result = self.take(buffer);
         if let Err(error) = &result {
             self.failed = Some(error.clone());
         }
         result
+    }
+
+    /// Sets other limits from the next message on, or from what is still to
+    /// come of one that has begun.
+    pub fn set_limits(&mut self, limits: Limits) {
+        let nesting = limits.nesting.min(MAX_NESTING);
+        self.limits = Limits { nesting, ..limits };
     }
 
     /// What the end of the stream means: an error when a message is unfinished.
@@ -108,19 +124,17 @@ impl Decoder {
         }
     }
 
-    fn take_all(&mut self, buffer: &mut BytesMut, out: &mut Vec<Message>) -> Result<(), Error> {
-        loop {
-            if self.scanned == 0 && !skip_to_text(buffer)? {
-                return Ok(());
-            }
-            let Some(end) = self.find_end(buffer)? else {
-                return Ok(());
-            };
-            let text = buffer.split_to(end).freeze();
-            self.scanner.restart();
-            self.scanned = 0;
-            out.push(Message::parse(&text)?);
+    fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
+        if self.scanned == 0 && !skip_to_text(buffer)? {
+            return Ok(None);
         }
+        let Some(end) = self.find_end(buffer)? else {
+            return Ok(None);
+        };
+        let text = buffer.split_to(end).freeze();
+        self.scanner.restart();
+        self.scanned = 0;
+        Message::parse(&text).map(Some)
     }
 
     /// The length of the text at the front of the buffer, once it is complete.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Random, RetryPolicy};
-use crate::opflex::deadlines::Deadlines;
+use crate::opflex::deadlines::{Deadlines, after};
 
 /// A request that got no answer in time.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl<V> Pending<V> {
     pub fn begin(&mut self, value: V, cap: Duration, now: Instant) -> u64 {
         let xid = self.number();
         let delay = self.policy.delay(0, cap, &mut self.random);
-        self.deadlines.set(xid, now + delay);
+        self.deadlines.set(xid, after(now, delay));
         self.calls.insert(
             xid,
             Call {
@@ -107,7 +107,7 @@ impl<V> Pending<V> {
         let call = self.calls.get_mut(&xid)?;
         let attempts = call.attempts;
         let delay = self.policy.delay(attempts, call.cap, &mut self.random);
-        self.deadlines.set(xid, now + delay);
+        self.deadlines.set(xid, after(now, delay));
         call.attempts = attempts.saturating_add(1);
         Some(Due {
             xid,

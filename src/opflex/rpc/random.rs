@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::opflex::deadlines::LONGEST;
+
 /// A sequence of numbers that looks random and is the same for the same seed
 /// (splitmix64). It spreads delays so that many peers do not ask at the same
 /// moment; it is not for secrets.
@@ -26,7 +28,7 @@ impl Random {
 
     /// A duration that is at least `low` and at most `high`.
     pub fn between(&mut self, low: Duration, high: Duration) -> Duration {
-        let span = high.saturating_sub(low);
+        let span = high.saturating_sub(low).min(LONGEST);
         // 32 bits of position are finer than any delay needs.
         low + span.mul_f64(f64::from((self.bits() >> 32) as u32) / f64::from(u32::MAX))
     }

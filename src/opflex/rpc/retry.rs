@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Random;
+use crate::opflex::deadlines::LONGEST;
 
 /// Delays that double and spread: the first is [`base`](Self::base), each
 /// further one twice as long, all of them up to [`spread`](Self::spread) per
@@ -34,7 +35,7 @@ impl RetryPolicy {
         let doubled = self
             .base
             .saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
-        let middle = doubled.min(cap);
+        let middle = doubled.min(cap).min(LONGEST);
         let spread = middle / 100 * self.spread.min(100);
         let delay = random.between(middle - spread, (middle + spread).min(cap));
         delay.max(Self::SHORTEST)

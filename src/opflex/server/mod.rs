@@ -2,10 +2,10 @@
 //! combination, as one state machine without sockets, threads or clock.
 //!
 //! ```text
-//!                 connected, message, disconnected, tick, put_policy …
+//!                 connected, message, disconnected, tick, merge_policy …
 //!                                      │
 //!            ┌─────────────────────────▼─────────────────────────┐
-//!            │ Server    sessions ── identity, echoes, counters  │
+//!            │ ServerCore  sessions ─ identity, echoes, counters │
 //!            │             │                                     │
 //!            │   ┌─────────┴──────┬───────────────────┐          │
 //!            │   ▼                ▼                   ▼          │
@@ -19,9 +19,9 @@
 //!                      Action::Send(frame) | Action::Close
 //! ```
 //!
-//! One dispatcher owns a [`Server`] and calls it with everything that happens,
-//! the time included; each call appends what is to be done to a list of
-//! [`Action`]s. Nothing here waits, so a slow client delays nobody: what it
+//! One dispatcher owns a [`ServerCore`] and calls it with everything that
+//! happens, the time included; each call appends what is to be done to a list
+//! of [`Action`]s. Nothing here waits, so a slow client delays nobody: what it
 //! does with the frames for it is the business of its own queue. A session:
 //!
 //! ```text
@@ -34,7 +34,7 @@
 //!    │                  peers with this server  │
 //!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
 //!    │<──────────────────── objects, or none ───│
-//!    │<── policy_update ────────────────────────│ put_policy at or below uri
+//!    │<── policy_update ────────────────────────│ merge_policy at or below uri
 //!    │ policy_unresolve {uri} ─────────────────>│ watch no more
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
@@ -108,11 +108,11 @@ pub enum Action {
     },
 }
 
-/// A server of OpFlex.
+/// A server of OpFlex without its threads.
 ///
 /// Threads: plain data for one owner. No call blocks.
 #[derive(Debug)]
-pub struct Server {
+pub struct ServerCore {
     settings: Settings,
     start: Instant,
     sessions: HashMap<ConnectionId, Session>,
@@ -126,7 +126,7 @@ pub struct Server {
     last_xid: u64,
 }
 
-impl Server {
+impl ServerCore {
     /// A server without policy that takes objects of any class.
     pub fn new(settings: Settings, now: Instant) -> Self {
         Self::with_trees(settings, Tree::new(), Tree::new(), now)
@@ -172,6 +172,14 @@ impl Server {
     /// the server itself closed, is no error.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
         self.forget(connection, now, actions);
+    }
+
+    /// Bytes arrived that are no whole message yet: the client is alive, and a
+    /// large message is on its way.
+    pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.keepalive.heard(now);
+        }
     }
 
     /// A message arrived.

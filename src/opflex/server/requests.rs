@@ -8,7 +8,7 @@ use log::{debug, info};
 
 use super::refusal::Refusal;
 use super::session::Session;
-use super::{Action, Server, send};
+use super::{Action, ServerCore, send};
 use crate::opflex::message::{
     EndpointResolveResult, ErrorCode, ErrorResponse, Identity, Method, PolicyResolveResult, Reply, Request,
     Role,
@@ -17,7 +17,7 @@ use crate::opflex::model::Name;
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
 
-impl Server {
+impl ServerCore {
     pub(super) fn request(
         &mut self,
         connection: ConnectionId,

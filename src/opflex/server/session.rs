@@ -6,9 +6,15 @@ use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
 use super::{Counters, Settings};
+use crate::opflex::deadlines::after;
 use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::opflex::model::Name;
 use crate::opflex::peer::{ConnectionId, Keepalive};
+
+/// The longest name, location and role that a session keeps, in bytes.
+const MAX_TEXT: usize = 1024;
+/// The most roles that a session keeps.
+const MAX_ROLES: usize = 16;
 
 /// A client of the server, as it stands.
 #[derive(Clone, Debug)]
@@ -70,12 +76,12 @@ impl Session {
         let echo = self.keepalive.next();
         match self.element {
             Some(_) => echo,
-            None => echo.min(self.since + settings.identity_timeout),
+            None => echo.min(after(self.since, settings.identity_timeout)),
         }
     }
 
     pub(super) fn identity_is_late(&self, settings: &Settings, now: Instant) -> bool {
-        self.element.is_none() && now >= self.since + settings.identity_timeout
+        self.element.is_none() && now >= after(self.since, settings.identity_timeout)
     }
 
     /// Judges an identity as the draft says, and makes the answer. A second
@@ -86,6 +92,13 @@ impl Session {
         settings: &Settings,
     ) -> Result<IdentityResult, Refusal> {
         let refuse = |code, message: String| Err(Refusal::new(code, message));
+        let texts = [&identity.name, &identity.my_location].into_iter().flatten();
+        let lengths = texts
+            .map(String::len)
+            .chain(identity.my_role.iter().map(|role| role.name().len()));
+        if lengths.max().is_some_and(|length| length > MAX_TEXT) || identity.my_role.len() > MAX_ROLES {
+            return refuse(ErrorCode::ERROR, "an identity is too long".to_owned());
+        }
         if !settings.lenient {
             let version = identity.proto_version.as_deref();
             if version != Some(PROTO_VERSION) {

@@ -22,7 +22,9 @@ pub struct Settings {
     pub peers: Vec<Peer>,
     /// Adds to the list the address that the client dialled, when it is not
     /// there and the server has roles: libopflex stays only with a server that
-    /// is in its own list. Default true.
+    /// is in its own list, under the very characters that it dialled. To be
+    /// turned off where elements dial names, which only `peers` can tell.
+    /// Default true.
     pub list_dialled: bool,
     /// Where the server is. Default none.
     pub location: Option<String>,

@@ -51,7 +51,6 @@
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECT |
 //! | `dispatcher` | the thread that owns all of it |
-//! | `limits` | how many sessions the system allows |
 
 mod accept;
 mod config;
@@ -59,7 +58,6 @@ mod dispatcher;
 mod filter;
 mod handler;
 mod held;
-mod limits;
 mod routing;
 mod sessions;
 
@@ -79,7 +77,7 @@ pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
 use crate::Role;
 use crate::proto::Frame;
-use crate::transport::{Address, Listener, threads};
+use crate::transport::{Acceptance, Address, Capacity, Listener, threads};
 
 /// A running server.
 ///
@@ -92,7 +90,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
-    acceptance: Option<accept::Acceptance>,
+    acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -105,7 +103,7 @@ impl Server {
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
-        let capacity = limits::Capacity::of_this_system();
+        let capacity = Capacity::of_this_system();
         let max_sessions = capacity
             .admit(config.max_sessions)
             .map_err(ServerError::TooManySessions)?;
@@ -143,10 +141,8 @@ impl Server {
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
-        server.acceptance = Some(
-            accept::Acceptance::start(listeners, shared, max_handshakes, events)
-                .map_err(ServerError::Thread)?,
-        );
+        server.acceptance =
+            Some(accept::start(listeners, shared, max_handshakes, events).map_err(ServerError::Thread)?);
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             capacity.limit

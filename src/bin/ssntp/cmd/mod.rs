@@ -10,6 +10,7 @@
 //! | `decode` | name the fields of frames |
 //! | `demo` | everything at once |
 //! | `listen` | print what arrives |
+//! | `opflex/` | policy over OpFlex |
 //! | `scheduler` | the server of a cluster |
 //! | `send` | send frames |
 //! | `server` | filter and route |
@@ -21,6 +22,8 @@ pub(crate) mod ctl;
 pub(crate) mod decode;
 pub(crate) mod demo;
 pub(crate) mod listen;
+#[cfg(feature = "opflex")]
+pub(crate) mod opflex;
 pub(crate) mod scheduler;
 pub(crate) mod send;
 pub(crate) mod server;
@@ -38,6 +41,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Decode(args) => decode::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Listen(args) => listen::run(args),
+        #[cfg(feature = "opflex")]
+        Command::Opflex(args) => opflex::run(args),
         Command::Scheduler(args) => scheduler::run(args),
         Command::Send(args) => send::run(args),
         Command::Server(args) => server::run(args),

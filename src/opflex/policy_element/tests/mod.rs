@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use serde_json::{Value, json};
 
-use super::{Action, Event, PolicyElement, Settings};
+use super::{Action, ElementCore, Event, Settings};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::Uri;
 use crate::opflex::peer::{CloseReason, ConnectionId};
@@ -19,7 +19,7 @@ const NOTHING: [Value; 0] = [];
 
 /// An element, and servers that say what the test says.
 struct World {
-    element: PolicyElement,
+    element: ElementCore,
     start: Instant,
     now: Instant,
     /// Connections that are or were, by number, with their addresses.
@@ -34,7 +34,7 @@ impl World {
     fn new(settings: Settings) -> Self {
         let now = Instant::now();
         let mut world = Self {
-            element: PolicyElement::new(settings, 1, now),
+            element: ElementCore::new(settings, 1, now),
             start: now,
             now,
             dialled: BTreeMap::new(),
@@ -186,7 +186,7 @@ impl World {
         (self.element.next_deadline().unwrap() - self.start).as_secs_f64()
     }
 
-    fn act<T>(&mut self, call: impl FnOnce(&mut PolicyElement, Instant, &mut Vec<Action>) -> T) -> T {
+    fn act<T>(&mut self, call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<Action>) -> T) -> T {
         let mut actions = Vec::new();
         let result = call(&mut self.element, self.now, &mut actions);
         for action in actions {

@@ -234,6 +234,8 @@ fn identities_that_cannot_be_used_are_tried_again_later() {
         result(peer("localhost:0")),
         result(peer(":8009")),
         result(peer("localhost:65536")),
+        result(peer(&format!("{}:1", "x".repeat(2000)))),
+        result(json!(vec![json!({"connectivity_info": "a:1"}); 2000])),
         json!({"id": ["send_identity", 1], "result": null}),
         json!({"id": ["send_identity", 1], "error": {"code": "EDOMAIN", "message": "no"}}),
     ] {
@@ -373,4 +375,34 @@ fn nothing_is_dialled_after_the_end() {
     assert_eq!(world.events, [Event::Health(Health::Down)]);
     world.pass(100.0);
     assert_eq!(world.dialled.len(), 1);
+}
+
+#[test]
+fn absurd_settings_are_survived() {
+    for duration in [Duration::ZERO, Duration::MAX] {
+        let mut settings = settings(&["a:1"]);
+        settings.prr = duration;
+        settings.retry.base = duration;
+        settings.retry.spread = 1000;
+        settings.reconnect = duration;
+        settings.reconnect_max = duration;
+        settings.identity_timeout = Duration::MAX;
+        settings.dial_timeout = Duration::MAX;
+        settings.linger = duration;
+        settings.keepalive.first = duration;
+        settings.keepalive.interval = duration;
+        settings.keepalive.silence = Duration::MAX;
+        let (mut world, server) = World::ready(settings);
+        let reference =
+            world.act(|e, now, actions| e.resolve_policy("class", uri("/a/"), true, now, actions));
+        world.pass(0.02);
+        world.say(
+            server,
+            &json!({"id": ["policy_update", 1], "method": "policy_update", "params": [{}]}),
+        );
+        world.element.release(reference, world.now);
+        world.pass(0.02);
+        world.fail("a:1");
+        world.pass(0.02);
+    }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 
-use super::{Action, Server, Settings};
+use super::{Action, ServerCore, Settings};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
 use crate::opflex::peer::{CloseReason, ConnectionId};
@@ -21,7 +21,7 @@ pub(super) const NOTHING: [Value; 0] = [];
 
 /// A server and the clients that talk to it.
 pub(super) struct World {
-    pub(super) server: Server,
+    pub(super) server: ServerCore,
     pub(super) now: Instant,
     clients: u64,
     sent: HashMap<ConnectionId, Vec<Bytes>>,
@@ -33,7 +33,7 @@ impl World {
     pub(super) fn new(settings: Settings) -> Self {
         let now = Instant::now();
         Self {
-            server: Server::new(settings, now),
+            server: ServerCore::new(settings, now),
             now,
             clients: 0,
             sent: HashMap::new(),
@@ -133,7 +133,7 @@ impl World {
         self.act(|server, now, actions| drop(server.delete_policy(&[uri(text)], now, actions)));
     }
 
-    pub(super) fn act(&mut self, call: impl FnOnce(&mut Server, Instant, &mut Vec<Action>)) {
+    pub(super) fn act(&mut self, call: impl FnOnce(&mut ServerCore, Instant, &mut Vec<Action>)) {
         let mut actions = Vec::new();
         call(&mut self.server, self.now, &mut actions);
         for action in actions {

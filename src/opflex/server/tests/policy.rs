@@ -381,7 +381,7 @@ fn a_connection_can_resolve_only_so_much() {
 fn a_model_file_refuses_unknown_classes() {
     let schema = Schema::read(b"{\"classes\":{\"class4\":{}}}", Format::Json).unwrap();
     let mut world = World::new(Settings::default());
-    world.server = Server::with_schema(Settings::default(), &schema.into(), world.now);
+    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
     let client = world.element("pe1");
     assert_eq!(resolve(&mut world, client, "/class4/x/", 60), json!([]));
     let unknown = json!([{"subject": "class5", "policy_uri": "/class5/x/", "prr": 60}]);

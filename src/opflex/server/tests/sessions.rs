@@ -106,6 +106,12 @@ fn what_is_wrong_with_an_identity_has_its_own_code() {
         (wrong("my_role", json!([])), "ERROR"),
         (json!([]), "EPROTO"),
     ];
+    let too_long = [
+        wrong("name", json!("x".repeat(1025))),
+        wrong("my_location", json!("x".repeat(1025))),
+        wrong("my_role", json!(["x".repeat(1025)])),
+        wrong("my_role", json!(vec!["x"; 17])),
+    ];
     let mut world = world();
     let client = world.connect();
     for (params, expected) in &cases {
@@ -127,6 +133,10 @@ fn what_is_wrong_with_an_identity_has_its_own_code() {
         lenient: true,
         ..Settings::default()
     });
+    for params in too_long {
+        let client = world.connect();
+        assert_eq!(code(&world.ask(client, "send_identity", params)), "ERROR");
+    }
     for (params, _) in cases {
         let client = world.connect();
         assert!(world.ask(client, "send_identity", params).get("result").is_some());

@@ -20,15 +20,15 @@ const SPARE_TASKS: u64 = 1_500;
 /// The sessions that the tightest limit of the system allows, and which
 /// limit that is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Capacity {
-    pub(super) sessions: usize,
-    pub(super) limit: String,
+pub(crate) struct Capacity {
+    pub(crate) sessions: usize,
+    pub(crate) limit: String,
 }
 
 impl Capacity {
     /// Reads the system's limits; raises the soft limit of descriptors to
     /// the hard one first.
-    pub(super) fn of_this_system() -> Self {
+    pub(crate) fn of_this_system() -> Self {
         let descriptors = raise_descriptors();
         let read = |path: &str| {
             fs::read_to_string(path)
@@ -82,7 +82,7 @@ impl Capacity {
 
     /// How many sessions to admit: what was asked for, where the system
     /// allows it; everything it allows, where nothing was.
-    pub(super) fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
+    pub(crate) fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
         match asked {
             Some(asked) if asked > self.sessions => {
                 let Self { sessions, limit } = self;

@@ -1,0 +1,347 @@
+//! `ssntp opflex element`: a policy element.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crossbeam_channel::select;
+use serde_json::{Value, json};
+use ssntp::opflex::PolicyElement;
+use ssntp::opflex::model::{ChangeKind, ManagedObject, Target, Uri};
+use ssntp::opflex::policy_element::{Event, Health, ObjectChange, Settings, Subject};
+use ssntp::opflex::run::{ElementConfig, Reference};
+use ssntp::transport::Address;
+
+use super::load_objects;
+use super::tls::ClientTls;
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Resolve policy, declare endpoints and report state
+///
+/// Without --watch it ends once every policy is resolved, printing it; with
+/// it, it stays and prints what changes.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
+    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    connect: Vec<Address>,
+    /// The policy domain
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    domain: String,
+    /// The element's name, its own within the domain
+    #[arg(long, value_name = "NAME", default_value = "element")]
+    name: String,
+    /// A policy to resolve; its class is the last segment of the URI but one
+    /// where none is given
+    #[arg(long, value_names = ["SUBJECT", "URI"], num_args = 1..=2)]
+    resolve: Vec<String>,
+    /// Resolve what resolved policies refer to, too
+    #[arg(long)]
+    follow: bool,
+    /// The endpoints to declare: an array of managed objects
+    #[arg(long, value_name = "FILE")]
+    declare: Option<PathBuf>,
+    /// The state to report: an array of managed objects
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Stay, and print what changes
+    #[arg(long)]
+    watch: bool,
+    /// How long servers tell changes, and how often they are asked again
+    #[arg(long, value_name = "SECONDS", default_value = "7200")]
+    prr: Seconds,
+    /// How long to wait for everything to be resolved, without --watch
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    timeout: Seconds,
+    /// Answer updates, as the draft asks and a libopflex server does not bear
+    #[arg(long)]
+    acknowledge: bool,
+    #[command(flatten)]
+    tls: ClientTls,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The policies of the command line: an argument that is no URI is the class
+/// of the one that follows.
+fn wanted(arguments: &[String]) -> Result<Vec<(Option<&str>, Uri)>, Failure> {
+    let mut wanted = Vec::new();
+    let mut subject = None;
+    for argument in arguments {
+        if !argument.starts_with('/') {
+            if subject.replace(argument.as_str()).is_some() {
+                return Err(Failure::usage(format!("--resolve: {argument:?} is no URI")));
+            }
+            continue;
+        }
+        let uri = argument
+            .parse::<Uri>()
+            .map_err(|e| Failure::usage(format!("--resolve: {argument:?}: {e}")))?;
+        wanted.push((subject.take(), uri));
+    }
+    match subject {
+        Some(subject) => Err(Failure::usage(format!("--resolve: no URI after {subject:?}"))),
+        None => Ok(wanted),
+    }
+}
+
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let wanted = wanted(&args.resolve)?;
+    let peers = args.connect.iter().map(Address::to_string);
+    let mut settings = Settings::new(args.name, args.domain, peers);
+    settings.prr = args.prr.into();
+    settings.acknowledge_updates = args.acknowledge;
+    let mut config = ElementConfig::new(settings);
+    config.tls = args.tls.connector()?;
+    let load = |path: &Option<PathBuf>| path.as_deref().map(load_objects).transpose();
+    let (endpoints, reports) = (load(&args.declare)?, load(&args.report)?);
+    let element = PolicyElement::start(config).map_err(Failure::new)?;
+    for endpoint in endpoints.into_iter().flat_map(subtrees) {
+        element.declare(endpoint).map_err(Failure::new)?;
+    }
+    for object in reports.into_iter().flatten() {
+        element.report(object).map_err(Failure::new)?;
+    }
+    let references = wanted
+        .iter()
+        .map(|(subject, uri)| match subject {
+            Some(subject) => element.resolve_policy(*subject, uri.clone(), args.follow),
+            None => element.resolve(uri),
+        })
+        .collect::<Result<Vec<Reference>, _>>()
+        .map_err(Failure::new)?;
+    let result = if args.watch {
+        watch(&element, &stop, args.json)
+    } else {
+        let uris = wanted.iter().map(|(_, uri)| uri);
+        resolve_once(&element, &stop, uris.collect(), args.timeout.into(), args.json)
+    };
+    drop(references);
+    element.stop();
+    result
+}
+
+/// Prints events until a signal comes.
+fn watch(element: &PolicyElement, stop: &Stop, as_json: bool) -> Result<(), Failure> {
+    loop {
+        let event = select! {
+            recv(element.events()) -> event => event.map_err(Failure::new)?,
+            recv(stop.channel()) -> _ => return Ok(()),
+        };
+        let mut output = Output::new();
+        if as_json {
+            to_json(&event).map_or(Ok(()), |value| output.line(value))?;
+        } else {
+            print(&mut output, &event)?;
+        }
+        // A reader at the other end of a pipe waits for each event.
+        output.flush()?;
+    }
+}
+
+/// Waits until all servers are there and have answered, and prints what came.
+fn resolve_once(
+    element: &PolicyElement,
+    stop: &Stop,
+    mut unresolved: Vec<&Uri>,
+    limit: Duration,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let uris = unresolved.clone();
+    let end = crossbeam_channel::after(limit);
+    let mut healthy = false;
+    let mut last = None;
+    while !(healthy && unresolved.is_empty()) {
+        let event = select! {
+            recv(element.events()) -> event => event.map_err(Failure::new)?,
+            recv(stop.channel()) -> _ => return Ok(()),
+            recv(end) -> _ => {
+                let what = last.unwrap_or_else(|| "no answer".to_owned());
+                return Err(Failure::new(format!("not done in time: {what}")));
+            }
+        };
+        match event {
+            Event::Resolved {
+                target: Target::Uri(uri),
+                ..
+            } => unresolved.retain(|wanted| **wanted != uri),
+            Event::Health(health) => healthy = health == Health::Healthy,
+            Event::Peer {
+                address,
+                reason: Some(reason),
+                ..
+            } => last = Some(format!("{address}: {reason}")),
+            Event::Refused { address, error, .. } => last = Some(format!("{address}: {error}")),
+            _ => {}
+        }
+    }
+    let mut output = Output::new();
+    let mut missing = Vec::new();
+    for uri in uris {
+        let objects = element.objects(Subject::Policy, uri).map_err(Failure::new)?;
+        if objects.is_empty() {
+            missing.push(uri.to_string());
+        }
+        for object in objects {
+            if as_json {
+                output.line(serde_json::to_string(&object).map_err(Failure::new)?)?;
+            } else {
+                print_object(&mut output, &object)?;
+            }
+        }
+    }
+    output.flush()?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("there is no {}", missing.join(", "))))
+}
+
+/// The objects of a file as one list for each topmost one.
+fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
+    let mut trees: Vec<Vec<ManagedObject>> = Vec::new();
+    for object in objects {
+        match trees
+            .iter_mut()
+            .find(|tree| tree.first().is_some_and(|top| top.uri.covers(&object.uri)))
+        {
+            Some(tree) => tree.push(object),
+            None => trees.push(vec![object]),
+        }
+    }
+    trees
+}
+
+fn kind(kind: ChangeKind) -> &'static str {
+    match kind {
+        ChangeKind::Created => "created",
+        ChangeKind::Modified => "modified",
+        ChangeKind::Deleted => "deleted",
+    }
+}
+
+fn subject_name(subject: Subject) -> &'static str {
+    match subject {
+        Subject::Policy => "policy",
+        Subject::Endpoint => "endpoint",
+    }
+}
+
+fn print(output: &mut Output, event: &Event) -> Result<(), Failure> {
+    match event {
+        Event::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
+        Event::Peer {
+            address,
+            state,
+            reason,
+        } => {
+            let state = state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase());
+            let why = reason.as_ref().map_or(String::new(), |why| format!(": {why}"));
+            output.line(printable(&format!("peer {address} {state}{why}")))
+        }
+        Event::Location(location) => output.line(printable(&format!("location {location}"))),
+        Event::Proxies(proxies) => output.line(printable(&format!(
+            "proxies {} {} {}",
+            proxies.v4, proxies.v6, proxies.mac
+        ))),
+        Event::Resolved {
+            subject,
+            target,
+            found,
+            ..
+        } => {
+            let found = if *found { "resolved" } else { "not there yet" };
+            output.line(printable(&format!("{subject} {target} {found}")))
+        }
+        Event::Changed { what, objects } => objects
+            .iter()
+            .try_for_each(|change| print_change(output, *what, change)),
+        Event::Refused {
+            address,
+            method,
+            about,
+            error,
+        } => output.line(printable(&format!("{address} refused {method} {about}: {error}"))),
+        Event::Missed(count) => output.line(format!("{count} events are lost")),
+        _ => Ok(()),
+    }
+}
+
+fn print_change(output: &mut Output, what: Subject, change: &ObjectChange) -> Result<(), Failure> {
+    let (kind, what) = (kind(change.kind), subject_name(what));
+    output.line(printable(&format!(
+        "{what} {kind} {} {}",
+        change.subject, change.uri
+    )))?;
+    change
+        .object
+        .as_ref()
+        .map_or(Ok(()), |object| print_properties(output, object))
+}
+
+fn print_object(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    output.line(printable(&format!("{} {}", object.subject, object.uri)))?;
+    print_properties(output, object)
+}
+
+fn print_properties(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    object
+        .properties
+        .iter()
+        .try_for_each(|property| output.line(printable(&format!("  {} = {}", property.name, property.data))))
+}
+
+fn to_json(event: &Event) -> Option<Value> {
+    Some(match event {
+        Event::Health(health) => json!({ "event": "health", "health": format!("{health:?}").to_lowercase() }),
+        Event::Peer {
+            address,
+            state,
+            reason,
+        } => json!({
+            "event": "peer",
+            "address": address,
+            "state": state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase()),
+            "reason": reason.as_ref().map(ToString::to_string),
+        }),
+        Event::Location(location) => json!({ "event": "location", "location": location }),
+        Event::Proxies(proxies) => json!({
+            "event": "proxies", "v4": proxies.v4, "v6": proxies.v6, "mac": proxies.mac,
+        }),
+        Event::Resolved {
+            what,
+            subject,
+            target,
+            found,
+        } => json!({
+            "event": "resolved", "what": subject_name(*what), "subject": subject,
+            "target": target.to_string(), "found": found,
+        }),
+        Event::Changed { what, objects } => {
+            let objects: Vec<_> = objects
+                .iter()
+                .map(|change| {
+                    json!({
+                        "change": kind(change.kind), "subject": change.subject,
+                        "uri": change.uri, "object": change.object,
+                    })
+                })
+                .collect();
+            json!({ "event": "changed", "what": subject_name(*what), "objects": objects })
+        }
+        Event::Refused {
+            address,
+            method,
+            about,
+            error,
+        } => json!({
+            "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
+        }),
+        Event::Missed(count) => json!({ "event": "missed", "count": count }),
+        _ => return None,
+    })
+}

@@ -1,0 +1,57 @@
+//! `ssntp opflex`: the OpFlex control protocol.
+//!
+//! | file | subcommand |
+//! |---|---|
+//! | `serve` | policy repository, endpoint registry, observer |
+//! | `element` | a policy element |
+//! | `policy` | change the policy of a running server |
+//! | `tls` | the flags of both for TLS |
+
+mod element;
+mod policy;
+mod serve;
+mod tls;
+
+use std::path::Path;
+
+use clap::Subcommand;
+use ssntp::opflex::model::{Format, ManagedObject};
+
+use crate::failure::Failure;
+
+/// Serve and use policy over OpFlex
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Args),
+    Element(element::Args),
+    Policy(policy::Args),
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Command::Serve(args) => serve::run(args),
+        Command::Element(args) => element::run(args),
+        Command::Policy(args) => policy::run(args),
+    }
+}
+
+impl Args {
+    /// Whether it is a server, whose warnings an operator wants to see.
+    pub(crate) fn serves(&self) -> bool {
+        matches!(self.command, Command::Serve(_))
+    }
+}
+
+/// Reads a file of managed objects, as JSON or, where its name says so, YAML.
+fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
+    let shown = path.display();
+    let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
+    let format = Format::of_name(&path.to_string_lossy());
+    ManagedObject::read_all(&text, format).map_err(|e| Failure::new(format!("{shown}: {e}")))
+}

@@ -1,0 +1,94 @@
+//! `ssntp opflex policy`: changes the policy of a running server.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use serde_json::json;
+use ssntp::opflex::model::{Format, ManagedObject, Uri};
+use ssntp::opflex::run::Control;
+
+use super::load_objects;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::seconds::Seconds;
+
+/// Change or show the policy of a running server
+///
+/// Talks to the socket that `ssntp opflex serve --control` names. A change is
+/// done when those who use the policy have been told and, with --persist, it
+/// is on the disk.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The control socket of the server
+    #[arg(long, value_name = "PATH", global = true, required = false)]
+    control: Option<PathBuf>,
+    /// How long to wait for an answer
+    #[arg(long, value_name = "SECONDS", default_value = "30", global = true)]
+    timeout: Seconds,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Put the objects of files in
+    Put {
+        /// JSON or YAML arrays of managed objects
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Remove everything else below these objects
+        #[arg(long)]
+        replace: bool,
+    },
+    /// Remove objects and everything below them
+    Delete {
+        /// The objects
+        #[arg(required = true)]
+        uris: Vec<Uri>,
+    },
+    /// Print the objects at and below a URI
+    Dump {
+        /// Where to begin [default: all policy]
+        uri: Option<Uri>,
+        /// Print YAML
+        #[arg(long, conflicts_with = "json")]
+        yaml: bool,
+    },
+}
+
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    let path = args
+        .control
+        .ok_or_else(|| Failure::usage("--control PATH is missing"))?;
+    let mut control = Control::connect(&path, args.timeout.into())
+        .map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+    let mut output = Output::new();
+    let changed = match args.command {
+        Command::Put { files, replace } => {
+            let mut objects = Vec::new();
+            for file in &files {
+                objects.extend(load_objects(file)?);
+            }
+            control.put(&objects, replace).map_err(Failure::new)?
+        }
+        Command::Delete { uris } => control.delete(&uris).map_err(Failure::new)?,
+        Command::Dump { uri, yaml } => {
+            let objects = control
+                .dump(&uri.unwrap_or_else(Uri::root))
+                .map_err(Failure::new)?;
+            let format = if yaml { Format::Yaml } else { Format::Json };
+            let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
+            output.text(&text)?;
+            return output.flush();
+        }
+    };
+    if args.json {
+        output.line(json!({ "changed": changed }))?;
+    } else {
+        output.line(format!("{changed} objects changed"))?;
+    }
+    output.flush()
+}

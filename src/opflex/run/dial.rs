@@ -1,0 +1,145 @@
+//! One attempt at one server, on a thread of its own.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use super::connection::open;
+use super::engaging::Event;
+use super::{ElementConfig, StartError, now};
+use crate::opflex::message::Decoder;
+use crate::opflex::peer::ConnectionId;
+use crate::opflex::rpc::{self, Framing};
+use crate::transport::memory::MemoryListener;
+use crate::transport::tls::{Connector, TlsError};
+use crate::transport::{
+    Address, BufferPool, Cancel, Halves, Limits, LinkConfig, Target, TcpOptions, plain, threads,
+};
+
+/// What every attempt needs, the address excepted.
+#[derive(Clone, Debug)]
+pub(super) struct Dialer {
+    memory: BTreeMap<String, MemoryListener>,
+    connector: Option<Connector>,
+    server_name: Option<String>,
+    dial_timeout: Duration,
+    tls_timeout: Duration,
+    write_timeout: Duration,
+    framing: Framing,
+    limits: rpc::Limits,
+    queue: Limits,
+    tcp: TcpOptions,
+    pool: BufferPool,
+    events: Sender<Event>,
+}
+
+/// An attempt under way.
+#[derive(Debug)]
+pub(super) struct Dial {
+    pub(super) cancel: Cancel,
+    pub(super) thread: JoinHandle<()>,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum DialError {
+    Connect(io::Error),
+    Tls(TlsError),
+    Address,
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect(e) => write!(f, "{e}"),
+            Self::Tls(e) => write!(f, "{e}"),
+            Self::Address => f.write_str("it is not HOST:PORT or unix:PATH"),
+        }
+    }
+}
+
+impl Dialer {
+    pub(super) fn new(config: &ElementConfig, events: Sender<Event>) -> Result<Self, StartError> {
+        let dialer = Self {
+            memory: config.memory.clone(),
+            connector: config.tls.clone(),
+            server_name: config.server_name.clone(),
+            dial_timeout: config.settings.dial_timeout,
+            tls_timeout: config.settings.identity_timeout,
+            write_timeout: config.write_timeout,
+            framing: config.framing,
+            limits: config.limits,
+            queue: config.queue,
+            tcp: config.tcp,
+            pool: BufferPool::new(),
+            events,
+        };
+        for address in &config.settings.peers {
+            if dialer.target(address).is_none() {
+                return Err(StartError::Address(address.clone()));
+            }
+        }
+        Ok(dialer)
+    }
+
+    /// Starts an attempt. It ends with [`Event::DialFailed`], or with
+    /// [`Event::Opened`] and what the threads of the connection tell.
+    pub(super) fn start(&self, id: ConnectionId, address: String) -> io::Result<Dial> {
+        let cancel = Cancel::new();
+        let (dialer, cancelled) = (self.clone(), cancel.clone());
+        let thread = threads::spawn(format!("opflex-dial{id}"), move || {
+            match dialer.attempt(&address, &cancelled) {
+                Ok(halves) => dialer.open(id, address, halves),
+                Err(why) => {
+                    let _ = dialer.events.send(Event::DialFailed(id, why));
+                }
+            }
+        })?;
+        Ok(Dial { cancel, thread })
+    }
+
+    fn target(&self, address: &str) -> Option<Target> {
+        if let Some(place) = self.memory.get(address) {
+            return Some(Target::Memory(place.clone()));
+        }
+        address.parse::<Address>().ok().map(Target::Address)
+    }
+
+    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<Halves, DialError> {
+        let target = self.target(address).ok_or(DialError::Address)?;
+        let stream = target
+            .connect(&self.tcp, self.dial_timeout, cancel)
+            .map_err(DialError::Connect)?;
+        let Some(connector) = &self.connector else {
+            return Ok(plain(stream, self.pool.clone()));
+        };
+        // Cancelling shuts the stream down, which ends every read and write.
+        let _watch = cancel.watch(&stream);
+        let name = self
+            .server_name
+            .as_deref()
+            .unwrap_or_else(|| target.server_name());
+        connector
+            .connect(stream, name, &self.pool, now() + self.tls_timeout)
+            .map(|secured| secured.halves)
+            .map_err(DialError::Tls)
+    }
+
+    fn open(&self, id: ConnectionId, peer: String, halves: Halves) {
+        let (opened, unstarted) = open(id, peer, self.queue);
+        if self.events.send(Event::Opened(opened)).is_err() {
+            return;
+        }
+        let config = LinkConfig {
+            name: format!("element{id}"),
+            write_timeout: Some(self.write_timeout),
+            ..LinkConfig::default()
+        };
+        let decoder = Decoder::new(self.framing, self.limits);
+        unstarted.start(halves, decoder, &self.events, config);
+    }
+}

@@ -1,0 +1,331 @@
+//! A policy element on threads, from outside.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
+use std::sync::PoisonError;
+use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, Sender};
+
+use super::connection::EVENTS;
+use super::dial::Dialer;
+use super::engaging::{Dispatcher, ElementContext, Event, Released};
+use super::{CallError, ElementConfig, StartError, guard, now};
+use crate::opflex::model::{ManagedObject, Name, Target, Uri};
+use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
+use crate::transport::threads;
+
+/// The target of the log lines of this side.
+pub(super) const LOG: &str = "ssntp::opflex::policy_element";
+
+/// A running policy element: connects to its servers, keeps what is resolved
+/// up to date, declares endpoints and reports state.
+///
+/// # Threads
+/// The owner of every thread of the element; `Send`. Calls come with its
+/// [`ElementHandle`], which it dereferences to. [`stop`](Self::stop), or
+/// dropping it, ends all threads: it blocks for at most the configured grace
+/// and a moment, and for as long as the system looks up a name.
+///
+/// Events are taken by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
+/// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`.
+/// Whoever takes none loses none but events.
+#[derive(Debug)]
+pub struct PolicyElement {
+    handle: ElementHandle,
+    events: Receiver<core::Event>,
+    dispatcher: Option<JoinHandle<()>>,
+}
+
+impl PolicyElement {
+    /// Starts the element; it dials at once.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub fn start(config: ElementConfig) -> Result<Self, StartError> {
+        let (sender, queue) = crossbeam_channel::bounded(EVENTS);
+        let (tell, events) = crossbeam_channel::bounded(config.events.max(1));
+        let dialer = Dialer::new(&config, sender.clone())?;
+        let released = Released::default();
+        // Random keys are what the standard library has of chance.
+        let seed = RandomState::new().hash_one(0);
+        let core = ElementCore::new(config.settings, seed, now());
+        let dispatcher = Dispatcher::new(
+            core,
+            dialer,
+            queue,
+            Released::clone(&released),
+            tell,
+            config.grace,
+        );
+        let dispatcher =
+            threads::spawn("opflex-element", move || dispatcher.run()).map_err(StartError::Thread)?;
+        Ok(Self {
+            handle: ElementHandle {
+                events: sender,
+                dispatcher: dispatcher.thread().id(),
+                released,
+            },
+            events,
+            dispatcher: Some(dispatcher),
+        })
+    }
+
+    /// A handle for other threads.
+    pub fn handle(&self) -> ElementHandle {
+        self.handle.clone()
+    }
+
+    /// The events as a channel, for `select!`.
+    pub fn events(&self) -> &Receiver<core::Event> {
+        &self.events
+    }
+
+    /// The next event. Blocks until there is one.
+    ///
+    /// # Errors
+    /// The element is over.
+    pub fn recv(&self) -> Result<core::Event, RecvError> {
+        self.events.recv()
+    }
+
+    /// The next event within a time.
+    ///
+    /// # Errors
+    /// The time passed, or the element is over.
+    pub fn recv_timeout(&self, limit: Duration) -> Result<core::Event, RecvTimeoutError> {
+        self.events.recv_timeout(limit)
+    }
+
+    /// All events from now on. Its end is the end of the element.
+    pub fn iter(&self) -> impl Iterator<Item = core::Event> {
+        self.events.iter()
+    }
+
+    /// Closes every connection and joins every thread. Endpoints stay declared
+    /// for as long as the servers keep them.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Deref for PolicyElement {
+    type Target = ElementHandle;
+
+    fn deref(&self) -> &ElementHandle {
+        &self.handle
+    }
+}
+
+impl Drop for PolicyElement {
+    fn drop(&mut self) {
+        let _ = self.handle.events.send(Event::Stop);
+        if let Some(dispatcher) = self.dispatcher.take() {
+            let _ = dispatcher.join();
+        }
+    }
+}
+
+/// What threads do with a policy element.
+///
+/// # Threads
+/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
+/// usually for some microseconds, and never for a server.
+#[derive(Clone)]
+pub struct ElementHandle {
+    events: Sender<Event>,
+    dispatcher: ThreadId,
+    released: Released,
+}
+
+impl fmt::Debug for ElementHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ElementHandle").finish_non_exhaustive()
+    }
+}
+
+impl ElementHandle {
+    /// Runs `call` on the dispatcher, and gives back what it returns: the way
+    /// to everything that [`ElementContext`] offers.
+    ///
+    /// # Errors
+    /// [`CallError::Stopped`], also where `call` panicked;
+    /// [`CallError::OnDispatcher`].
+    pub fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
+    ) -> Result<T, CallError> {
+        if std::thread::current().id() == self.dispatcher {
+            return Err(CallError::OnDispatcher);
+        }
+        let (reply, result) = crossbeam_channel::bounded(1);
+        let call = Event::Call(Box::new(move |cx| {
+            guard(LOG, || {
+                let _ = reply.send(call(cx));
+            })
+        }));
+        self.events.send(call).map_err(|_| CallError::Stopped)?;
+        result.recv().map_err(|_| CallError::Stopped)
+    }
+
+    /// Wants a policy, and all changes of it, for as long as the reference
+    /// lives. With `follow`, the policies that it refers to are wanted too,
+    /// and those that these refer to.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn resolve_policy(
+        &self,
+        subject: impl Into<Name>,
+        target: impl Into<Target>,
+        follow: bool,
+    ) -> Result<Reference, CallError> {
+        let (subject, target) = (subject.into(), target.into());
+        let id = self.with(move |cx| cx.resolve_policy(subject, target, follow))?;
+        Ok(self.reference(id))
+    }
+
+    /// Wants the policy with this URI, whose class is the last segment of it
+    /// but one, as in URIs of libopflex for objects with one name. Otherwise
+    /// as [`resolve_policy`](Self::resolve_policy), without those that it
+    /// refers to.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn resolve(&self, uri: &Uri) -> Result<Reference, CallError> {
+        let subject = uri.elements().rev().nth(1).or_else(|| uri.elements().next());
+        self.resolve_policy(subject.unwrap_or_default().as_ref(), uri.clone(), false)
+    }
+
+    /// Wants an endpoint, and all changes of it, for as long as the reference
+    /// lives.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn resolve_endpoint(
+        &self,
+        subject: impl Into<Name>,
+        target: impl Into<Target>,
+    ) -> Result<Reference, CallError> {
+        let (subject, target) = (subject.into(), target.into());
+        let id = self.with(move |cx| cx.resolve_endpoint(subject, target))?;
+        Ok(self.reference(id))
+    }
+
+    /// Declares an endpoint; see [`ElementCore::declare`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn declare(&self, endpoint: Vec<ManagedObject>) -> Result<(), CallError> {
+        Ok(self.with(move |cx| cx.declare(endpoint))??)
+    }
+
+    /// Takes a declaration back. False when there is none.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn undeclare(&self, uri: &Uri) -> Result<bool, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| cx.undeclare(&uri))
+    }
+
+    /// Reports an object; see [`ElementCore::report`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn report(&self, object: ManagedObject) -> Result<(), CallError> {
+        Ok(self.with(move |cx| cx.report(object))??)
+    }
+
+    /// Reports an object no more. False when there is none.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| cx.withdraw(&uri))
+    }
+
+    /// Begins again with the configured servers; see [`ElementCore::reset`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn reset(&self) -> Result<(), CallError> {
+        self.with(|cx| cx.reset())
+    }
+
+    /// How much of what should be connected is.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn health(&self) -> Result<Health, CallError> {
+        self.with(|cx| cx.core().health())
+    }
+
+    /// The servers, by address.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn peers(&self) -> Result<Vec<(String, PeerState)>, CallError> {
+        self.with(|cx| {
+            let peers = cx.core().peers();
+            peers
+                .map(|(address, state)| (address.to_owned(), state))
+                .collect()
+        })
+    }
+
+    /// What came of policy or endpoints at and below a URI, parents first.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn objects(&self, what: Subject, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| {
+            let tree = match what {
+                Subject::Policy => cx.core().policy(),
+                Subject::Endpoint => cx.core().endpoints(),
+            };
+            tree.subtree(&uri).map(|object| object.to_object()).collect()
+        })
+    }
+
+    fn reference(&self, id: ReferenceId) -> Reference {
+        Reference {
+            id,
+            events: self.events.clone(),
+            released: Released::clone(&self.released),
+        }
+    }
+}
+
+/// An interest in a policy or an endpoint. Dropping the last one for it tells
+/// the servers, after the time to linger.
+///
+/// # Threads
+/// `Send`. Dropping it blocks nobody.
+#[must_use = "dropped, it is wanted no more"]
+pub struct Reference {
+    id: ReferenceId,
+    events: Sender<Event>,
+    released: Released,
+}
+
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reference({:?})", self.id)
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        self.released
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.id);
+        // A full channel has something that makes the dispatcher look.
+        let _ = self.events.try_send(Event::Released);
+    }
+}

@@ -1,0 +1,153 @@
+//! The file that policy is kept in, written on a thread of its own.
+//!
+//! ```text
+//!  dispatcher ── soon(), then(…) ─▶ keeper ── Call: all objects ─▶ dispatcher
+//!  ServerHandle ── wait() ─────────▶   │ JSON, atomic replacement, answers
+//! ```
+//!
+//! Requests that come while the file is written are served by the next write,
+//! which has all their changes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+use log::error;
+
+use super::server::LOG;
+use super::serving::Event;
+use super::{CallError, StartError};
+use crate::opflex::model::{FileError, Format, ManagedObject};
+use crate::replace::replace;
+use crate::transport::threads;
+
+type Then = Box<dyn FnOnce(bool) + Send>;
+
+/// The thread that writes.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    ask: Ask,
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+/// How the thread is asked. A clone is another handle.
+#[derive(Clone)]
+pub(super) struct Ask {
+    /// At most one request waits; it stands for all.
+    wake: Sender<()>,
+    /// Who is told how it went. One for each caller or connection that waits.
+    then: Arc<Mutex<Vec<Then>>>,
+}
+
+impl std::fmt::Debug for Ask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ask").finish_non_exhaustive()
+    }
+}
+
+impl Ask {
+    /// Policy has changed.
+    pub(super) fn soon(&self) {
+        // One that waits is served after this change.
+        let _ = self.wake.try_send(());
+    }
+
+    /// Policy has changed; `then` is told on the keeper's thread whether it is
+    /// on the disk.
+    pub(super) fn then(&self, then: Then) {
+        self.lock().push(then);
+        self.soon();
+    }
+
+    /// Waits until policy as it is now is on the disk.
+    pub(super) fn wait(&self) -> Result<(), CallError> {
+        let (reply, result) = crossbeam_channel::bounded(1);
+        self.then(Box::new(move |kept| {
+            let _ = reply.send(kept);
+        }));
+        match result.recv() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(CallError::Keep(io::Error::other("the log says why"))),
+            Err(_) => Err(CallError::Stopped),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Then>> {
+        self.then.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keeper {
+    pub(super) fn start(path: PathBuf, events: Sender<Event>) -> io::Result<Self> {
+        let (wake, woken) = crossbeam_channel::bounded(1);
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let ask = Ask {
+            wake,
+            then: Arc::default(),
+        };
+        let asked = ask.clone();
+        let thread = threads::spawn("opflex-keep", move || {
+            run(&path, &events, &asked, &woken, &stopped)
+        })?;
+        Ok(Self { ask, stop, thread })
+    }
+
+    pub(super) fn sender(&self) -> Ask {
+        self.ask.clone()
+    }
+
+    /// Writes what is still to be written, and ends. The dispatcher has to run.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        let _ = self.thread.join();
+    }
+}
+
+fn run(path: &Path, events: &Sender<Event>, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
+    loop {
+        let last = crossbeam_channel::select! {
+            recv(woken) -> _ => false,
+            recv(stopped) -> _ => true,
+        };
+        if last && woken.try_recv().is_err() {
+            // Nobody who comes now is left waiting.
+            ask.lock().clear();
+            return;
+        }
+        // Before the snapshot: who comes later waits for the next one.
+        let waiting = std::mem::take(&mut *ask.lock());
+        let kept = write(path, events);
+        if let Err(e) = &kept {
+            error!(target: LOG, "{}: policy is not kept: {e}", path.display());
+        }
+        for then in waiting {
+            then(kept.is_ok());
+        }
+    }
+}
+
+fn write(path: &Path, events: &Sender<Event>) -> io::Result<()> {
+    let stopped = || io::Error::other("the server has stopped");
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let snapshot = Event::Call(Box::new(move |cx| {
+        let _ = reply.send(cx.core().policy().to_objects());
+    }));
+    events.send(snapshot).map_err(|_| stopped())?;
+    let objects = result.recv().map_err(|_| stopped())?;
+    let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
+    replace(path, text.as_bytes())
+}
+
+/// What is kept, if anything is.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(StartError::Keep(path.into(), e)),
+    };
+    let objects: Result<_, FileError> = ManagedObject::read_all(&text, Format::Json);
+    objects.map(Some).map_err(|e| StartError::Kept(path.into(), e))
+}

@@ -1,0 +1,377 @@
+//! A server on threads, from outside.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, ThreadId};
+
+use crossbeam_channel::Sender;
+use log::{info, warn};
+
+use super::connection::{EVENTS, open};
+use super::keeper::{self, Keeper};
+use super::serving::{Dispatcher, Event, ServerContext};
+use super::{CallError, ServerConfig, StartError, guard, now};
+use crate::opflex::message::Decoder;
+use crate::opflex::model::{ManagedObject, Uri};
+use crate::opflex::peer::ConnectionId;
+use crate::opflex::rpc::{self, Framing};
+use crate::opflex::server::{ServerCore, SessionInfo};
+use crate::transport::tls::Acceptor;
+use crate::transport::{
+    Acceptance, Address, BufferPool, Capacity, Limits, LinkConfig, Listener, Newcomer, plain, threads,
+};
+
+/// The target of the log lines of this side.
+pub(super) const LOG: &str = "ssntp::opflex::server";
+
+/// A running OpFlex server: policy repository, endpoint registry, observer.
+///
+/// # Threads
+/// The owner of every thread of the server. [`stop`](Self::stop), or dropping
+/// it, ends all of them: it blocks for at most the configured grace and a
+/// moment. Other threads use a [`ServerHandle`].
+#[derive(Debug)]
+pub struct Server {
+    handle: ServerHandle,
+    addresses: Vec<Address>,
+    acceptance: Option<Acceptance>,
+    keeper: Option<Keeper>,
+    dispatcher: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Reads the kept policy, binds every address and starts the threads;
+    /// clients are accepted when this returns.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        let max = Capacity::of_this_system()
+            .admit(config.max_connections)
+            .map_err(StartError::TooManyConnections)?;
+        let core = core(&config)?;
+        let (mut listeners, mut places) = (Vec::new(), Vec::new());
+        for address in &config.listen {
+            let bound =
+                Listener::bind(address, config.tcp).map_err(|e| StartError::Listen(address.clone(), e))?;
+            for listener in bound {
+                places.push(match listener.local_address() {
+                    Some(unix @ Address::Unix(_)) => Place::Named(unix.to_string()),
+                    _ => Place::Tcp,
+                });
+                listeners.push(listener);
+            }
+        }
+        let addresses = listeners.iter().filter_map(Listener::local_address).collect();
+        for (place, address) in &config.memory {
+            listeners.push(Listener::memory(place.clone()));
+            places.push(Place::Named(address.clone()));
+        }
+        if let Some(path) = &config.control {
+            let address = Address::Unix(path.clone());
+            let failed = |e| StartError::Listen(address.clone(), e);
+            let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            places.extend(bound.iter().map(|_| Place::Control));
+            listeners.extend(bound);
+        }
+        let (events, queue) = crossbeam_channel::bounded(EVENTS);
+        let keeper = match &config.keep {
+            Some(path) => Some(Keeper::start(path.clone(), events.clone()).map_err(StartError::Thread)?),
+            None => None,
+        };
+        let connections = Arc::new(AtomicUsize::new(0));
+        let dispatcher = Dispatcher::new(
+            core,
+            queue,
+            keeper.as_ref().map(Keeper::sender),
+            Arc::clone(&connections),
+            config.grace,
+        );
+        let dispatcher =
+            threads::spawn("opflex-dispatch", move || dispatcher.run()).map_err(StartError::Thread)?;
+        let handle = ServerHandle {
+            events: events.clone(),
+            dispatcher: dispatcher.thread().id(),
+            keeper: keeper.as_ref().map(Keeper::sender),
+        };
+        let mut server = Self {
+            handle,
+            addresses,
+            acceptance: None,
+            keeper,
+            dispatcher: Some(dispatcher),
+        };
+        // From here on, dropping `server` ends what runs already.
+        let shared = Shared {
+            places,
+            acceptor: config.tls,
+            pool: BufferPool::new(),
+            events,
+            connections,
+            max,
+            next: AtomicU64::new(1),
+            framing: config.framing,
+            limits: config.limits,
+            queue: config.queue,
+            handshake_timeout: config.handshake_timeout,
+            write_timeout: config.write_timeout,
+        };
+        let serve = Box::new(move |newcomer: &Newcomer| shared.serve(newcomer));
+        let acceptance = Acceptance::start(listeners, "opflex", LOG, config.max_handshakes.max(1), serve)
+            .map_err(StartError::Thread)?;
+        server.acceptance = Some(acceptance);
+        Ok(server)
+    }
+
+    /// The addresses it listens at, with the ports that the system chose.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// A handle for other threads.
+    pub fn handle(&self) -> ServerHandle {
+        self.handle.clone()
+    }
+
+    /// Accepts nobody any more, flushes the queues within the grace period,
+    /// closes every connection, keeps the policy, and joins every thread.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let events = self.handle.events.clone();
+        // The dispatcher takes events until the last one, so nothing here
+        // waits for long.
+        let _ = events.send(Event::Stop);
+        if let Some(acceptance) = self.acceptance.take() {
+            acceptance.stop();
+        }
+        if let Some(keeper) = self.keeper.take() {
+            keeper.stop();
+        }
+        let _ = events.send(Event::Exit);
+        if let Some(dispatcher) = self.dispatcher.take() {
+            let _ = dispatcher.join();
+        }
+    }
+}
+
+/// The state machine with the policy that it begins with.
+fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
+    let now = now();
+    let mut core = match &config.schema {
+        Some(schema) => ServerCore::with_schema(config.settings.clone(), schema, now),
+        None => ServerCore::new(config.settings.clone(), now),
+    };
+    let kept = match &config.keep {
+        Some(path) => keeper::read(path)?,
+        None => None,
+    };
+    let policy = kept.unwrap_or_else(|| config.policy.clone());
+    // Nobody is connected, so nobody is told.
+    core.merge_policy(policy, now, &mut Vec::new())
+        .map_err(StartError::Policy)?;
+    Ok(core)
+}
+
+/// What a listener is, and so what its clients dialled.
+enum Place {
+    Tcp,
+    Named(String),
+    Control,
+}
+
+/// What every newcomer is brought in with.
+struct Shared {
+    places: Vec<Place>,
+    acceptor: Option<Acceptor>,
+    pool: BufferPool,
+    events: Sender<Event>,
+    connections: Arc<AtomicUsize>,
+    max: usize,
+    next: AtomicU64,
+    framing: Framing,
+    limits: rpc::Limits,
+    queue: Limits,
+    handshake_timeout: std::time::Duration,
+    write_timeout: std::time::Duration,
+}
+
+impl Shared {
+    fn serve(&self, newcomer: &Newcomer) {
+        let peer = newcomer.peer();
+        if self.connections.fetch_add(1, Ordering::AcqRel) >= self.max {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+            warn!(target: LOG, "{peer}: refused: {} clients are connected", self.max);
+            return;
+        }
+        if !self.admit(newcomer) {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the dispatcher knows of it, and counts it out in the end.
+    fn admit(&self, newcomer: &Newcomer) -> bool {
+        let Some(place) = self.places.get(newcomer.listener()) else {
+            return false;
+        };
+        let (peer, stream) = (newcomer.peer(), newcomer.stream());
+        let dialled = match place {
+            Place::Tcp => stream
+                .local()
+                .map(|ip| std::net::SocketAddr::new(ip.ip().to_canonical(), ip.port()).to_string()),
+            Place::Named(name) => Some(name.clone()),
+            Place::Control => None,
+        };
+        let is_control = matches!(place, Place::Control);
+        let halves = match &self.acceptor {
+            Some(acceptor) if !is_control => {
+                let deadline = newcomer.accepted() + self.handshake_timeout;
+                match acceptor.accept(stream, &self.pool, deadline) {
+                    Ok(secured) => secured.halves,
+                    Err(e) => {
+                        info!(target: LOG, "{peer}: no TLS: {e}");
+                        return false;
+                    }
+                }
+            }
+            _ => plain(stream, self.pool.clone()),
+        };
+        newcomer.admitted();
+        let id = ConnectionId(self.next.fetch_add(1, Ordering::Relaxed));
+        let (opened, unstarted) = open(id, peer.to_string(), self.queue);
+        if self
+            .events
+            .send(Event::Opened(opened, dialled, is_control))
+            .is_err()
+        {
+            return false;
+        }
+        let decoder = if is_control {
+            Decoder::trusting(self.framing, self.limits)
+        } else {
+            Decoder::new(self.framing, self.limits)
+        };
+        let config = LinkConfig {
+            name: format!("opflex{id}"),
+            write_timeout: Some(self.write_timeout),
+            ..LinkConfig::default()
+        };
+        unstarted.start(halves, decoder, &self.events, config);
+        true
+    }
+}
+
+/// What other threads do with a server.
+///
+/// # Threads
+/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
+/// usually for some microseconds; those that change policy also until it is
+/// kept, where it is.
+#[derive(Clone)]
+pub struct ServerHandle {
+    events: Sender<Event>,
+    dispatcher: ThreadId,
+    keeper: Option<keeper::Ask>,
+}
+
+impl fmt::Debug for ServerHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerHandle").finish_non_exhaustive()
+    }
+}
+
+impl ServerHandle {
+    /// Runs `call` on the dispatcher, and gives back what it returns: the way
+    /// to everything that [`ServerContext`] offers. Changes of policy are
+    /// written to the file soon after.
+    ///
+    /// # Errors
+    /// [`CallError::Stopped`], also where `call` panicked;
+    /// [`CallError::OnDispatcher`].
+    pub fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+    ) -> Result<T, CallError> {
+        if std::thread::current().id() == self.dispatcher {
+            return Err(CallError::OnDispatcher);
+        }
+        let (reply, result) = crossbeam_channel::bounded(1);
+        let call = Event::Call(Box::new(move |cx| {
+            guard(LOG, || {
+                let _ = reply.send(call(cx));
+            })
+        }));
+        self.events.send(call).map_err(|_| CallError::Stopped)?;
+        result.recv().map_err(|_| CallError::Stopped)
+    }
+
+    /// Puts policy in; see [`ServerCore::merge_policy`]. How many objects
+    /// changed.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn merge_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+        let changed = self.with(move |cx| cx.merge_policy(objects).map(|changes| changes.len()))??;
+        self.kept(changed)
+    }
+
+    /// Puts policy in, in place of what is below it; see
+    /// [`ServerCore::replace_policy`]. How many objects changed.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn replace_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+        let changed = self.with(move |cx| cx.replace_policy(objects).map(|changes| changes.len()))??;
+        self.kept(changed)
+    }
+
+    /// Makes these objects all the policy there is. How many objects changed.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn reload_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+        let changed = self.with(move |cx| cx.reload_policy(objects).map(|changes| changes.len()))??;
+        self.kept(changed)
+    }
+
+    /// Removes policy with everything below it. How many objects went.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn delete_policy(&self, uris: Vec<Uri>) -> Result<usize, CallError> {
+        let changed = self.with(move |cx| cx.delete_policy(&uris).len())?;
+        self.kept(changed)
+    }
+
+    /// All policy, parents first.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
+        self.with(|cx| cx.core().policy().to_objects())
+    }
+
+    /// The clients, in the order in which they connected.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
+        self.with(|cx| cx.core().sessions())
+    }
+
+    /// Waits until a change is on the disk.
+    fn kept(&self, changed: usize) -> Result<usize, CallError> {
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| changed > 0) {
+            keeper.wait()?;
+        }
+        Ok(changed)
+    }
+}

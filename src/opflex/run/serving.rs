@@ -1,0 +1,299 @@
+//! The thread that owns a [`ServerCore`].
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use log::{info, warn};
+
+use super::connection::{LinkEvent, Links, Opened};
+use super::server::LOG;
+use super::{control, keeper, now};
+use crate::opflex::message::Incoming;
+use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
+use crate::opflex::peer::ConnectionId;
+use crate::opflex::server::{Action, ServerCore};
+
+/// The only way into the dispatcher.
+pub(super) enum Event {
+    /// A connection whose threads are about to start, what its client dialled,
+    /// and whether it is one for control.
+    Opened(Opened, Option<String>, bool),
+    /// From the threads of a connection.
+    Link(LinkEvent),
+    /// Another thread has something to be done here.
+    Call(Box<dyn FnOnce(&mut ServerContext<'_>) + Send>),
+    /// Close every connection.
+    Stop,
+    /// Nobody will send anything more but the readers.
+    Exit,
+}
+
+impl From<LinkEvent> for Event {
+    fn from(event: LinkEvent) -> Self {
+        Self::Link(event)
+    }
+}
+
+/// The server, for a call on its dispatcher.
+#[derive(Debug)]
+pub struct ServerContext<'a> {
+    core: &'a mut ServerCore,
+    now: Instant,
+    actions: &'a mut Vec<Action>,
+    changed: bool,
+}
+
+impl ServerContext<'_> {
+    /// All that can be asked for.
+    pub fn core(&self) -> &ServerCore {
+        self.core
+    }
+
+    /// The time of this call.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// See [`ServerCore::merge_policy`].
+    ///
+    /// # Errors
+    /// The objects are malformed or not what the model allows.
+    pub fn merge_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        let changes = self.core.merge_policy(objects, self.now, self.actions)?;
+        self.changed |= !changes.is_empty();
+        Ok(changes)
+    }
+
+    /// See [`ServerCore::replace_policy`].
+    ///
+    /// # Errors
+    /// As [`merge_policy`](Self::merge_policy).
+    pub fn replace_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        let changes = self.core.replace_policy(objects, self.now, self.actions)?;
+        self.changed |= !changes.is_empty();
+        Ok(changes)
+    }
+
+    /// See [`ServerCore::reload_policy`].
+    ///
+    /// # Errors
+    /// As [`merge_policy`](Self::merge_policy).
+    pub fn reload_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        let changes = self.core.reload_policy(objects, self.now, self.actions)?;
+        self.changed |= !changes.is_empty();
+        Ok(changes)
+    }
+
+    /// See [`ServerCore::delete_policy`].
+    pub fn delete_policy(&mut self, uris: &[Uri]) -> Changes {
+        let changes = self.core.delete_policy(uris, self.now, self.actions);
+        self.changed |= !changes.is_empty();
+        changes
+    }
+}
+
+/// All state of a server.
+pub(super) struct Dispatcher {
+    core: ServerCore,
+    links: Links,
+    controls: HashSet<ConnectionId>,
+    actions: Vec<Action>,
+    events: Receiver<Event>,
+    keeper: Option<keeper::Ask>,
+    connections: Arc<AtomicUsize>,
+    grace: Duration,
+    stopping: Option<Instant>,
+    exiting: bool,
+}
+
+impl Dispatcher {
+    pub(super) fn new(
+        core: ServerCore,
+        events: Receiver<Event>,
+        keeper: Option<keeper::Ask>,
+        connections: Arc<AtomicUsize>,
+        grace: Duration,
+    ) -> Self {
+        Self {
+            core,
+            links: Links::default(),
+            controls: HashSet::new(),
+            actions: Vec::new(),
+            events,
+            keeper,
+            connections,
+            grace,
+            stopping: None,
+            exiting: false,
+        }
+    }
+
+    /// Runs until [`Event::Exit`] has come and every connection has ended.
+    pub(super) fn run(mut self) {
+        while !(self.exiting && self.links.is_empty()) {
+            let deadline = [self.core.next_deadline(), self.stopping]
+                .into_iter()
+                .flatten()
+                .min();
+            let event = match deadline {
+                Some(deadline) => self.events.recv_deadline(deadline),
+                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let now = now();
+            match event {
+                Ok(event) => self.step(event, now),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                self.core.tick(now, &mut self.actions);
+                if self.stopping.is_some_and(|end| end <= now) {
+                    self.stopping = None;
+                    self.links.abort_all();
+                }
+            }
+            self.perform(now);
+        }
+    }
+
+    fn step(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Opened(opened, dialled, is_control) => {
+                let id = opened.id;
+                info!(target: LOG, "{id} is {}", opened.peer);
+                self.links.add(opened);
+                if self.stopping.is_some() || self.exiting {
+                    self.links.close(id);
+                } else if is_control {
+                    self.controls.insert(id);
+                } else {
+                    self.core.connected(id, dialled, now, &mut self.actions);
+                }
+            }
+            Event::Link(LinkEvent::Messages(id, messages)) => {
+                let is_control = self.controls.contains(&id);
+                for message in messages {
+                    if is_control {
+                        self.control(id, message, now);
+                    } else {
+                        self.core.message(id, message, now, &mut self.actions);
+                    }
+                }
+                self.links.took_turn(id);
+            }
+            Event::Link(LinkEvent::Heard(id)) => self.core.heard(id, now),
+            Event::Link(LinkEvent::Started(id, link)) => {
+                if let Err(e) = self.links.started(id, link) {
+                    warn!(target: LOG, "{id}: cannot start a thread: {e}");
+                    self.ended(id, now);
+                    self.gone();
+                }
+            }
+            Event::Link(LinkEvent::Ended(id, reason)) => {
+                info!(target: LOG, "{id} ({}) ended: {reason}", self.links.peer(id));
+                self.ended(id, now);
+            }
+            Event::Link(LinkEvent::Finished(id)) => {
+                self.links.finished(id);
+                self.gone();
+            }
+            Event::Call(call) => self.call(now, call),
+            Event::Stop => {
+                self.stopping = Some(now + self.grace);
+                self.links.close_all();
+            }
+            Event::Exit => self.exiting = true,
+        }
+    }
+
+    fn call<T>(&mut self, now: Instant, call: impl FnOnce(&mut ServerContext<'_>) -> T) -> T {
+        let mut cx = ServerContext {
+            core: &mut self.core,
+            now,
+            actions: &mut self.actions,
+            changed: false,
+        };
+        let result = call(&mut cx);
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| cx.changed) {
+            keeper.soon();
+        }
+        result
+    }
+
+    /// A message on a connection for control. Its answer comes when a change
+    /// that it made is kept.
+    fn control(&mut self, id: ConnectionId, message: Incoming, now: Instant) {
+        let Incoming::Request {
+            id: request_id,
+            request,
+        } = message
+        else {
+            if let Incoming::Refused {
+                id: request, error, ..
+            } = message
+            {
+                self.send(id, control::failure(&request, &error));
+            }
+            return;
+        };
+        let (frame, changed) = self.call(now, |cx| {
+            let frame = control::carry_out(cx, &request_id, request);
+            (frame, cx.changed)
+        });
+        match (&self.keeper, self.links.outbox(id)) {
+            (Some(keeper), Some(outbox)) if changed => {
+                let unsaved = control::unsaved(&request_id);
+                keeper.then(Box::new(move |kept| {
+                    let frame = if kept { frame } else { unsaved };
+                    // Who left before the answer needs none.
+                    let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
+                }));
+            }
+            _ => self.send(id, frame),
+        }
+    }
+
+    fn send(&mut self, connection: ConnectionId, frame: bytes::Bytes) {
+        self.actions.push(Action::Send { connection, frame });
+    }
+
+    /// Does what the core wants done; what comes of that, too.
+    fn perform(&mut self, now: Instant) {
+        let mut actions = std::mem::take(&mut self.actions);
+        while !actions.is_empty() {
+            for action in actions.drain(..) {
+                match action {
+                    Action::Send { connection, frame } => {
+                        if !self.links.send(connection, frame) {
+                            warn!(target: LOG,
+                                "{connection} ({}) is too slow: its queue is full, it is disconnected",
+                                self.links.peer(connection)
+                            );
+                            self.links.abort(connection);
+                            self.core.disconnected(connection, now, &mut self.actions);
+                        }
+                    }
+                    Action::Close { connection, .. } => self.links.close(connection),
+                }
+            }
+            std::mem::swap(&mut actions, &mut self.actions);
+        }
+        // The list keeps its memory for the next time, unless it was a flood.
+        if actions.capacity() <= 4096 {
+            self.actions = actions;
+        }
+    }
+
+    fn ended(&mut self, id: ConnectionId, now: Instant) {
+        if !self.controls.remove(&id) {
+            self.core.disconnected(id, now, &mut self.actions);
+        }
+    }
+
+    fn gone(&self) {
+        self.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
