@@ -22,6 +22,9 @@ const MOST_CHANGES: usize = 16_384;
 /// The scheduler has nothing more to tell a new controller when it has told
 /// nothing new for so long.
 const QUIET: Duration = Duration::from_millis(300);
+/// Or, once all nodes have been heard, for so long: what the instances of the
+/// last one have done since its STATS comes right after them.
+const SHORT_QUIET: Duration = Duration::from_millis(20);
 
 type Reply = Result<Shown, OrderError>;
 
@@ -159,10 +162,11 @@ impl Shared {
     /// Waits until the scheduler has told a new session of all it knows.
     pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
         let complete = |view: &View, quiet: Duration| {
-            if view.is_complete() || (view.is_online() && quiet >= QUIET) {
+            let enough = if view.is_complete() { SHORT_QUIET } else { QUIET };
+            if view.is_online() && quiet >= enough {
                 return Ok(());
             }
-            Err(QUIET.saturating_sub(quiet).max(Duration::from_millis(1)))
+            Err(enough.saturating_sub(quiet).max(Duration::from_millis(1)))
         };
         self.wait(deadline, complete).is_some()
     }
@@ -211,7 +215,10 @@ impl State {
         for change in changes {
             let Self { view, orders, .. } = self;
             match &change {
-                Change::NodeConnected { .. } | Change::NodeStats { first: true, .. } => self.news = now(),
+                Change::NodeConnected { .. }
+                | Change::NodeStats { first: true, .. }
+                | Change::InstanceDeleted { .. }
+                | Change::InstanceStopped { .. } => self.news = now(),
                 Change::Failed(failure) => {
                     warn!(target: LOG, "{failure}");
                     settle_where(

@@ -40,10 +40,11 @@
 //!
 //! # A new session
 //! At its beginning the scheduler tells of every node, and then passes on the
-//! last STATS of each; nothing marks the end. [`Controller::wait_complete`]
-//! takes it for the end when every node that was told of has sent STATS, or
-//! nothing new has come for 300 ms (nodes that have only just connected, or
-//! none at all).
+//! last STATS of each, and what its instances have done since; nothing marks
+//! the end. [`Controller::wait_complete`] takes it for the end when every node
+//! that was told of has sent STATS and nothing new has come for 20 ms, or for
+//! 300 ms where some have not (they have only just connected), or there is
+//! none at all.
 //!
 //! # Failures of others
 //! Every controller hears of every failure. One that another controller's

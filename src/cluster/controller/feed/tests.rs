@@ -547,5 +547,14 @@ fn a_session_is_complete_when_all_have_been_heard_or_nothing_new_comes() {
     assert!(!told.shared.wait_complete(soon()), "no STATS yet");
     assert!(told.shared.wait_complete(now() + 10 * QUIET), "nothing new comes");
     told.stats(NodeStatus::Ready, &[]);
-    assert!(told.shared.wait_complete(now()));
+    assert!(told.shared.wait_complete(now() + QUIET));
+    let begun = now();
+    told.frame(&InstanceDeleted {
+        instance_uuid: INSTANCE.into(),
+    });
+    assert!(told.shared.wait_complete(begun + QUIET));
+    assert!(
+        begun.elapsed() >= SHORT_QUIET,
+        "what comes right after STATS counts"
+    );
 }

@@ -93,7 +93,8 @@ impl<'a> Session<'a> {
             [] => Ok(()),
             [only] if total == 1 => Err(Failure::new(only)),
             several => {
-                for text in several {
+                // A program has read them already.
+                for text in several.iter().filter(|_| !self.json) {
                     crate::output::note(format_args!("ssntp: {}", crate::output::printable(text)));
                 }
                 Err(Failure::new(format!("{} of {total} failed", several.len())))
