@@ -23,11 +23,15 @@
 //! | [`scheduler`] | the scheduler: takes commands, picks nodes, passes everything on |
 //! | [`agent`] | the agent of a node: runs instances, tells of the node and of them |
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
+//! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
-//! | `subnet` | networks in CIDR form |
+//! | `summed` | records on disk, with a checksum |
+//! | `subnet` | networks in CIDR form, MAC addresses |
 
 pub mod agent;
+pub mod cnci;
 pub mod controller;
 pub mod machine;
 pub mod scheduler;
 mod subnet;
+mod summed;

@@ -1,4 +1,4 @@
-//! Networks in CIDR form, as payloads write them.
+//! Networks in CIDR form, and MAC addresses, as payloads write them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -66,6 +66,13 @@ impl fmt::Display for Subnet {
     }
 }
 
+/// Whether a text is a MAC address: six bytes in hexadecimal, colons between.
+pub(crate) fn is_mac(text: &str) -> bool {
+    let parts: Vec<_> = text.split(':').collect();
+    let hex = |part: &&str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    parts.len() == 6 && parts.iter().all(hex)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +103,21 @@ mod tests {
             "10.0.0.0/256",
         ] {
             assert_eq!(text.parse::<Subnet>(), Err(NoSubnet), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn mac_addresses_are_six_bytes() {
+        assert!(is_mac("02:42:ac:10:00:05") && is_mac("FF:FF:FF:FF:FF:FF"));
+        for text in [
+            "",
+            "02:42",
+            "02:42:ac:10:00:0g",
+            "2:42:ac:10:00:05",
+            "02-42-ac-10-00-05",
+            "02:42:ac:10:00:05:",
+        ] {
+            assert!(!is_mac(text), "{text:?}");
         }
     }
 }

@@ -24,6 +24,7 @@ pub(crate) enum Command {
     Agent(cmd::agent::Args),
     Bench(cmd::bench::Args),
     Cert(cmd::cert::Args),
+    Cnci(cmd::cnci::Args),
     Ctl(cmd::ctl::Args),
     Decode(cmd::decode::Args),
     Demo(cmd::demo::Args),
@@ -77,7 +78,7 @@ impl Command {
     /// its warnings, whoever runs another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
-            Self::Agent(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
+            Self::Agent(_) | Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
             #[cfg(feature = "opflex")]
             Self::Opflex(args) if args.serves() => "warn",
             _ => "error",

@@ -73,12 +73,15 @@ impl Connection {
         }
         Ok(config)
     }
-}
 
-impl Connection {
     /// Whether the command line says the UUID.
     pub(crate) fn has_uuid(&self) -> bool {
         self.uuid.is_some()
+    }
+
+    /// Whether the command line or the certificate says the UUID.
+    pub(crate) fn settles_uuid(&self) -> Result<bool, Failure> {
+        Ok(self.uuid.is_some() || Identity::load(&self.cert)?.uuid().is_some())
     }
 }
 

@@ -21,14 +21,14 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
 use log::warn;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::driver::{Exit, Handle, Place, Volume};
-use crate::payload::{Payload, StartPayload, yaml};
+use crate::cluster::summed::{read_summed, sum_line, write_summed};
+use crate::payload::{Payload, StartPayload};
 use crate::replace::replace;
 
 const RECORD: &str = "instance.yaml";
@@ -38,7 +38,6 @@ const INSTANCES: &str = "instances";
 const SET_ASIDE: &str = "set-aside";
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
-const SUM: &str = "# checksum ";
 
 /// The record of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -357,43 +356,6 @@ fn read_start(path: &Path) -> Result<StartPayload, String> {
         return Err("its checksum is wrong".into());
     }
     StartPayload::decode(&bytes).map_err(|e| e.to_string())
-}
-
-fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
-    let sum = sum_line(&bytes);
-    bytes.extend(sum.as_bytes());
-    replace(path, &bytes)
-}
-
-/// `None` where there is no such file.
-fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, String> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => Bytes::from(bytes),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e.to_string()),
-    };
-    let text = std::str::from_utf8(&bytes).map_err(|_| "not text".to_owned())?;
-    let at = text.rfind(SUM).ok_or("it has no checksum: it is torn")?;
-    let (document, sum) = text.split_at(at);
-    if sum != sum_line(document.as_bytes()) {
-        return Err("its checksum is wrong".into());
-    }
-    yaml::decode(document.as_bytes())
-        .map(Some)
-        .map_err(|e| e.to_string())
-}
-
-fn sum_line(bytes: &[u8]) -> String {
-    format!("{SUM}{:016x}\n", fnv1a(bytes))
-}
-
-/// FNV-1a: it is there to recognise accidents, not forgers, who could write
-/// a proper record just as well.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

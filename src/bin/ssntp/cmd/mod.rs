@@ -18,6 +18,7 @@
 pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod cert;
+pub(crate) mod cnci;
 pub(crate) mod ctl;
 pub(crate) mod decode;
 pub(crate) mod demo;
@@ -37,6 +38,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Agent(args) => agent::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Cert(args) => cert::run(args),
+        Command::Cnci(args) => cnci::run(args),
         Command::Ctl(args) => ctl::run(args),
         Command::Decode(args) => decode::run(args),
         Command::Demo(args) => demo::run(args),

@@ -44,7 +44,7 @@ use super::{Control, Instance, Job, LaunchJob, MAX_VOLUME_OPS, Mode, Phase, Volu
 use crate::cluster::agent::driver::{Driver, LaunchFault, Place, Usage, VolumeError, VolumeFault};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::cluster::scheduler::placement::Needs;
-use crate::cluster::subnet::Subnet;
+use crate::cluster::subnet::{Subnet, is_mac};
 use crate::payload::{
     AttachVolume, AttachVolumeFailure, AttachVolumeFailureReason, Delete, DeleteFailure, DeleteFailureReason,
     DetachVolume, DetachVolumeFailure, DetachVolumeFailureReason, Error, Evacuate, Id, InvalidFrameType,
@@ -213,6 +213,9 @@ impl Control {
     /// The driver that takes it.
     fn choose(&self, id: Uuid, start: &Start) -> Result<Arc<dyn Driver>, LaunchFault> {
         let mut fault = LaunchFault::Launch;
+        if self.settings.drivers.is_empty() {
+            warn!("{}: START of {id}: this agent only reports", self.settings.node);
+        }
         for driver in &self.settings.drivers {
             match driver.check(start) {
                 Ok(()) => return Ok(Arc::clone(driver)),
@@ -671,11 +674,6 @@ fn check_networking(networking: &Networking) -> Result<(), String> {
         concentrator_ip,
         ..
     } = networking;
-    let is_mac = |text: &str| {
-        let parts: Vec<_> = text.split(':').collect();
-        let hex = |part: &&str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
-        parts.len() == 6 && parts.iter().all(hex)
-    };
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
         return Err(format!("{vnic_mac:?} is no MAC address"));
     }

@@ -286,16 +286,17 @@ impl Control {
         if networking.concentrator_uuid.is_empty() {
             return None;
         }
-        let subnet = networking.subnet.parse::<Subnet>().ok();
-        let own_key = match subnet.map(|subnet| subnet.network()) {
-            Some(IpAddr::V4(network)) => subnet_key(network),
-            _ => 0,
+        // Without a subnet there is nothing to send through a tunnel.
+        let subnet: Subnet = networking.subnet.parse().ok()?;
+        let own_key = match subnet.network() {
+            IpAddr::V4(network) => subnet_key(network),
+            IpAddr::V6(_) => 0,
         };
         Some(TenantAdded {
             agent_uuid: self.settings.node.into(),
             agent_ip: self.tunnel_ip(),
             tenant_uuid: start.tenant_uuid.clone(),
-            tenant_subnet: subnet.map_or_else(String::new, |subnet| subnet.to_string()),
+            tenant_subnet: subnet.to_string(),
             concentrator_uuid: networking.concentrator_uuid.clone(),
             concentrator_ip: networking.concentrator_ip.clone(),
             subnet_key: networking.subnet_key.parse().unwrap_or(own_key),

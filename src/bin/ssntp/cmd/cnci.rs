@@ -1,0 +1,160 @@
+//! `ssntp cnci`: the agent inside a concentrator instance, and its tables.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use comfy_table::{Table, presets};
+use crossbeam_channel::select;
+use ssntp::Role;
+use ssntp::client::ClientError;
+use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
+use uuid::Uuid;
+
+use crate::connection::{Connection, closed};
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+use crate::signals::Stop;
+
+/// Run the agent of a concentrator instance, or print its tables
+///
+/// It keeps the tunnels, peers and public addresses of a tenant. No packet is
+/// moved: the tables are all there is. SIGINT and SIGTERM end it.
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("ca", unless_shown), mut_arg("cert", unless_shown))]
+pub(crate) struct Args {
+    #[command(flatten)]
+    connection: Option<Connection>,
+    /// The tenant
+    #[arg(long, value_name = "UUID", required_unless_present = "show")]
+    tenant: Option<Uuid>,
+    /// Its address in the cluster's network
+    #[arg(long, value_name = "IP", required_unless_present = "show")]
+    ip: Option<IpAddr>,
+    /// Where its tables are kept [default: nowhere]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Print the tables in --state, of a concentrator that runs or not, and end
+    #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip", "ca", "cert"])]
+    show: bool,
+    /// Print them as JSON
+    #[arg(long, requires = "show")]
+    json: bool,
+}
+
+fn unless_shown(arg: clap::Arg) -> clap::Arg {
+    arg.required(false).required_unless_present("show")
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    match (args.show, &args.state) {
+        (true, Some(state)) => show(state, args.json),
+        _ => serve(args),
+    }
+}
+
+fn serve(args: Args) -> Result<(), Failure> {
+    let (Some(connection), Some(tenant), Some(ip)) = (&args.connection, args.tenant, args.ip) else {
+        return Err(Failure::usage("--ca, --cert, --tenant and --ip are needed"));
+    };
+    let stop = Stop::install()?;
+    if !connection.settles_uuid()? {
+        return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
+    }
+    let client = connection.config_as(Role::CNCIAGENT)?.tracing(true);
+    let mut config = CnciConfig::new(client, tenant, ip);
+    if let Some(state) = args.state {
+        config = config.state(state);
+    }
+    let cnci = Cnci::start(config).map_err(Failure::new)?;
+    // Flushed and let go of: somebody may wait for this line.
+    let mut output = Output::new();
+    output.line(format!("cnci {}", cnci.uuid()))?;
+    output.flush()?;
+    drop(output);
+    select! {
+        recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
+        recv(stop.channel()) -> _ => {}
+    }
+    cnci.stop();
+    Ok(())
+}
+
+fn show(state: &Path, json: bool) -> Result<(), Failure> {
+    let tables = Tables::load(state).map_err(Failure::new)?;
+    let tables =
+        tables.ok_or_else(|| Failure::new(format!("{}: no tables are kept there", state.display())))?;
+    let mut output = Output::new();
+    if json {
+        let text = serde_json::to_string_pretty(&tables).map_err(Failure::new)?;
+        output.line(text)?;
+        return output.flush();
+    }
+    output.line(format!(
+        "concentrator  {}",
+        printable(tables.concentrator_uuid.as_str())
+    ))?;
+    output.line(format!(
+        "tenant        {}",
+        printable(tables.tenant_uuid.as_str())
+    ))?;
+    output.line(format!("address       {}", printable(&tables.ip)))?;
+    output.line(format!("data plane    {}", printable(&tables.data_plane)))?;
+    let tunnels = tables.tunnels.iter().map(|t| {
+        let key = t.key.to_string();
+        [
+            t.agent_uuid.to_string(),
+            t.agent_ip.clone(),
+            t.subnet.clone(),
+            key,
+        ]
+    });
+    table(
+        &mut output,
+        "tunnels",
+        ["node", "address", "subnet", "key"],
+        tunnels,
+    )?;
+    let peers = tables.peers.iter().map(|p| {
+        let id = p.tunnel_id.to_string();
+        [p.physical_ip.clone(), p.subnet.clone(), p.tunnel_ip.clone(), id]
+    });
+    table(
+        &mut output,
+        "peers",
+        ["address", "subnet", "tunnel address", "tunnel"],
+        peers,
+    )?;
+    let ips = tables.public_ips.iter().map(|ip| {
+        [
+            ip.public_ip.clone(),
+            ip.instance_uuid.to_string(),
+            ip.private_ip.clone(),
+            ip.vnic_mac.clone(),
+        ]
+    });
+    table(
+        &mut output,
+        "public addresses",
+        ["address", "instance", "private address", "mac"],
+        ips,
+    )?;
+    output.flush()
+}
+
+fn table(
+    output: &mut Output,
+    name: &str,
+    header: [&str; 4],
+    rows: impl ExactSizeIterator<Item = [String; 4]>,
+) -> Result<(), Failure> {
+    if rows.len() == 0 {
+        return output.line(format!("no {name}"));
+    }
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header(header);
+    for row in rows {
+        table.add_row(row.map(|cell| printable(&cell)));
+    }
+    output.line(format!("{name}\n{table}"))
+}
