@@ -8,8 +8,8 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::replace::replace;
 use crate::payload::yaml;
+use crate::replace::replace;
 
 const SUM: &str = "# checksum ";
 
