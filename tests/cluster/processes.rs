@@ -20,11 +20,12 @@ use uuid::Uuid;
 /// How long anything may take before a test fails.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-const ROLES: [(Role, &str); 4] = [
+const ROLES: [(Role, &str); 5] = [
     (Role::SCHEDULER, "scheduler"),
     (Role::CONTROLLER, "controller"),
     (Role::AGENT, "agent"),
     (Role::NETAGENT, "netagent"),
+    (Role::CNCIAGENT, "cnciagent"),
 ];
 
 pub struct Cluster {
@@ -218,6 +219,26 @@ impl Cluster {
         let said: serde_json::Value = serde_json::from_str(&self.done(&line)).unwrap();
         assert_eq!(said["result"], "done", "{said}");
         said["subject"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Starts a concentrator on a network node.
+    #[track_caller]
+    pub fn start_cnci(&self, tenant: Uuid, ip: &str) -> Uuid {
+        let uuid = Uuid::new_v4();
+        let path = |name: &str| self.path(name).display().to_string();
+        let (ca, cert, program) = (path("ca.pem"), path("cnciagent.pem"), env!("CARGO_BIN_EXE_ssntp"));
+        let line = format!(
+            "start --network-node --uuid {uuid} --tenant {tenant} -- {program} cnci --connect {} --ca {ca} \
+             --cert {cert} --uuid {uuid} --tenant {tenant} --ip {ip} --state tables",
+            self.address
+        );
+        assert!(self.done(&line).contains("runs on node"));
+        let controller = self.controller_sees(1);
+        let announced = |view: &View| view.cnci(uuid).and_then(|cnci| cnci.since).map(drop);
+        controller
+            .wait(LIMIT, announced)
+            .expect("the concentrator announces itself");
+        uuid
     }
 
     /// A volume that every agent has.

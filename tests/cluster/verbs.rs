@@ -258,3 +258,88 @@ fn a_controller_with_a_uuid_of_its_own_configures_too() {
     fs::write(cluster.path("new.yaml"), "configure: {}\n").unwrap();
     cluster.done("configure new.yaml --cert bound.pem");
 }
+
+fn listed(cluster: &Cluster) -> Vec<Value> {
+    serde_json::from_str(&cluster.done("cncis --json")).unwrap()
+}
+
+#[test]
+fn public_addresses_are_assigned_and_released() {
+    let mut cluster = Cluster::with_agents(1);
+    cluster.netagent("");
+    cluster.controller_sees(2);
+    let tenant = Uuid::new_v4();
+    let cnci = cluster.start_cnci(tenant, "10.0.0.33");
+    let instance = cluster.start("");
+    let short = &instance.to_string()[..13];
+    // The only concentrator there is.
+    let said = cluster.done(&format!(
+        "assign-ip {short} 198.51.100.20 --private-ip 172.16.0.5"
+    ));
+    assert_eq!(
+        said.trim(),
+        format!("198.51.100.20 is assigned to instance {instance}")
+    );
+    assert_eq!(listed(&cluster)[0]["uuid"], cnci.to_string());
+    assert_eq!(
+        (&listed(&cluster)[0]["tenant"], &listed(&cluster)[0]["ip"]),
+        (&tenant.to_string().into(), &"10.0.0.33".into())
+    );
+    let address = &listed(&cluster)[0]["public_ips"][0];
+    assert_eq!(
+        (&address["public_ip"], &address["private_ip"]),
+        (&"198.51.100.20".into(), &"172.16.0.5".into())
+    );
+    assert!(cluster.done("cncis").contains("198.51.100.20"));
+
+    let other = cluster.start("");
+    let said = cluster.fails(&format!("assign-ip {other} 198.51.100.20"));
+    assert_eq!(
+        said,
+        format!(
+            "198.51.100.20 was not assigned to instance {other}: the concentrator cannot assign it (assign_failure)"
+        )
+    );
+    let said = cluster.fails(&format!("release-ip {instance} 198.51.100.21"));
+    assert!(
+        said.ends_with("the concentrator cannot release it (release_failure)"),
+        "{said}"
+    );
+
+    // With another one it has to be named, or whose it is.
+    let second = cluster.start_cnci(Uuid::new_v4(), "10.0.0.34");
+    let said = cluster.fails(&format!("release-ip {instance} 198.51.100.20"));
+    assert!(
+        said.starts_with("there are 2 CNCIs, name one with --cnci or --tenant: "),
+        "{said}"
+    );
+    assert!(
+        said.contains(&cnci.to_string()) && said.contains(&second.to_string()),
+        "{said}"
+    );
+    let said = cluster.done(&format!("release-ip {instance} 198.51.100.20 --tenant {tenant}"));
+    assert_eq!(
+        said.trim(),
+        format!("198.51.100.20 is taken from instance {instance}")
+    );
+    let line = format!(
+        "assign-ip {instance} 198.51.100.20 --cnci {}",
+        &cnci.to_string()[..13]
+    );
+    cluster.done(&line);
+
+    // A scheduler that knows nothing is told by the concentrators.
+    cluster.kill_scheduler();
+    cluster.start_scheduler();
+    let controller = cluster.controller_sees(2);
+    let back = |view: &ssntp::cluster::controller::View| {
+        (view.cnci(cnci)?.public_ips.contains_key("198.51.100.20") && view.cnci(second).is_some())
+            .then_some(())
+    };
+    controller
+        .wait(LIMIT, back)
+        .expect("the concentrators connect again");
+    assert_eq!(listed(&cluster).len(), 2);
+    cluster.done(&format!("delete {cnci} {second}"));
+    assert!(listed(&cluster).is_empty());
+}

@@ -65,14 +65,25 @@ impl Concentrator {
         })
     }
 
-    /// What a new session hears first.
-    pub(super) fn announcement(&self) -> Frame {
-        Frame::of(&ConcentratorInstanceAdded {
+    /// What a new session hears first: who it is, and the addresses that it
+    /// has assigned. The scheduler may be another than before, and tells
+    /// controllers that connect later.
+    pub(super) fn announcement(&self) -> Vec<Frame> {
+        let added = Frame::of(&ConcentratorInstanceAdded {
             instance_uuid: self.uuid.into(),
             tenant_uuid: self.tenant.into(),
             concentrator_ip: self.tables.ip.clone(),
             concentrator_mac: self.mac.clone(),
-        })
+        });
+        let assigned = self.tables.public_ips.iter().map(|ip| {
+            Frame::of(&PublicIpAssigned {
+                concentrator_uuid: self.uuid.into(),
+                instance_uuid: ip.instance_uuid.clone(),
+                public_ip: ip.public_ip.clone(),
+                private_ip: ip.private_ip.clone(),
+            })
+        });
+        std::iter::once(added).chain(assigned).collect()
     }
 
     /// Takes a frame; what it answers.
@@ -604,8 +615,10 @@ mod tests {
 
     #[test]
     fn it_says_who_it_is() {
-        let stage = Stage::new();
-        let added: ConcentratorInstanceAdded = stage.concentrator.announcement().payload().unwrap();
+        let mut stage = Stage::new();
+        let first = stage.concentrator.announcement();
+        assert_eq!(first.len(), 1);
+        let added: ConcentratorInstanceAdded = first[0].payload().unwrap();
         assert_eq!(
             (added.instance_uuid, added.tenant_uuid),
             (CNCI.into(), TENANT.into())
@@ -617,6 +630,9 @@ mod tests {
             (kept.ip.as_str(), kept.data_plane.as_str()),
             ("10.0.0.33", "fake")
         );
+        // Later sessions hear what it has assigned as well.
+        let assigned = stage.send(&assign(ONE, "198.51.100.20", "172.16.0.5"));
+        assert_eq!(stage.concentrator.announcement()[1..], assigned);
     }
 
     #[test]

@@ -267,7 +267,9 @@ impl Runner {
                 recv(self.client.events()) -> event => match event {
                     Ok(Event::Connected(server)) => {
                         info!("{}: connected to {server}", self.client.uuid());
-                        self.held.push_front(self.concentrator.announcement());
+                        for frame in self.concentrator.announcement().into_iter().rev() {
+                            self.held.push_front(frame);
+                        }
                         self.send_held();
                     }
                     Ok(Event::Frame(frame)) => {
