@@ -86,7 +86,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
         ),
         (
             r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"no uri","prr":5}]}"#,
-            Error("ERROR"),
+            Result,
         ),
         (
             r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":1.5}]}"#,
@@ -226,7 +226,7 @@ fn a_slow_client_delays_nobody() {
     let handle = server.handle();
     let config = ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
     let element = PolicyElement::start(config).unwrap();
-    let _policy = element.resolve(&uri("/a/")).unwrap();
+    let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
     until_value(&element, Subject::Policy, "/a/", Some("0"));
 
     let slow = place.connect(Faults::default(), Faults::default()).unwrap();

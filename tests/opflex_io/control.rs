@@ -21,7 +21,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
     };
     let (server, address) = start();
     let element = element("pe1", &address);
-    let _policy = element.resolve(&uri("/a/")).unwrap();
+    let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
     until_value(&element, Subject::Policy, "/a/", Some("from the configuration"));
 
     let mut control = Control::connect(&socket, LIMIT).unwrap();

@@ -252,8 +252,8 @@ fn what_is_resolved_is_told_for_the_refresh_time_and_no_longer() {
     until_server(&handle, |cx| cx.core().sessions()[0].policies == 0);
     handle.merge_policy(vec![object(GROUP, "b")]).unwrap();
     // Nothing comes between the change and the answer to what is said after it.
-    raw.send(&json!({"id": 7, "method": "echo", "params": []}));
-    assert_eq!(raw.recv_other().unwrap(), json!({"id": 7, "result": []}));
+    raw.send(&json!({"id": 7, "method": "echo", "params": [1]}));
+    assert_eq!(raw.recv_other().unwrap(), json!({"id": 7, "result": [1]}));
 
     let declare = json!({"id": 8, "method": "endpoint_declare",
         "params": [{"endpoint": [{"subject": "EprL3Ep", "uri": ENDPOINT}], "prr": 1}]});

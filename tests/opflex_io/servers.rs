@@ -98,7 +98,7 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
     until_health(&element, Health::Down);
     until_value(&element, Subject::Policy, GROUP, Some("web"));
     let _b = serve_at(&b, true, &[&b]);
-    until_health(&element, Health::Healthy);
+    until_health(&element, Health::Degraded);
 }
 
 #[test]
