@@ -4,6 +4,7 @@
 #![cfg(all(feature = "opflex", feature = "issue"))]
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
     clippy::disallowed_types,
