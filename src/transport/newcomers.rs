@@ -307,6 +307,10 @@ impl Pool {
 #[derive(Debug)]
 struct Watched {
     id: u64,
+    #[cfg_attr(
+        not(feature = "opflex"),
+        expect(dead_code, reason = "SSNTP does the same at each")
+    )]
     listener: usize,
     accepted: Instant,
     pool_started: Instant,
@@ -347,6 +351,10 @@ pub(crate) struct Newcomer(Arc<Watched>);
 
 impl Newcomer {
     /// Which of the listeners it came to.
+    #[cfg_attr(
+        not(feature = "opflex"),
+        expect(dead_code, reason = "SSNTP does the same at each")
+    )]
     pub(crate) fn listener(&self) -> usize {
         self.0.listener
     }
