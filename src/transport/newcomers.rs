@@ -308,6 +308,10 @@ impl Pool {
 #[derive(Debug)]
 struct Watched {
     id: u64,
+    #[cfg_attr(
+        not(feature = "opflex"),
+        expect(dead_code, reason = "SSNTP does the same at each")
+    )]
     listener: usize,
     accepted: Instant,
     pool_started: Instant,
@@ -350,6 +354,10 @@ pub(crate) struct Newcomer(Arc<Watched>);
 
 impl Newcomer {
     /// Which of the listeners it came to.
+    #[cfg_attr(
+        not(feature = "opflex"),
+        expect(dead_code, reason = "SSNTP does the same at each")
+    )]
     pub(crate) fn listener(&self) -> usize {
         self.0.listener
     }

@@ -226,7 +226,8 @@ impl ElementCore {
             // We ask once; a second answer is nothing that we wait for.
             return;
         }
-        if let Some(fault) = fault_of(identity) {
+        let address = self.pool.address(connection).unwrap_or_default().to_owned();
+        if let Some(fault) = fault_of(identity, &address) {
             return self.close(connection, CloseReason::BadIdentity(fault), now, actions);
         }
         if let Some(proxies) = identity.proxies()
@@ -245,7 +246,6 @@ impl ElementCore {
             self.location = Some(location.clone());
             actions.push(Action::Tell(Event::Location(location.clone())));
         }
-        let address = self.pool.address(connection).unwrap_or_default().to_owned();
         let verdict = self.pool.identified(connection, identity);
         info!(
             "{address} is {:?} with the roles {:?}: {verdict:?}",
@@ -385,8 +385,10 @@ fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &m
 }
 
 /// What makes an identity unusable: an address that can't be dialled, or more
-/// than an element wants to remember of a server.
-fn fault_of(identity: &IdentityResult) -> Option<String> {
+/// than an element wants to remember of a server. The server's own address is
+/// known to be good, also where it is a Unix socket, to which no other server
+/// may send an element.
+fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
     const MAX_PEERS: usize = 1024;
     const MAX_TEXT: usize = 1024;
 
@@ -409,7 +411,7 @@ fn fault_of(identity: &IdentityResult) -> Option<String> {
     let bad = identity
         .peers
         .iter()
-        .find(|peer| !is_address(&peer.connectivity_info))?;
+        .find(|peer| peer.connectivity_info != own && !is_address(&peer.connectivity_info))?;
     Some(format!("{:?} is not host:port", bad.connectivity_info))
 }
 

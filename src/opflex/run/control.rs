@@ -187,7 +187,7 @@ impl Control {
                     } if answered == *id => return Ok(result),
                     Incoming::Failure {
                         id: answered, error, ..
-                    } if answered == *id => return Err(ControlError::Refused(error)),
+                    } if answered == *id => return Err(ControlError::Refused(Box::new(error))),
                     _ => {}
                 }
             }
@@ -210,7 +210,7 @@ pub enum ControlError {
     /// The connection failed, or the answer did not come in time.
     Io(io::Error),
     /// The server did not do it.
-    Refused(ErrorResponse),
+    Refused(Box<ErrorResponse>),
     /// The answer is not what the method asks for: another program is there.
     Answer,
 }
@@ -312,7 +312,7 @@ struct Query {
     recursive: bool,
 }
 
-fn result(cx: &mut ServerContext<'_>, call: &Custom) -> Result<Value, ErrorResponse> {
+fn result(cx: &mut ServerContext<'_>, call: &Custom) -> Result<Value, Box<ErrorResponse>> {
     let changed = |changes: usize| json!({ "changed": changes });
     Ok(match call.method.as_str() {
         PUT => {
@@ -345,17 +345,17 @@ fn result(cx: &mut ServerContext<'_>, call: &Custom) -> Result<Value, ErrorRespo
         }
         other => {
             let what = format!("unknown method {other:.64?}");
-            return Err(ErrorResponse::new(ErrorCode::EUNSUPPORTED, what));
+            return Err(Box::new(ErrorResponse::new(ErrorCode::EUNSUPPORTED, what)));
         }
     })
 }
 
-fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, ErrorResponse> {
+fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
     T::deserialize(&call.params).map_err(refused)
 }
 
-fn refused(why: impl fmt::Display) -> ErrorResponse {
-    ErrorResponse::new(ErrorCode::ERROR, why)
+fn refused(why: impl fmt::Display) -> Box<ErrorResponse> {
+    Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
 }
 
 fn below(tree: &Tree, uri: &Uri) -> Vec<ManagedObject> {

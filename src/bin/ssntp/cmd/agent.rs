@@ -1,13 +1,13 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
-use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, SimulateDriver};
+use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES};
 
 use crate::connection::{Connection, closed};
@@ -36,13 +36,19 @@ pub(crate) struct Args {
     /// named by its UUID
     #[arg(long, value_name = "DIR", requires = "state")]
     volumes: Option<PathBuf>,
-    /// What runs instances; of several, the first that takes one
+    /// The images that virtual machines boot from: files in this directory,
+    /// each named by what a START calls it, with or without .qcow2, .img or
+    /// .raw
+    #[arg(long, value_name = "DIR", requires = "state")]
+    images: Option<PathBuf>,
+    /// What runs instances; of several, the first that takes one, which its
+    /// vm_type decides
     #[arg(
         long,
         value_enum,
         value_name = "DRIVER",
         value_delimiter = ',',
-        default_value = "process"
+        default_values = ["process", "qemu"]
     )]
     driver: Vec<DriverName>,
     /// Memory for instances [default: what is free]
@@ -69,6 +75,8 @@ pub(crate) struct Args {
 enum DriverName {
     /// Processes of this machine
     Process,
+    /// Virtual machines, where QEMU is installed
+    Qemu,
     /// Nothing at all, with plausible figures
     Simulate,
 }
@@ -101,6 +109,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         for driver in &args.driver {
             config = match driver {
                 DriverName::Process => config.driver(process(args.confinement)?),
+                DriverName::Qemu => config.driver(qemu(args.confinement, args.images.as_deref())?),
                 DriverName::Simulate => config.driver(SimulateDriver::new()),
             };
         }
@@ -137,9 +146,23 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn process(confinement: ConfinementName) -> Result<ProcessDriver, Failure> {
-    let confinement = match confinement {
-        ConfinementName::Auto => Confinement::Auto,
-        ConfinementName::Rlimits => Confinement::ResourceLimits,
-    };
-    ProcessDriver::new(confinement).map_err(|e| Failure::new(format!("the process driver: {e}")))
+    ProcessDriver::new(confinement.into()).map_err(|e| Failure::new(format!("the process driver: {e}")))
+}
+
+fn qemu(confinement: ConfinementName, images: Option<&Path>) -> Result<QemuDriver, Failure> {
+    let driver = QemuDriver::new(confinement.into());
+    let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
+    Ok(match images {
+        Some(images) => driver.images(images),
+        None => driver,
+    })
+}
+
+impl From<ConfinementName> for Confinement {
+    fn from(name: ConfinementName) -> Self {
+        match name {
+            ConfinementName::Auto => Self::Auto,
+            ConfinementName::Rlimits => Self::ResourceLimits,
+        }
+    }
 }

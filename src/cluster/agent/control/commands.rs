@@ -212,19 +212,22 @@ impl Control {
 
     /// The driver that takes it.
     fn choose(&self, id: Uuid, start: &Start) -> Result<Arc<dyn Driver>, LaunchFault> {
-        let mut fault = LaunchFault::Launch;
         if self.settings.drivers.is_empty() {
             warn!("{}: START of {id}: this agent only reports", self.settings.node);
         }
+        let mut refusals = Vec::new();
         for driver in &self.settings.drivers {
             match driver.check(start) {
                 Ok(()) => return Ok(Arc::clone(driver)),
-                Err(e) => {
-                    warn!("{}: START of {id}: {e}", self.settings.node);
-                    if e.fault != LaunchFault::Launch {
-                        fault = e.fault;
-                    }
-                }
+                Err(e) => refusals.push(e),
+            }
+        }
+        let mut fault = LaunchFault::Launch;
+        // Only now: that one of several doesn't take it is nothing to tell.
+        for e in refusals {
+            warn!("{}: START of {id}: {e}", self.settings.node);
+            if e.fault != LaunchFault::Launch {
+                fault = e.fault;
             }
         }
         Err(fault)

@@ -14,11 +14,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `process` | [`ProcessDriver`]: a process of this machine |
+//! | `qemu` | [`QemuDriver`]: a virtual machine |
 //! | `group` | process groups that outlive the agent, for drivers that run programs |
 //! | `simulate` | [`SimulateDriver`]: nothing at all, with plausible figures |
 
 mod group;
 mod process;
+mod qemu;
 mod simulate;
 
 use std::fmt;
@@ -30,6 +32,7 @@ use uuid::Uuid;
 
 pub use self::group::Confinement;
 pub use self::process::ProcessDriver;
+pub use self::qemu::QemuDriver;
 pub use self::simulate::SimulateDriver;
 use crate::payload::{RestartFailureReason, Start, StartFailureReason, StartPayload};
 

@@ -50,7 +50,7 @@ use super::{
 use crate::payload::{Start, VmType};
 
 /// Where programs are looked for when the agent itself has no `PATH`.
-const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Runs instances as processes. See the module's source for what a process
 /// finds.
@@ -198,7 +198,7 @@ fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
 }
 
 /// The user that instances run as; `None` for the agent's own.
-fn user(name: &str) -> Result<Option<User>, LaunchError> {
+pub(super) fn user(name: &str) -> Result<Option<User>, LaunchError> {
     if name.is_empty() {
         return Ok(None);
     }

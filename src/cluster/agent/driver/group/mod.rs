@@ -50,7 +50,8 @@ use uuid::Uuid;
 
 use self::cgroup::Cgroups;
 use self::procfs::Stat;
-use self::watch::{Watch, is_alive};
+use self::watch::Watch;
+pub(super) use self::watch::is_alive;
 use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, Place, Running, Subject, Usage};
 
 /// What the shell does. Its arguments: the file for the exit code, the
@@ -195,6 +196,20 @@ impl Groups {
         };
         lock(&self.0.samples).insert(place.instance(), sample);
         Ok(handle)
+    }
+
+    /// Ends a group that was launched and is not watched, and takes notice of
+    /// its end: it counts as never started.
+    pub(super) fn abandon(&self, running: &Running) {
+        if let Err(e) = self.kill(running) {
+            warn!("instance {}: {e}", running.place.instance());
+        }
+        let child = lock(&self.0.children).remove(&running.handle.pid);
+        if let Some(mut child) = child {
+            let _ = child.wait();
+        }
+        kill_leftovers(&self.0.cgroups, running);
+        self.0.cgroups.remove(running.place.instance());
     }
 
     /// Tells `sink` when the group has ended: its leader is gone, and what

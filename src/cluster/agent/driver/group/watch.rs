@@ -178,6 +178,6 @@ impl Watched {
 }
 
 /// Whether that very process, and no later one of its number, still runs.
-pub(super) fn is_alive(handle: &Handle) -> bool {
+pub(in super::super) fn is_alive(handle: &Handle) -> bool {
     procfs::stat(handle.pid).is_some_and(|stat| stat.start_time == handle.start_time && !stat.zombie)
 }

@@ -1,0 +1,332 @@
+//! The machine as QEMU is told of it, without any I/O but a look at what this
+//! node has.
+//!
+//! Paths of the instance are relative to the directory that QEMU runs in, so
+//! that neither their length nor what is in them matters.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::super::LaunchError;
+use super::super::group::find_program;
+use super::image::Disk;
+use super::qmp;
+use crate::payload::FwType;
+
+/// The seed disk's name in the machine's directory.
+pub(super) const SEED: &str = "seed.img";
+/// What a machine has whose START doesn't say.
+const DEFAULT_MEM_MB: i64 = 512;
+/// What QEMU itself may take beside the machine's memory.
+const OVERHEAD_MB: i64 = 512;
+/// The most code that software emulation keeps translated, in MB: otherwise
+/// it would be up to a gigabyte for each machine.
+const TRANSLATED_MB: u32 = 128;
+/// Where systems keep an EFI firmware that is one file.
+const FIRMWARE: [(&str, &str); 5] = [
+    ("x86_64", "/usr/share/ovmf/OVMF.fd"),
+    ("x86_64", "/usr/share/OVMF/OVMF.fd"),
+    ("x86_64", "/usr/share/edk2/x64/OVMF.fd"),
+    ("aarch64", "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"),
+    ("aarch64", "/usr/share/edk2/aarch64/QEMU_EFI.fd"),
+];
+
+/// The program that is a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Emulator {
+    pub(super) path: PathBuf,
+    /// Of the machine, as QEMU calls it.
+    pub(super) arch: &'static str,
+    /// Whether the processor can run it by itself.
+    pub(super) kvm: bool,
+}
+
+impl Emulator {
+    /// Finds it: a machine like this one, else an x86-64.
+    pub(super) fn find(path: Option<&OsStr>) -> Result<Self, LaunchError> {
+        let host = std::env::consts::ARCH;
+        let find = |arch: &'static str| {
+            let path = find_program(&format!("qemu-system-{arch}"), path, Path::new("/")).ok()?;
+            let kvm = arch == host && can_use_kvm();
+            Some(Self { path, arch, kvm })
+        };
+        find(host).or_else(|| find("x86_64")).ok_or_else(|| {
+            LaunchError::launch(format!(
+                "QEMU is not installed: there is no qemu-system-{host} in PATH"
+            ))
+        })
+    }
+}
+
+fn can_use_kvm() -> bool {
+    let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    kvm.is_ok()
+}
+
+/// The firmware to start with; `None` for QEMU's own.
+pub(super) fn firmware(arch: &str, kind: &FwType) -> Result<Option<PathBuf>, LaunchError> {
+    // Such machines have no other.
+    if *kind != FwType::Efi && arch != "aarch64" {
+        return Ok(None);
+    }
+    let mut known = FIRMWARE.iter().filter(|(of, _)| *of == arch);
+    let found = known.find(|(_, path)| Path::new(path).is_file());
+    found.map(|(_, path)| Some(path.into())).ok_or_else(|| {
+        LaunchError::launch(format!("this node has no EFI firmware for {arch} (install OVMF)"))
+    })
+}
+
+/// A machine.
+#[derive(Clone, Debug)]
+pub(super) struct Machine<'a> {
+    pub(super) emulator: &'a Emulator,
+    pub(super) firmware: Option<&'a Path>,
+    pub(super) instance: Uuid,
+    /// 0: not said.
+    pub(super) mem_mb: i64,
+    /// 0: not said.
+    pub(super) vcpus: i64,
+    pub(super) boot: &'a Disk,
+    pub(super) volumes: &'a [(Uuid, Disk)],
+}
+
+impl Machine<'_> {
+    /// What it and QEMU may take together.
+    pub(super) fn limit_mb(&self) -> i64 {
+        self.memory().saturating_add(OVERHEAD_MB)
+    }
+
+    fn memory(&self) -> i64 {
+        match self.mem_mb {
+            0 => DEFAULT_MEM_MB,
+            mb => mb,
+        }
+    }
+
+    /// QEMU's arguments.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let mut list = Arguments::default();
+        // Nothing that isn't said here, from defaults or the user's files.
+        list.flag("-nodefaults").flag("-no-user-config");
+        list.option("-name", [("guest", self.instance.to_string().into())]);
+        list.pair("-uuid", &self.instance.to_string());
+        if self.emulator.arch == "aarch64" {
+            list.pair("-machine", "virt").pair("-cpu", "max");
+        }
+        if self.emulator.kvm {
+            // The first that works.
+            list.pair("-accel", "kvm");
+        }
+        list.pair("-accel", &format!("tcg,tb-size={TRANSLATED_MB}"));
+        list.pair("-m", &format!("{}M", self.memory()));
+        list.pair("-smp", &self.vcpus.max(1).to_string());
+        if let Some(firmware) = self.firmware {
+            list.pair("-bios", firmware);
+        }
+        list.pair("-display", "none").pair("-monitor", "none");
+        if self.emulator.arch == "x86_64" {
+            // Nobody sees it, but some loaders insist on a screen.
+            list.pair("-vga", "std");
+        }
+        list.pair("-chardev", "file,id=serial,path=serial.log,append=on");
+        list.pair("-serial", "chardev:serial");
+        list.option(
+            "-qmp",
+            [
+                ("unix:", qmp::SOCKET.into()),
+                ("server", "on".into()),
+                ("wait", "off".into()),
+            ],
+        );
+        list.disk("boot", &self.boot.path, self.boot.format.name(), false);
+        list.pair("-device", "virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0");
+        list.disk("seed", Path::new(SEED), "raw", true);
+        list.pair("-device", "virtio-blk-pci,drive=seed,id=dev-seed");
+        for (volume, disk) in self.volumes {
+            let node = node_of(*volume);
+            list.disk(&node, &disk.path, disk.format.name(), false);
+            let (device, serial) = (device_of(*volume), serial_of(*volume));
+            list.pair(
+                "-device",
+                &format!("virtio-blk-pci,drive={node},id={device},serial={serial}"),
+            );
+        }
+        list.0
+    }
+}
+
+/// What a volume's content is called in a machine: such names have at most 31
+/// characters.
+pub(super) fn node_of(volume: Uuid) -> String {
+    let name = volume.simple().to_string();
+    format!("v{}", name.get(..30).unwrap_or(&name))
+}
+
+/// What a volume's device is called.
+pub(super) fn device_of(volume: Uuid) -> String {
+    format!("d{}", volume.simple())
+}
+
+/// What the instance sees as the volume's serial number: the beginning of its
+/// name, since there is room for 20 characters.
+pub(super) fn serial_of(volume: Uuid) -> String {
+    let name = volume.to_string();
+    name.get(..20).unwrap_or(&name).to_owned()
+}
+
+#[derive(Debug, Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flag(&mut self, flag: &str) -> &mut Self {
+        self.0.push(flag.into());
+        self
+    }
+
+    fn pair(&mut self, flag: &str, value: &(impl AsRef<OsStr> + ?Sized)) -> &mut Self {
+        self.0.extend([flag.into(), value.as_ref().to_owned()]);
+        self
+    }
+
+    /// An option of several parts. A key that ends with a colon stands right
+    /// before its value.
+    fn option<const N: usize>(&mut self, flag: &str, parts: [(&str, OsString); N]) {
+        let mut text = OsString::new();
+        for (key, value) in parts {
+            if !text.is_empty() {
+                text.push(",");
+            }
+            text.push(key);
+            if !key.ends_with(':') {
+                text.push("=");
+            }
+            text.push(escaped(&value));
+        }
+        self.pair(flag, &text);
+    }
+
+    /// The content of a disk.
+    fn disk(&mut self, node: &str, path: &Path, format: &str, read_only: bool) {
+        let read_only = if read_only { "on" } else { "off" };
+        self.option(
+            "-blockdev",
+            [
+                ("driver", format.into()),
+                ("node-name", node.into()),
+                ("read-only", read_only.into()),
+                ("file.driver", "file".into()),
+                ("file.filename", path.into()),
+            ],
+        );
+    }
+}
+
+/// A value within an option, in which a comma begins the next one.
+fn escaped(value: &OsStr) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+    let mut bytes = Vec::with_capacity(value.len());
+    for byte in value.as_bytes() {
+        bytes.push(*byte);
+        if *byte == b',' {
+            bytes.push(b',');
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::image::Format;
+    use super::*;
+
+    fn emulator(kvm: bool) -> Emulator {
+        Emulator {
+            path: "qemu".into(),
+            arch: "x86_64",
+            kvm,
+        }
+    }
+
+    fn text(machine: &Machine<'_>) -> String {
+        let arguments = machine.arguments();
+        let texts: Vec<_> = arguments.iter().map(|a| a.to_str().unwrap()).collect();
+        texts.join(" ")
+    }
+
+    #[test]
+    fn a_machine_is_told_in_arguments() {
+        let volume = Uuid::from_u128(0x7c9e6679_7425_40de_944b_e07fc1f90ae7);
+        let disk = |path: &str, format| Disk {
+            path: path.into(),
+            format,
+        };
+        let (emulator, boot) = (emulator(false), disk("boot.qcow2", Format::Qcow2));
+        let volumes = [(volume, disk("/a,b/disk.img", Format::Raw))];
+        let machine = Machine {
+            emulator: &emulator,
+            firmware: None,
+            instance: Uuid::nil(),
+            mem_mb: 256,
+            vcpus: 2,
+            boot: &boot,
+            volumes: &volumes,
+        };
+        let expected = "-nodefaults -no-user-config \
+            -name guest=00000000-0000-0000-0000-000000000000 -uuid 00000000-0000-0000-0000-000000000000 \
+            -accel tcg,tb-size=128 -m 256M -smp 2 -display none -monitor none -vga std \
+            -chardev file,id=serial,path=serial.log,append=on -serial chardev:serial \
+            -qmp unix:qmp.sock,server=on,wait=off \
+            -blockdev driver=qcow2,node-name=boot,read-only=off,file.driver=file,file.filename=boot.qcow2 \
+            -device virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0 \
+            -blockdev driver=raw,node-name=seed,read-only=on,file.driver=file,file.filename=seed.img \
+            -device virtio-blk-pci,drive=seed,id=dev-seed \
+            -blockdev driver=raw,node-name=v7c9e6679742540de944be07fc1f90a,read-only=off,file.driver=file,file.filename=/a,,b/disk.img \
+            -device virtio-blk-pci,drive=v7c9e6679742540de944be07fc1f90a,id=d7c9e6679742540de944be07fc1f90ae7,serial=7c9e6679-7425-40de-9";
+        assert_eq!(text(&machine), expected);
+        assert_eq!(machine.limit_mb(), 768);
+    }
+
+    #[test]
+    fn what_is_not_said_has_a_default() {
+        let (emulator, boot) = (
+            emulator(true),
+            Disk {
+                path: "boot.raw".into(),
+                format: Format::Raw,
+            },
+        );
+        let machine = Machine {
+            emulator: &emulator,
+            firmware: Some(Path::new("/fw")),
+            instance: Uuid::nil(),
+            mem_mb: 0,
+            vcpus: 0,
+            boot: &boot,
+            volumes: &[],
+        };
+        let text = text(&machine);
+        for part in [
+            "-accel kvm -accel tcg",
+            "-m 512M -smp 1 -bios /fw",
+            "driver=raw,node-name=boot",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn where_there_is_no_qemu_that_is_said() {
+        let empty = tempfile::tempdir().unwrap();
+        for path in [None, Some(OsStr::new("")), Some(empty.path().as_os_str())] {
+            let error = Emulator::find(path).unwrap_err();
+            assert_eq!(error.fault, super::super::super::LaunchFault::Launch);
+            assert!(error.why.contains("QEMU is not installed"), "{error}");
+        }
+        assert_eq!(firmware("x86_64", &FwType::Legacy).unwrap(), None);
+        assert!(firmware("vax", &FwType::Efi).unwrap_err().why.contains("EFI"));
+    }
+}

@@ -1,0 +1,316 @@
+//! QMP: how a running machine is asked and told.
+//!
+//! ```text
+//!  agent ── connect ──▶ DIR/qmp.sock           one client at a time
+//!        ◀── {"QMP": …}                        greeting
+//!        ── {"execute": "qmp_capabilities"} ─▶
+//!        ◀── {"return": {}}
+//!        ── {"execute": …} ──▶ ◀── events …, {"return": …} or {"error": …}
+//! ```
+//!
+//! A connection serves a few commands and is closed. Each has a time limit: a
+//! machine that hangs doesn't hold up a worker for longer.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the socket of a machine of ours, with time limits of its own"
+)]
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::Deserialize;
+
+use crate::payload::yaml;
+
+/// The socket's name in the machine's directory.
+pub(super) const SOCKET: &str = "qmp.sock";
+/// How long one command, or the greeting, may take.
+const ANSWER: Duration = Duration::from_secs(2);
+/// The longest line that is read.
+const MAX_LINE: usize = 1 << 20;
+
+/// A connection to a machine.
+#[derive(Debug)]
+pub(super) struct Qmp {
+    stream: UnixStream,
+    /// Read, and not used yet.
+    read: Vec<u8>,
+    /// The devices that the machine said are gone, since the last look.
+    deleted: Vec<String>,
+}
+
+/// A line of the machine's: one of its fields is there.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Line {
+    #[serde(rename = "QMP")]
+    greeting: Option<Greeting>,
+    #[serde(rename = "return")]
+    answer: Option<Answer>,
+    error: Option<Refusal>,
+    event: String,
+    data: Data,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Greeting {}
+
+/// All that is read of any answer.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    status: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Refusal {
+    desc: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Data {
+    device: String,
+}
+
+impl Qmp {
+    /// Connects to the machine that runs in a directory, and exchanges the
+    /// greetings.
+    pub(super) fn connect(dir: &Path) -> io::Result<Self> {
+        // Through the directory's descriptor: a socket's path may be no
+        // longer than about a hundred bytes, and a state directory's is.
+        let dir = File::open(dir)?;
+        let path = format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd());
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Where others wait already, this fails at once, and doesn't wait.
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        let mut qmp = Self {
+            stream,
+            read: Vec::new(),
+            deleted: Vec::new(),
+        };
+        let limit = now() + ANSWER;
+        while qmp.line(limit)?.greeting.is_none() {}
+        qmp.execute("qmp_capabilities", &[])?;
+        Ok(qmp)
+    }
+
+    /// What the machine is doing: `running`, `paused`, `shutdown`, ….
+    pub(super) fn status(&mut self) -> io::Result<String> {
+        Ok(self.ask("query-status", "")?.status)
+    }
+
+    /// Gives a command whose arguments are all texts.
+    pub(super) fn execute(&mut self, command: &str, arguments: &[(&str, &str)]) -> io::Result<()> {
+        let mut text = String::new();
+        for (name, value) in arguments {
+            let comma = if text.is_empty() { "" } else { "," };
+            let _ = write!(text, "{comma}{}:{}", quoted(name), quoted(value));
+        }
+        self.ask(command, &text).map(drop)
+    }
+
+    /// Makes a file known to the machine as a disk's content.
+    pub(super) fn add_file(&mut self, node: &str, format: &str, file: &str) -> io::Result<()> {
+        let text = format!(
+            r#""node-name":{},"driver":{},"file":{{"driver":"file","filename":{}}}"#,
+            quoted(node),
+            quoted(format),
+            quoted(file)
+        );
+        self.ask("blockdev-add", &text).map(drop)
+    }
+
+    /// Waits until the machine says that a device is gone.
+    pub(super) fn await_deleted(&mut self, device: &str, within: Duration) -> io::Result<()> {
+        let limit = now() + within;
+        while !self.deleted.iter().any(|deleted| deleted == device) {
+            self.line(limit)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, command: &str, arguments: &str) -> io::Result<Answer> {
+        let limit = now() + ANSWER;
+        let line = format!("{{\"execute\":\"{command}\",\"arguments\":{{{arguments}}}}}\r\n");
+        self.stream.write_all(line.as_bytes())?;
+        loop {
+            let line = self.line(limit)?;
+            match (line.answer, line.error) {
+                (Some(answer), _) => return Ok(answer),
+                (None, Some(refusal)) => {
+                    return Err(io::Error::other(format!("{command}: {}", refusal.desc)));
+                }
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// The next line, within the limit.
+    fn line(&mut self, limit: Instant) -> io::Result<Line> {
+        let end = loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                break end;
+            }
+            if self.read.len() > MAX_LINE {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "too long a line"));
+            }
+            let left = limit.saturating_duration_since(now());
+            if left.is_zero() {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the machine does not answer",
+                ));
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => self.read.extend(buffer.iter().take(len)),
+                // Looked at above, with the time.
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(e) => return Err(e),
+            }
+        };
+        let bytes: Vec<u8> = self.read.drain(..=end).collect();
+        // JSON is YAML, and that is read here anyway.
+        let line: Line =
+            yaml::decode(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+        if line.event == "DEVICE_DELETED" {
+            self.deleted.push(line.data.device.clone());
+        }
+        Ok(line)
+    }
+}
+
+/// A text in JSON.
+fn quoted(text: &str) -> String {
+    let mut json = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c < ' ' => {
+                // Into a String, which takes everything.
+                let _ = write!(json, "\\u{:04x}", u32::from(c));
+            }
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+    json
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits of answers")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::transport::threads;
+
+    const HELLO: &str = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 9}, "package": ""}, "capabilities": ["oob"]}}"#;
+
+    /// A machine that says those lines: the first at once, each other one
+    /// after a command. Its thread gives back the commands.
+    fn machine(lines: &'static [&'static str]) -> (TempDir, JoinHandle<Vec<String>>) {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+        let thread = threads::spawn("machine", move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut heard = Vec::new();
+            for line in lines {
+                stream.write_all(format!("{line}\r\n").as_bytes()).unwrap();
+                match commands.next() {
+                    Some(Ok(command)) => heard.push(command),
+                    _ => break,
+                }
+            }
+            heard
+        });
+        (dir, thread.unwrap())
+    }
+
+    #[test]
+    fn commands_are_said_and_answers_understood_between_events() {
+        let (dir, machine) = machine(&[
+            HELLO,
+            r#"{"return": {}}"#,
+            "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 2}, \"event\": \"RESUME\"}\r\n{\"return\": {\"status\": \"running\", \"singlestep\": false, \"running\": true}}",
+            r#"{"error": {"class": "GenericError", "desc": "no \"such\" thing"}}"#,
+            "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"d1\", \"path\": \"/x\"}}\r\n{\"return\": {}}",
+        ]);
+        let mut qmp = Qmp::connect(dir.path()).unwrap();
+        assert_eq!(qmp.status().unwrap(), "running");
+        let refused = qmp.add_file("n", "raw", "/a,b\"\\\n").unwrap_err().to_string();
+        assert_eq!(refused, "blockdev-add: no \"such\" thing");
+        qmp.execute("device_del", &[("id", "d1")]).unwrap();
+        qmp.await_deleted("d1", Duration::ZERO).unwrap();
+        drop(qmp);
+        assert_eq!(
+            machine.join().unwrap(),
+            [
+                r#"{"execute":"qmp_capabilities","arguments":{}}"#,
+                r#"{"execute":"query-status","arguments":{}}"#,
+                r#"{"execute":"blockdev-add","arguments":{"node-name":"n","driver":"raw","file":{"driver":"file","filename":"/a,b\"\\\u000a"}}}"#,
+                r#"{"execute":"device_del","arguments":{"id":"d1"}}"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn who_says_nothing_or_nonsense_or_leaves_is_an_error() {
+        let nobody = tempfile::tempdir().unwrap();
+        assert!(Qmp::connect(nobody.path()).is_err());
+        let (dir, _silent) = machine(&[HELLO]);
+        let error = Qmp::connect(dir.path()).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            ),
+            "{error}"
+        );
+        let (dir, _odd) = machine(&["{]"]);
+        assert_eq!(
+            Qmp::connect(dir.path()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        let silent = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(silent.path().join(SOCKET)).unwrap();
+        let error = Qmp::connect(silent.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    #[test]
+    fn a_long_path_is_no_hindrance() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        let here = File::open(&deep).unwrap();
+        let short = format!("/proc/self/fd/{}/{SOCKET}", here.as_raw_fd());
+        let _listener = UnixListener::bind(short).unwrap();
+        assert_eq!(Qmp::connect(&deep).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,277 @@
+//! What no peer should send (opflex.md, section 2.3), and peers that take
+//! nothing.
+
+use serde_json::{Value, json};
+use ssntp::transport::memory::Faults;
+use ssntp::transport::{Duplex, Limits};
+
+use super::raw::Raw;
+use super::*;
+
+/// What becomes of something bad.
+enum Then {
+    /// An error with this code; the connection stays.
+    Error(&'static str),
+    /// It is carried out; the connection stays.
+    Result,
+    /// Nothing; the connection stays.
+    Nothing,
+    /// The connection ends.
+    Closed,
+}
+
+const IDENTITY: &str = r#"{"id":1,"method":"send_identity","params":[{"proto_version":"1.0","name":"raw","domain":"test","my_role":["policy_element"]}]}"#;
+
+/// Says something after the identity, or before it.
+fn say(address: &str, identified: bool, text: &[u8], then: &Then) {
+    let mut raw = if identified {
+        Raw::identified(address, "raw", "test")
+    } else {
+        Raw::connect(address)
+    };
+    let shown = String::from_utf8_lossy(text).into_owned();
+    raw.send_bytes(text);
+    raw.send_bytes(b"\0");
+    match then {
+        Then::Error(code) => assert_eq!(raw.recv_other().expect(&shown)["error"]["code"], *code, "{shown}"),
+        Then::Result => assert!(raw.recv_other().expect(&shown).get("result").is_some(), "{shown}"),
+        Then::Nothing => {}
+        Then::Closed => return assert_eq!(raw.recv_other(), None, "{shown}"),
+    }
+    let alive = json!({"id": "alive", "method": "echo", "params": [1]});
+    raw.send(&alive);
+    assert_eq!(
+        raw.recv_other().expect(&shown),
+        json!({"id": "alive", "result": [1]}),
+        "{shown}"
+    );
+}
+
+#[test]
+fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
+    use Then::{Closed, Error, Nothing, Result};
+    let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
+    let rows: &[(&str, Then)] = &[
+        (
+            r#"{"id":1,"method":"policy_update","params":[{}]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_update","params":[{}]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
+            r#"{"id":1,"method":"transact","params":[]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
+            r#"{"id":1,"method":"nobody knows this","params":{}}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (r#"{"id":1,"method":"echo","params":{}}"#, Error("ERROR")),
+        (r#"{"id":null,"method":"echo","params":[]}"#, Result),
+        (r#"{"id":{"a":[1]},"method":"echo"}"#, Result),
+        (IDENTITY, Result),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[7]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"policy_uri":"/a/","prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"no uri","prr":5}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":1.5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":-5}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"policy_unresolve","params":[{"subject":"a","policy_uri":"/never/"}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_declare","params":[{"endpoint":{}}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"state_report","params":[{"observable":[{"uri":"/a/"}]}]}"#,
+            Error("ERROR"),
+        ),
+        (r#"{"id":["policy_update",1],"result":{}}"#, Nothing),
+        (r#"{"id":["policy_update",1],"error":{"code":7}}"#, Nothing),
+        (r#"{"id":["nobody knows this",1],"result":{}}"#, Nothing),
+        ("  \r\n ", Nothing),
+        ("", Nothing),
+        ("{", Closed),
+        ("[1]", Closed),
+        ("7", Closed),
+        (r#"{"method":"echo","params":[]}"#, Closed),
+        (r#"{"id":1,"method":7,"params":[]}"#, Closed),
+        (r#"{"id":1}"#, Closed),
+        (r#"{"id":["echo",1],"error":7}"#, Closed),
+        (
+            r#"{"id":1,"method":"echo","params":[]}{"id":2,"method":"echo","params":[]}"#,
+            Closed,
+        ),
+    ];
+    for (text, then) in rows {
+        say(&address, true, text.as_bytes(), then);
+    }
+    say(
+        &address,
+        true,
+        b"{\"id\":1,\"method\":\"echo\",\"params\":[\"\xff\"]}",
+        &Closed,
+    );
+    say(&address, true, "[".repeat(100_000).as_bytes(), &Closed);
+    server.stop();
+}
+
+#[test]
+fn before_the_identity_only_echo_is_answered() {
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
+    say(
+        &address,
+        false,
+        br#"{"id":1,"method":"echo","params":[7]}"#,
+        &Then::Result,
+    );
+    let mut raw = Raw::connect(&address);
+    raw.send(&json!({"id": 1, "method": "policy_resolve", "params": []}));
+    assert_eq!(raw.recv_other().unwrap()["error"]["code"], "ESTATE");
+    assert_eq!(raw.recv_other(), None);
+    for (member, value, code) in [
+        ("proto_version", json!("2.0"), "EPROTO"),
+        ("domain", json!("other"), "EDOMAIN"),
+    ] {
+        let mut identity: Value = serde_json::from_str(IDENTITY).unwrap();
+        identity["params"][0][member] = value;
+        let mut raw = Raw::connect(&address);
+        assert_eq!(raw.ask(&identity)["error"]["code"], code);
+    }
+}
+
+#[test]
+fn messages_come_in_any_pieces_and_not_longer_than_allowed() {
+    let mut config = ServerConfig::new(server_settings("pr1"));
+    config.limits.message = 400_000;
+    let (server, address) = serve_tcp(config);
+    let mut raw = Raw::connect(&address);
+    for byte in format!("{IDENTITY}\0").bytes() {
+        raw.send_bytes(&[byte]);
+    }
+    assert!(raw.recv_other().unwrap().get("result").is_some());
+    let long = |length| {
+        format!(
+            "{{\"id\":2,\"method\":\"echo\",\"params\":[\"{}\"]}}",
+            "x".repeat(length)
+        )
+    };
+    say(&address, true, long(300_000).as_bytes(), &Then::Result);
+    // Who writes on after the limit may find the connection gone.
+    let mut raw = Raw::identified(&address, "raw", "test");
+    raw.send_bytes(long(400_000).as_bytes());
+    assert_eq!(raw.recv_other(), None);
+    // Nobody is left behind.
+    drop(raw);
+    until_server(&server.handle(), |cx| {
+        cx.core().session_count() == 0 || cx.core().session_count() == 1
+    });
+}
+
+#[test]
+fn who_says_no_identity_in_time_is_closed() {
+    let mut settings = server_settings("pr1");
+    settings.identity_timeout = Duration::from_millis(50);
+    let (_server, address) = serve_tcp(ServerConfig::new(settings));
+    let mut raw = Raw::connect(&address);
+    assert_eq!(raw.recv_other(), None);
+}
+
+#[test]
+fn who_is_silent_for_too_long_is_closed() {
+    let mut settings = server_settings("pr1");
+    settings.keepalive.first = Duration::from_millis(30);
+    settings.keepalive.interval = Duration::from_millis(30);
+    settings.keepalive.silence = Duration::from_millis(100);
+    let (_server, address) = serve_tcp(ServerConfig::new(settings));
+    let mut raw = Raw::identified(&address, "raw", "test");
+    assert_eq!(raw.recv_other(), None);
+}
+
+/// A client that resolves everything and takes nothing is ended; others get
+/// every update at once.
+#[test]
+fn a_slow_client_delays_nobody() {
+    let place = MemoryListener::new();
+    let mut config = ServerConfig::new(server_settings("pr1"))
+        .policy(vec![object("/a/", "0")])
+        .listen_in_memory(&place, "pr1:1");
+    config.queue = Limits {
+        frames: 10_000,
+        bytes: 1 << 20,
+    };
+    let server = serve(config);
+    let handle = server.handle();
+    let config = ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
+    let element = PolicyElement::start(config).unwrap();
+    let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
+    until_value(&element, Subject::Policy, "/a/", Some("0"));
+
+    let slow = place.connect(Faults::default(), Faults::default()).unwrap();
+    let resolve = r#"{"id":2,"method":"policy_resolve","params":[{"subject":"GbpEpGroup","policy_uri":"/a/","prr":3600}]}"#;
+    let text = format!("{IDENTITY}\0{resolve}\0");
+    assert_eq!(slow.write(text.as_bytes()).unwrap(), text.len());
+    until_server(&handle, |cx| {
+        cx.core().session_count() == 2 && cx.core().sessions()[1].policies == 1
+    });
+    // Each update has 100 kB: the queue is full after some ten.
+    let long = "x".repeat(100_000);
+    for n in 1..30 {
+        let value = format!("{n}{long}");
+        handle.merge_policy(vec![object("/a/", &value)]).unwrap();
+        until_value(&element, Subject::Policy, "/a/", Some(&value));
+    }
+    until_server(&handle, |cx| cx.core().session_count() == 1);
+    let begin = Instant::now();
+    server.stop();
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+/// One that asks without end and takes no answers holds back itself alone.
+#[test]
+fn a_client_that_asks_and_does_not_listen_holds_back_itself() {
+    let place = MemoryListener::new();
+    let mut config = ServerConfig::new(server_settings("pr1"))
+        .policy(vec![object("/a/", &"x".repeat(10_000))])
+        .listen_in_memory(&place, "pr1:1");
+    config.queue = Limits {
+        frames: 10_000,
+        bytes: 1 << 20,
+    };
+    config.write_timeout = Duration::from_millis(300);
+    let server = serve(config);
+    let slow = place.connect(Faults::default(), Faults::default()).unwrap();
+    slow.set_write_timeout(Some(LIMIT)).unwrap();
+    let resolve = r#"{"id":2,"method":"policy_resolve","params":[{"subject":"GbpEpGroup","policy_uri":"/a/","prr":3600}]}"#;
+    slow.write(format!("{IDENTITY}\0").as_bytes()).unwrap();
+    let text = format!("{resolve}\0").repeat(100);
+    // Until the server has had enough.
+    let mut asked = 0;
+    while slow.write(text.as_bytes()).is_ok_and(|written| written > 0) {
+        asked += 1;
+        assert!(asked < 1_000_000, "nothing ends it");
+    }
+    until_server(&server.handle(), |cx| cx.core().session_count() == 0);
+}
