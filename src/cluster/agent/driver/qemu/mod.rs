@@ -65,8 +65,8 @@ use super::{
     Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
     Volume, VolumeError, VolumeFault,
 };
-use crate::cluster::replace::replace;
 use crate::payload::{Start, VmType};
+use crate::replace::replace;
 
 /// How long QEMU may take to answer after it was started. A slower one is
 /// left to itself: it runs.
