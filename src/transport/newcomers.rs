@@ -308,10 +308,6 @@ impl Pool {
 #[derive(Debug)]
 struct Watched {
     id: u64,
-    #[cfg_attr(
-        not(feature = "opflex"),
-        expect(dead_code, reason = "SSNTP does the same at each")
-    )]
     listener: usize,
     accepted: Instant,
     pool_started: Instant,

@@ -44,10 +44,3 @@ fn many(elements: usize, policies: usize) {
 fn two_hundred_elements_hold_policy() {
     many(200, 5);
 }
-
-/// By hand, in a release build.
-#[test]
-#[ignore = "it takes 5,000 threads"]
-fn a_thousand_elements_hold_a_hundred_policies_each() {
-    many(1000, 100);
-}

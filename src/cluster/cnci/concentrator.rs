@@ -783,7 +783,8 @@ mod tests {
     #[test]
     fn requests_that_make_no_sense_are_refused() {
         let mut stage = Stage::new();
-        let rows: [(fn(&mut AssignPublicIp), &str); 6] = [
+        type Change = fn(&mut AssignPublicIp);
+        let rows: [(Change, &str); 6] = [
             (|a| a.concentrator_uuid = ONE.into(), "no_instance"),
             (|a| a.tenant_uuid = ONE.into(), "invalid_data"),
             (|a| a.instance_uuid = "".into(), "invalid_data"),

@@ -20,7 +20,7 @@ use crate::signals::Stop;
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
 /// moved: the tables are all there is. SIGINT and SIGTERM end it.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("ca", unless_shown), mut_arg("cert", unless_shown))]
+#[command(mut_args(unless_shown))]
 pub(crate) struct Args {
     #[command(flatten)]
     connection: Option<Connection>,
@@ -41,7 +41,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// What a connection needs is not needed to print tables.
 fn unless_shown(arg: clap::Arg) -> clap::Arg {
+    if !matches!(arg.get_id().as_str(), "ca" | "cert") {
+        return arg;
+    }
     arg.required(false).required_unless_present("show")
 }
 
