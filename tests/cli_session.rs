@@ -466,25 +466,3 @@ fn a_listener_connects_again_when_its_server_is_back() {
     place.send(&at, "", b"").succeed();
     assert_eq!(listener.succeed().len(), 1);
 }
-
-#[test]
-fn a_demo_of_some_seconds_ends_with_a_summary() {
-    let place = tempfile::tempdir().unwrap();
-    let out = Program::start(place.path(), "demo --agents 2 --seconds 2").succeed();
-    assert!(out[0].starts_with("server at 127.0.0.1:"), "{}", out[0]);
-    let last = out.last().unwrap();
-    assert!(last.starts_with("2 nodes sent "), "{last}");
-    assert!(out.len() >= 6, "{out:?}");
-    // A signal ends one that has no end.
-    let demo = Program::start(place.path(), "demo --agents 1");
-    demo.line();
-    demo.signal(Signal::INT);
-    assert!(demo.succeed().last().unwrap().contains("nodes sent "));
-    let ended = Program::start(place.path(), "demo --agents 0").end();
-    assert_eq!(ended.code, Some(2));
-    assert_eq!(
-        std::fs::read_dir(place.path()).unwrap().count(),
-        0,
-        "it leaves nothing"
-    );
-}
