@@ -40,16 +40,15 @@ use log::{debug, info, warn};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, LaunchJob, MAX_VOLUME_OPS, Mode, Phase, VolumeOp};
-use crate::cluster::agent::driver::{Driver, LaunchFault, Place, Usage, VolumeError, VolumeFault};
+use super::{Control, Instance, Job, LaunchJob, Mode, Phase};
+use crate::cluster::agent::driver::{Driver, LaunchFault, Place, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::cluster::scheduler::placement::Needs;
 use crate::cluster::subnet::{Subnet, is_mac};
 use crate::payload::{
-    AttachVolume, AttachVolumeFailure, AttachVolumeFailureReason, Delete, DeleteFailure, DeleteFailureReason,
-    DetachVolume, DetachVolumeFailure, DetachVolumeFailureReason, Error, Evacuate, Id, InvalidFrameType,
-    Networking, NextState, Payload, Restart, RestartFailure, RestartFailureReason, Restore, Start,
-    StartFailure, StartFailureReason, StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
+    Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id, InvalidFrameType, Networking, NextState,
+    Payload, Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailure, StartFailureReason,
+    StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
 };
 use crate::proto::{Command, Frame};
 
@@ -444,206 +443,11 @@ impl Control {
 
     /// The instance that a command names. Otherwise whether the command makes
     /// no sense, or just is not for what is here.
-    fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, bool> {
+    pub(super) fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, bool> {
         match node.uuid() {
             None => Err(true),
             Some(node) if node != self.settings.node => Err(false),
             Some(_) => self.instances.get(&id).ok_or(false),
-        }
-    }
-
-    fn attach(&mut self, frame: &Frame) {
-        let read = frame.payload::<AttachVolume>();
-        let read = read.map(|p| (p.workload_agent_uuid, p.instance_uuid, p.volume_uuid));
-        self.volume_command(frame, read, true);
-    }
-
-    fn detach(&mut self, frame: &Frame) {
-        let read = frame.payload::<DetachVolume>();
-        let read = read.map(|p| (p.workload_agent_uuid, p.instance_uuid, p.volume_uuid));
-        self.volume_command(frame, read, false);
-    }
-
-    fn volume_command(&mut self, frame: &Frame, read: Result<(Id, Id, Id), Error>, attach: bool) {
-        let (instance, volume, result) = match read {
-            Ok((node, instance, volume)) => {
-                let result = self.volume_op(&node, &instance, &volume, attach);
-                (instance, volume, result)
-            }
-            Err(e) => {
-                let about = About::of(frame, &e);
-                let refusal = match e.is_malformed() {
-                    true => VolumeRefusal::Payload,
-                    false => VolumeRefusal::Data,
-                };
-                (about.instance_uuid, about.volume_uuid, Err(refusal))
-            }
-        };
-        if let Err(refusal) = result {
-            self.tell_volume(instance, volume, attach, refusal);
-        }
-    }
-
-    fn volume_op(
-        &mut self,
-        node: &Id,
-        instance: &Id,
-        volume: &Id,
-        attach: bool,
-    ) -> Result<(), VolumeRefusal> {
-        let (Some(id), Some(volume)) = (instance.uuid(), volume.uuid()) else {
-            return Err(VolumeRefusal::Data);
-        };
-        let instance = self.addressed(node, id).map_err(|data| {
-            if data {
-                VolumeRefusal::Data
-            } else {
-                VolumeRefusal::NoInstance
-            }
-        })?;
-        if self.offline {
-            return Err(VolumeRefusal::Failed);
-        }
-        if !self.settings.has_volumes {
-            return Err(VolumeRefusal::NotSupported);
-        }
-        if instance.start.is_none() || instance.driver.is_none() {
-            return Err(VolumeRefusal::Instance);
-        }
-        if matches!(instance.phase, Phase::Terminating { .. } | Phase::Removing) {
-            return Err(VolumeRefusal::Instance);
-        }
-        // How it will be once all that waits is done.
-        let last = instance.volume_ops.iter().rfind(|op| op.volume == volume);
-        let attached = last.map_or(instance.volumes.contains(&volume), |op| op.attach);
-        if attached == attach {
-            return Err(VolumeRefusal::Already);
-        }
-        if instance.volume_ops.len() >= MAX_VOLUME_OPS {
-            return Err(VolumeRefusal::Failed);
-        }
-        if let Some(instance) = self.instances.get_mut(&id) {
-            instance.volume_ops.push_back(VolumeOp { volume, attach });
-            if instance.volume_ops.len() == 1 {
-                self.next_volume_op(id);
-            }
-        }
-        Ok(())
-    }
-
-    /// Does the first volume command of an instance, unless that has to wait.
-    pub(super) fn next_volume_op(&mut self, id: Uuid) {
-        let Some(instance) = self.instances.get(&id) else {
-            return;
-        };
-        let Some(op) = instance.volume_ops.front().copied() else {
-            return;
-        };
-        match (instance.phase, &instance.driver) {
-            (Phase::Active | Phase::Stopped, Some(driver)) => {
-                let (driver, handle) = (Arc::clone(driver), instance.record.handle());
-                self.job(Job::Volume {
-                    instance: id,
-                    driver,
-                    handle,
-                    op,
-                });
-            }
-            (Phase::Launching { .. }, _) => {}
-            _ => self.volume_done(
-                id,
-                op,
-                Err(VolumeError::new(VolumeFault::Instance, "the instance is ending")),
-            ),
-        }
-    }
-
-    pub(super) fn volume_done(&mut self, id: Uuid, op: VolumeOp, result: Result<(), VolumeError>) {
-        if let Some(instance) = self.instances.get_mut(&id)
-            && instance.volume_ops.front() == Some(&op)
-        {
-            instance.volume_ops.pop_front();
-            match (&result, op.attach) {
-                (Ok(()), true) => drop(instance.volumes.insert(op.volume)),
-                (Ok(()), false) => drop(instance.volumes.remove(&op.volume)),
-                (Err(_), _) => {}
-            }
-        }
-        if let Err(e) = result {
-            warn!(
-                "{}: volume {} of instance {id}: {e}",
-                self.settings.node, op.volume
-            );
-            let refusal = match e.fault {
-                VolumeFault::NotSupported => VolumeRefusal::NotSupported,
-                VolumeFault::State => VolumeRefusal::State,
-                VolumeFault::Instance => VolumeRefusal::Instance,
-                VolumeFault::Failed => VolumeRefusal::Failed,
-            };
-            self.tell_volume(id.into(), op.volume.into(), op.attach, refusal);
-        }
-        self.next_volume_op(id);
-    }
-
-    fn tell_volume(&mut self, instance_uuid: Id, volume_uuid: Id, attach: bool, refusal: VolumeRefusal) {
-        let node_uuid = self.settings.node.into();
-        if attach {
-            self.tell(&AttachVolumeFailure {
-                node_uuid,
-                instance_uuid,
-                volume_uuid,
-                reason: refusal.into(),
-            });
-        } else {
-            self.tell(&DetachVolumeFailure {
-                node_uuid,
-                instance_uuid,
-                volume_uuid,
-                reason: refusal.into(),
-            });
-        }
-    }
-}
-
-/// Why a volume is not attached or detached.
-#[derive(Clone, Copy, Debug)]
-enum VolumeRefusal {
-    Payload,
-    Data,
-    NoInstance,
-    NotSupported,
-    Already,
-    State,
-    Instance,
-    Failed,
-}
-
-impl From<VolumeRefusal> for AttachVolumeFailureReason {
-    fn from(refusal: VolumeRefusal) -> Self {
-        match refusal {
-            VolumeRefusal::Payload => Self::InvalidPayload,
-            VolumeRefusal::Data => Self::InvalidData,
-            VolumeRefusal::NoInstance => Self::NoInstance,
-            VolumeRefusal::NotSupported => Self::NotSupported,
-            VolumeRefusal::Already => Self::AlreadyAttached,
-            VolumeRefusal::State => Self::StateFailure,
-            VolumeRefusal::Instance => Self::InstanceFailure,
-            VolumeRefusal::Failed => Self::AttachFailure,
-        }
-    }
-}
-
-impl From<VolumeRefusal> for DetachVolumeFailureReason {
-    fn from(refusal: VolumeRefusal) -> Self {
-        match refusal {
-            VolumeRefusal::Payload => Self::InvalidPayload,
-            VolumeRefusal::Data => Self::InvalidData,
-            VolumeRefusal::NoInstance => Self::NoInstance,
-            VolumeRefusal::NotSupported => Self::NotSupported,
-            VolumeRefusal::Already => Self::NotAttached,
-            VolumeRefusal::State => Self::StateFailure,
-            VolumeRefusal::Instance => Self::InstanceFailure,
-            VolumeRefusal::Failed => Self::DetachFailure,
         }
     }
 }
@@ -695,14 +499,14 @@ fn check_networking(networking: &Networking) -> Result<(), String> {
 /// whole can't.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct About {
-    instance_uuid: Id,
-    volume_uuid: Id,
+pub(super) struct About {
+    pub(super) instance_uuid: Id,
+    pub(super) volume_uuid: Id,
     restart: bool,
 }
 
 impl About {
-    fn of(frame: &Frame, error: &Error) -> Self {
+    pub(super) fn of(frame: &Frame, error: &Error) -> Self {
         warn!("{} refused: {error}", frame.kind());
         yaml::documents(frame.payload_bytes())
             .take(3)

@@ -23,12 +23,18 @@
 //! | file | holds |
 //! |---|---|
 //! | `commands` | what each command does, and its failures |
+//! | `volumes` | AttachVolume and DetachVolume |
+//! | `lifecycle` | what becomes of an instance, and who is told |
+//! | `adopt` | what a former agent left |
 //! | `node` | status, capacity, STATS, tenants |
 
+mod adopt;
 mod commands;
+mod lifecycle;
 mod node;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -39,22 +45,17 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::node::Tenants;
-use super::driver::{
-    Driver, Ended, Exit, Found, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
-};
-use super::store::{NodeRecord, Record, RecordAfter, RecordPhase, Stored};
+use super::driver::{Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError};
+use super::store::{NodeRecord, Record};
 use crate::Role;
 use crate::cluster::machine::Facts;
 use crate::payload::{
-    Configure, DeleteFailure, InstanceDeleted, InstanceStopped, InvalidConfiguration, LauncherConfig,
-    Payload, Persistence, RestartFailure, StartFailure, StartPayload, TraceReport,
+    Configure, InvalidConfiguration, LauncherConfig, Payload, Persistence, StartPayload, TraceReport,
 };
 use crate::proto::{Command, ErrorCode, Frame, FrameType, Status};
 
 /// How long STATS wait for further changes after an instance changed.
 const SETTLE: Duration = Duration::from_millis(50);
-/// After how long a killed instance that is still there counts as hung.
-const HUNG: Duration = Duration::from_secs(5);
 /// How long STATS wait for figures before they go out with the last ones.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After how long frames are tried again that the client had no room for.
@@ -298,119 +299,6 @@ impl Control {
         }
     }
 
-    /// Takes over what a former agent left. The drivers are asked what became
-    /// of its instances, which may take a moment.
-    pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>, now: Instant) {
-        for stored in stored {
-            self.adopt_instance(stored, now);
-        }
-        if node.maintenance {
-            self.job(Job::SaveNode(node));
-            self.mode = Mode::Evacuating;
-            self.evacuate_all(now);
-        }
-    }
-
-    fn adopt_instance(&mut self, stored: Stored, now: Instant) {
-        let id = stored.instance;
-        let Some(root) = &self.settings.state else { return };
-        let place = super::store::place(root, id);
-        let recorded = stored.record.is_some();
-        let record = stored.record.unwrap_or_default();
-        if recorded && record.phase == RecordPhase::Starting {
-            // It never ran: the scheduler has answered the START since.
-            info!(
-                "{}: instance {id} was being started, and is removed",
-                self.settings.node
-            );
-            self.job(Job::Remove {
-                instance: id,
-                driver: None,
-            });
-            return;
-        }
-        let start = stored.start.map(Arc::from);
-        let mut instance = Instance {
-            driver: self.driver_of(&record, start.as_deref()),
-            place,
-            start,
-            record,
-            phase: Phase::Stopped,
-            volumes: stored.volumes,
-            volume_ops: VecDeque::new(),
-            usage: Usage::default(),
-        };
-        if !recorded {
-            self.recover_record(&mut instance);
-        }
-        let found = instance
-            .running()
-            .map(|(driver, running)| (driver.find(&running), driver, running));
-        let ended = match found {
-            Some((Found::Running, driver, running)) => {
-                info!("{}: instance {id} still runs", self.settings.node);
-                instance.phase = Phase::Active;
-                self.job(Job::Watch(driver, running));
-                None
-            }
-            Some((Found::Ended(exit), _, running)) => Some((exit, running.handle)),
-            // Without its driver nobody can tell.
-            None => instance.record.handle().map(|handle| (Exit::default(), handle)),
-        };
-        let after = instance.record.after;
-        if ended.is_some() {
-            instance.phase = Phase::Active;
-        }
-        self.instances.insert(id, instance);
-        match ended {
-            Some((exit, handle)) => self.ended(Ended {
-                instance: id,
-                handle,
-                exit,
-            }),
-            None if after != RecordAfter::Nothing => self.end(id, after, now),
-            None => {}
-        }
-    }
-
-    /// The record is lost: the START and the system have to tell.
-    fn recover_record(&mut self, instance: &mut Instance) {
-        let id = instance.place.instance();
-        let drivers = self.settings.drivers.iter();
-        let found = drivers
-            .filter_map(|driver| Some((driver, driver.find_unrecorded(&instance.place)?)))
-            .next();
-        if let Some((driver, handle)) = found {
-            instance.driver = Some(Arc::clone(driver));
-            instance.record = Record::default().running(&handle);
-        } else {
-            instance.record = Record::default().stopped(Exit::default());
-        }
-        if let Some(driver) = &instance.driver {
-            instance.record.driver = driver.name().to_owned();
-        }
-        warn!(
-            "{}: the record of instance {id} was lost; it {}",
-            self.settings.node,
-            if instance.record.handle().is_some() {
-                "runs"
-            } else {
-                "is stopped"
-            }
-        );
-        let record = instance.record.clone();
-        self.job(Job::Save { instance: id, record });
-    }
-
-    fn driver_of(&self, record: &Record, start: Option<&StartPayload>) -> Option<Arc<dyn Driver>> {
-        let mut drivers = self.settings.drivers.iter();
-        let takes = |driver: &&Arc<dyn Driver>| match (record.driver.as_str(), start) {
-            ("", Some(start)) => driver.check(&start.start).is_ok(),
-            (name, _) => driver.name() == name,
-        };
-        drivers.find(takes).cloned()
-    }
-
     /// Takes an input. What comes of it is fetched by
     /// [`take_actions`](Self::take_actions).
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
@@ -553,206 +441,6 @@ impl Control {
         }
     }
 
-    fn launched(&mut self, now: Instant, id: Uuid, handle: &Handle) {
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        info!(
-            "{}: instance {id} runs (process {})",
-            self.settings.node, handle.pid
-        );
-        let after = instance.record.after;
-        instance.record = instance.record.running(handle);
-        instance.phase = Phase::Active;
-        if after != RecordAfter::Nothing {
-            self.end(id, after, now);
-        }
-        self.next_volume_op(id);
-    }
-
-    fn not_launched(&mut self, now: Instant, id: Uuid, error: &LaunchError) {
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        warn!("{}: instance {id} does not start: {error}", self.settings.node);
-        let after = std::mem::take(&mut instance.record.after);
-        let Phase::Launching { restart } = instance.phase else {
-            return;
-        };
-        if restart {
-            instance.phase = Phase::Stopped;
-            let node_uuid = self.settings.node.into();
-            self.tell(&RestartFailure {
-                node_uuid,
-                instance_uuid: id.into(),
-                reason: error.fault.into(),
-            });
-            if removes(after) {
-                self.end(id, after, now);
-            }
-            self.next_volume_op(id);
-        } else {
-            let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
-            self.instances.remove(&id);
-            self.tell(&StartFailure {
-                node_uuid: self.settings.node.into(),
-                instance_uuid: id.into(),
-                reason: error.fault.into(),
-                restart,
-            });
-            self.tell_after(id, after);
-        }
-        self.announce(true);
-    }
-
-    /// An instance is gone from its driver.
-    fn ended(&mut self, ended: Ended) {
-        let id = ended.instance;
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
-            return;
-        }
-        info!("{}: instance {id} ended: {}", self.settings.node, ended.exit);
-        let after = instance.record.after;
-        instance.record = instance.record.stopped(ended.exit);
-        instance.usage = Usage::default();
-        if removes(after) {
-            self.remove(id);
-        } else {
-            instance.phase = Phase::Stopped;
-            instance.record.after = RecordAfter::Nothing;
-            let record = instance.record.clone();
-            self.job(Job::Save { instance: id, record });
-            self.tell_after(id, after);
-            self.next_volume_op(id);
-        }
-        self.announce(false);
-    }
-
-    /// Ends an instance, if it runs, and then does what is asked.
-    fn end(&mut self, id: Uuid, after: RecordAfter, now: Instant) {
-        let grace = self.settings.grace;
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        let before = instance.record.after;
-        // A removal is not undone by a stop, a report not by silence.
-        if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
-            instance.record.after = after;
-        }
-        match instance.phase {
-            Phase::Active => {
-                instance.phase = Phase::Terminating {
-                    deadline: now + grace,
-                    killed: false,
-                    hung: false,
-                };
-                let (record, running) = (instance.record.clone(), instance.running());
-                self.job(Job::Save { instance: id, record });
-                if let Some((driver, running)) = running {
-                    self.job(Job::Terminate(driver, running));
-                }
-            }
-            Phase::Terminating { .. } => {
-                let record = instance.record.clone();
-                self.job(Job::Save { instance: id, record });
-            }
-            Phase::Stopped if removes(after) => self.remove(id),
-            Phase::Launching { .. } | Phase::Stopped | Phase::Removing => {}
-        }
-        self.stats_soon(now);
-    }
-
-    fn remove(&mut self, id: Uuid) {
-        if let Some(instance) = self.instances.get_mut(&id) {
-            instance.phase = Phase::Removing;
-            let driver = instance.driver.clone();
-            self.job(Job::Remove { instance: id, driver });
-        }
-    }
-
-    fn removed(&mut self, id: Uuid, result: Result<(), String>) {
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        let after = instance.record.after;
-        match result {
-            Ok(()) => {
-                self.instances.remove(&id);
-                self.tell_after(id, after);
-            }
-            Err(why) => {
-                warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
-                instance.phase = Phase::Stopped;
-                instance.record.after = RecordAfter::Nothing;
-                if after == RecordAfter::Delete {
-                    // None of the protocol's reasons fits.
-                    self.tell(&DeleteFailure {
-                        node_uuid: self.settings.node.into(),
-                        instance_uuid: id.into(),
-                        reason: "state_failure".into(),
-                    });
-                } else {
-                    // It is stopped at least.
-                    self.tell_after(id, after);
-                }
-            }
-        }
-        self.announce(false);
-    }
-
-    /// The event that belongs to what was asked of an instance.
-    fn tell_after(&mut self, id: Uuid, after: RecordAfter) {
-        let instance_uuid = id.into();
-        match after {
-            RecordAfter::Nothing | RecordAfter::Keep => {}
-            RecordAfter::Delete => self.tell(&InstanceDeleted { instance_uuid }),
-            RecordAfter::Evacuate | RecordAfter::Release => self.tell(&InstanceStopped { instance_uuid }),
-        }
-    }
-
-    /// What is due by the clock.
-    fn tick(&mut self, now: Instant) {
-        let mut kill = Vec::new();
-        for (id, instance) in &mut self.instances {
-            let Phase::Terminating {
-                deadline,
-                killed,
-                hung,
-            } = instance.phase
-            else {
-                continue;
-            };
-            if now < deadline || hung {
-                continue;
-            }
-            warn!(
-                "{}: instance {id} {}",
-                self.settings.node,
-                if killed {
-                    "does not even end when killed"
-                } else {
-                    "does not end, and is killed"
-                }
-            );
-            instance.phase = Phase::Terminating {
-                deadline: now + HUNG,
-                killed: true,
-                hung: killed,
-            };
-            kill.extend(instance.running());
-        }
-        for (driver, running) in kill {
-            self.job(Job::Kill(driver, running));
-        }
-        self.stats_tick(now);
-        if self.connected && !self.held.is_empty() && now >= self.retry_due {
-            self.send_held();
-        }
-    }
-
     fn send_held(&mut self) {
         self.actions.extend(self.held.drain(..).map(Action::Send));
     }
@@ -786,8 +474,4 @@ impl Control {
     fn job(&mut self, job: Job) {
         self.actions.push(Action::Job(job));
     }
-}
-
-fn removes(after: RecordAfter) -> bool {
-    matches!(after, RecordAfter::Delete | RecordAfter::Release)
 }

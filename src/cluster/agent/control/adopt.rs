@@ -1,0 +1,127 @@
+//! What a former agent left is taken over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use log::{info, warn};
+
+use super::{Control, Instance, Job, Mode, Phase};
+use crate::cluster::agent::driver::{Driver, Ended, Exit, Found, Usage};
+use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
+use crate::payload::StartPayload;
+
+impl Control {
+    /// Takes over what a former agent left. The drivers are asked what became
+    /// of its instances, which may take a moment.
+    pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>, now: Instant) {
+        for stored in stored {
+            self.adopt_instance(stored, now);
+        }
+        if node.maintenance {
+            self.job(Job::SaveNode(node));
+            self.mode = Mode::Evacuating;
+            self.evacuate_all(now);
+        }
+    }
+
+    fn adopt_instance(&mut self, stored: Stored, now: Instant) {
+        let id = stored.instance;
+        let Some(root) = &self.settings.state else { return };
+        let place = store::place(root, id);
+        let recorded = stored.record.is_some();
+        let record = stored.record.unwrap_or_default();
+        if recorded && record.phase == RecordPhase::Starting {
+            // It never ran: the scheduler has answered the START since.
+            info!(
+                "{}: instance {id} was being started, and is removed",
+                self.settings.node
+            );
+            self.job(Job::Remove {
+                instance: id,
+                driver: None,
+            });
+            return;
+        }
+        let start = stored.start.map(Arc::from);
+        let mut instance = Instance {
+            driver: self.driver_of(&record, start.as_deref()),
+            place,
+            start,
+            record,
+            phase: Phase::Stopped,
+            volumes: stored.volumes,
+            volume_ops: VecDeque::new(),
+            usage: Usage::default(),
+        };
+        if !recorded {
+            self.recover_record(&mut instance);
+        }
+        let found = instance
+            .running()
+            .map(|(driver, running)| (driver.find(&running), driver, running));
+        let ended = match found {
+            Some((Found::Running, driver, running)) => {
+                info!("{}: instance {id} still runs", self.settings.node);
+                instance.phase = Phase::Active;
+                self.job(Job::Watch(driver, running));
+                None
+            }
+            Some((Found::Ended(exit), _, running)) => Some((exit, running.handle)),
+            // Without its driver nobody can tell.
+            None => instance.record.handle().map(|handle| (Exit::default(), handle)),
+        };
+        let after = instance.record.after;
+        if ended.is_some() {
+            instance.phase = Phase::Active;
+        }
+        self.instances.insert(id, instance);
+        match ended {
+            Some((exit, handle)) => self.ended(Ended {
+                instance: id,
+                handle,
+                exit,
+            }),
+            None if after != RecordAfter::Nothing => self.end(id, after, now),
+            None => {}
+        }
+    }
+
+    /// The record is lost: the START and the system have to tell.
+    fn recover_record(&mut self, instance: &mut Instance) {
+        let id = instance.place.instance();
+        let drivers = self.settings.drivers.iter();
+        let found = drivers
+            .filter_map(|driver| Some((driver, driver.find_unrecorded(&instance.place)?)))
+            .next();
+        if let Some((driver, handle)) = found {
+            instance.driver = Some(Arc::clone(driver));
+            instance.record = Record::default().running(&handle);
+        } else {
+            instance.record = Record::default().stopped(Exit::default());
+        }
+        if let Some(driver) = &instance.driver {
+            instance.record.driver = driver.name().to_owned();
+        }
+        warn!(
+            "{}: the record of instance {id} was lost; it {}",
+            self.settings.node,
+            if instance.record.handle().is_some() {
+                "runs"
+            } else {
+                "is stopped"
+            }
+        );
+        let record = instance.record.clone();
+        self.job(Job::Save { instance: id, record });
+    }
+
+    fn driver_of(&self, record: &Record, start: Option<&StartPayload>) -> Option<Arc<dyn Driver>> {
+        let mut drivers = self.settings.drivers.iter();
+        let takes = |driver: &&Arc<dyn Driver>| match (record.driver.as_str(), start) {
+            ("", Some(start)) => driver.check(&start.start).is_ok(),
+            (name, _) => driver.name() == name,
+        };
+        drivers.find(takes).cloned()
+    }
+}

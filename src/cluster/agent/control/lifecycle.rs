@@ -1,0 +1,220 @@
+//! From launched to gone: what becomes of an instance, and who is told.
+
+use std::time::{Duration, Instant};
+
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::{Control, Job, Phase};
+use crate::cluster::agent::driver::{Ended, Handle, LaunchError, Usage};
+use crate::cluster::agent::store::RecordAfter;
+use crate::payload::{DeleteFailure, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure};
+
+/// After how long a killed instance that is still there counts as hung.
+pub(super) const HUNG: Duration = Duration::from_secs(5);
+
+impl Control {
+    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &Handle) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        info!(
+            "{}: instance {id} runs (process {})",
+            self.settings.node, handle.pid
+        );
+        let after = instance.record.after;
+        instance.record = instance.record.running(handle);
+        instance.phase = Phase::Active;
+        if after != RecordAfter::Nothing {
+            self.end(id, after, now);
+        }
+        self.next_volume_op(id);
+    }
+
+    pub(super) fn not_launched(&mut self, now: Instant, id: Uuid, error: &LaunchError) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        warn!("{}: instance {id} does not start: {error}", self.settings.node);
+        let after = std::mem::take(&mut instance.record.after);
+        let Phase::Launching { restart } = instance.phase else {
+            return;
+        };
+        if restart {
+            instance.phase = Phase::Stopped;
+            let node_uuid = self.settings.node.into();
+            self.tell(&RestartFailure {
+                node_uuid,
+                instance_uuid: id.into(),
+                reason: error.fault.into(),
+            });
+            if removes(after) {
+                self.end(id, after, now);
+            }
+            self.next_volume_op(id);
+        } else {
+            let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
+            self.instances.remove(&id);
+            self.tell(&StartFailure {
+                node_uuid: self.settings.node.into(),
+                instance_uuid: id.into(),
+                reason: error.fault.into(),
+                restart,
+            });
+            self.tell_after(id, after);
+        }
+        self.announce(true);
+    }
+
+    /// An instance is gone from its driver.
+    pub(super) fn ended(&mut self, ended: Ended) {
+        let id = ended.instance;
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
+            return;
+        }
+        info!("{}: instance {id} ended: {}", self.settings.node, ended.exit);
+        let after = instance.record.after;
+        instance.record = instance.record.stopped(ended.exit);
+        instance.usage = Usage::default();
+        if removes(after) {
+            self.remove(id);
+        } else {
+            instance.phase = Phase::Stopped;
+            instance.record.after = RecordAfter::Nothing;
+            let record = instance.record.clone();
+            self.job(Job::Save { instance: id, record });
+            self.tell_after(id, after);
+            self.next_volume_op(id);
+        }
+        self.announce(false);
+    }
+
+    /// Ends an instance, if it runs, and then does what is asked.
+    pub(super) fn end(&mut self, id: Uuid, after: RecordAfter, now: Instant) {
+        let grace = self.settings.grace;
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let before = instance.record.after;
+        // A removal is not undone by a stop, a report not by silence.
+        if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
+            instance.record.after = after;
+        }
+        match instance.phase {
+            Phase::Active => {
+                instance.phase = Phase::Terminating {
+                    deadline: now + grace,
+                    killed: false,
+                    hung: false,
+                };
+                let (record, running) = (instance.record.clone(), instance.running());
+                self.job(Job::Save { instance: id, record });
+                if let Some((driver, running)) = running {
+                    self.job(Job::Terminate(driver, running));
+                }
+            }
+            Phase::Terminating { .. } => {
+                let record = instance.record.clone();
+                self.job(Job::Save { instance: id, record });
+            }
+            Phase::Stopped if removes(after) => self.remove(id),
+            Phase::Launching { .. } | Phase::Stopped | Phase::Removing => {}
+        }
+        self.stats_soon(now);
+    }
+
+    fn remove(&mut self, id: Uuid) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.phase = Phase::Removing;
+            let driver = instance.driver.clone();
+            self.job(Job::Remove { instance: id, driver });
+        }
+    }
+
+    pub(super) fn removed(&mut self, id: Uuid, result: Result<(), String>) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let after = instance.record.after;
+        match result {
+            Ok(()) => {
+                self.instances.remove(&id);
+                self.tell_after(id, after);
+            }
+            Err(why) => {
+                warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
+                instance.phase = Phase::Stopped;
+                instance.record.after = RecordAfter::Nothing;
+                if after == RecordAfter::Delete {
+                    // None of the protocol's reasons fits.
+                    self.tell(&DeleteFailure {
+                        node_uuid: self.settings.node.into(),
+                        instance_uuid: id.into(),
+                        reason: "state_failure".into(),
+                    });
+                } else {
+                    // It is stopped at least.
+                    self.tell_after(id, after);
+                }
+            }
+        }
+        self.announce(false);
+    }
+
+    /// The event that belongs to what was asked of an instance.
+    fn tell_after(&mut self, id: Uuid, after: RecordAfter) {
+        let instance_uuid = id.into();
+        match after {
+            RecordAfter::Nothing | RecordAfter::Keep => {}
+            RecordAfter::Delete => self.tell(&InstanceDeleted { instance_uuid }),
+            RecordAfter::Evacuate | RecordAfter::Release => self.tell(&InstanceStopped { instance_uuid }),
+        }
+    }
+
+    /// What is due by the clock.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let mut kill = Vec::new();
+        for (id, instance) in &mut self.instances {
+            let Phase::Terminating {
+                deadline,
+                killed,
+                hung,
+            } = instance.phase
+            else {
+                continue;
+            };
+            if now < deadline || hung {
+                continue;
+            }
+            warn!(
+                "{}: instance {id} {}",
+                self.settings.node,
+                if killed {
+                    "does not even end when killed"
+                } else {
+                    "does not end, and is killed"
+                }
+            );
+            instance.phase = Phase::Terminating {
+                deadline: now + HUNG,
+                killed: true,
+                hung: killed,
+            };
+            kill.extend(instance.running());
+        }
+        for (driver, running) in kill {
+            self.job(Job::Kill(driver, running));
+        }
+        self.stats_tick(now);
+        if self.connected && !self.held.is_empty() && now >= self.retry_due {
+            self.send_held();
+        }
+    }
+}
+
+fn removes(after: RecordAfter) -> bool {
+    matches!(after, RecordAfter::Delete | RecordAfter::Release)
+}

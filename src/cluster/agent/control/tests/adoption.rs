@@ -1,0 +1,158 @@
+//! What a former agent left.
+
+use super::*;
+
+fn stored(id: Uuid, record: Option<Record>, start: Option<Start>) -> Stored {
+    Stored {
+        instance: id,
+        record,
+        start: start.map(|start| Box::new(start.into())),
+        volumes: BTreeSet::new(),
+    }
+}
+
+fn record() -> Record {
+    Record {
+        driver: "fake".into(),
+        ..Record::default()
+    }
+}
+
+fn adopting(fake: Fake, maintenance: bool, stored: Vec<Stored>) -> Stage {
+    let mut stage = Stage::offline(Settings {
+        drivers: vec![Arc::new(fake)],
+        ..settings()
+    });
+    stage.control.adopt(NodeRecord { maintenance }, stored, stage.now);
+    stage.connect();
+    stage
+}
+
+#[test]
+fn a_restarted_agent_takes_over_what_it_finds() {
+    let running = || record().running(&handle(ONE));
+    let stopped = record().stopped(Exit::code(4));
+    let mut stage = adopting(
+        Fake::default(),
+        false,
+        vec![
+            stored(ONE, Some(running()), Some(persistent(ONE))),
+            stored(TWO, Some(stopped), Some(persistent(TWO))),
+            stored(OTHER, Some(record()), Some(start(OTHER))),
+        ],
+    );
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    assert_eq!(stage.state(TWO), Some(InstanceState::Exited));
+    assert_eq!(stage.state(OTHER), None, "it never ran");
+    stage.job(|job| matches!(job, Job::Watch(_, running) if running.handle == handle(ONE)).then_some(()));
+    stage.job(|job| matches!(job, Job::Remove { instance: OTHER, .. }).then_some(()));
+    assert_eq!(stage.next::<Ready>().mem_available_mb, 900);
+
+    // What ended meanwhile.
+    let fake = || Fake {
+        found: Some(Exit::code(9)),
+        unrecorded: None,
+    };
+    let mut stage = adopting(
+        fake(),
+        false,
+        vec![stored(ONE, Some(running()), Some(persistent(ONE)))],
+    );
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    stage.job(|job| matches!(job, Job::Save { record, .. } if record.exit_code == 9).then_some(()));
+    stage.send(&restart(ONE));
+    stage.nothing::<RestartFailure>();
+
+    // What a former agent was asked for is done.
+    let asked = |after| {
+        let record = Record { after, ..running() };
+        vec![stored(ONE, Some(record), Some(start(ONE)))]
+    };
+    let mut stage = adopting(fake(), false, asked(RecordAfter::Delete));
+    stage.removed(ONE);
+    assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE);
+    let mut stage = adopting(Fake::default(), false, asked(RecordAfter::Delete));
+    stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Stopping));
+
+    // A node that was being evacuated goes on with it.
+    let mut stage = adopting(
+        Fake::default(),
+        true,
+        vec![stored(ONE, Some(running()), Some(persistent(ONE)))],
+    );
+    stage.nothing::<Ready>();
+    stage.end(ONE, 143);
+    assert_eq!(stage.kinds(), ["InstanceStopped", "MAINTENANCE"]);
+    let mut stage = adopting(Fake::default(), true, vec![]);
+    assert_eq!(stage.kinds(), ["MAINTENANCE"]);
+}
+
+#[test]
+fn what_was_lost_is_made_up_for() {
+    // The record alone: the START and the system know.
+    let fake = Fake {
+        found: None,
+        unrecorded: Some(handle(ONE)),
+    };
+    let mut stage = adopting(fake, false, vec![stored(ONE, None, Some(persistent(ONE)))]);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    stage.job(|job| {
+        let Job::Save { record, .. } = job else {
+            return None;
+        };
+        (record.handle() == Some(handle(ONE)) && record.driver == "fake").then_some(())
+    });
+    let mut stage = adopting(
+        Fake::default(),
+        false,
+        vec![stored(ONE, None, Some(persistent(ONE)))],
+    );
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    stage.send(&restart(ONE));
+    stage.nothing::<RestartFailure>();
+
+    // The START: it may run, stop and be deleted, but not start again.
+    let running = record().running(&handle(ONE));
+    let mut stage = adopting(Fake::default(), false, vec![stored(ONE, Some(running), None)]);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    stage.send(&stop(ONE));
+    stage.end(ONE, 0);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
+    stage.send(&restart(ONE));
+    assert_eq!(
+        stage.next::<RestartFailure>().reason,
+        RestartFailureReason::InstanceCorrupt
+    );
+    stage.send(&start(ONE));
+    assert_eq!(
+        stage.next::<StartFailure>().reason,
+        StartFailureReason::InstanceExists
+    );
+    stage.send(&delete(ONE, false));
+    stage.removed(ONE);
+    stage.next::<InstanceDeleted>();
+
+    // Both.
+    let mut stage = adopting(Fake::default(), false, vec![stored(ONE, None, None)]);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
+    stage.send(&delete(ONE, false));
+    stage.removed(ONE);
+
+    // The driver.
+    let record = Record {
+        driver: "qemu".into(),
+        ..record().running(&handle(ONE))
+    };
+    let mut stage = adopting(
+        Fake::default(),
+        false,
+        vec![stored(ONE, Some(record), Some(persistent(ONE)))],
+    );
+    assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
+    stage.send(&restart(ONE));
+    assert_eq!(
+        stage.next::<RestartFailure>().reason,
+        RestartFailureReason::LaunchFailure
+    );
+}

@@ -1,0 +1,213 @@
+//! From START to DELETE.
+
+use super::*;
+
+#[test]
+fn an_instance_starts_and_is_told_of() {
+    let mut stage = Stage::new();
+    stage.send(&start(ONE));
+    let ready: Ready = stage.next();
+    assert_eq!(ready.mem_available_mb, 900, "it is promised at once");
+    assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
+    stage.launched(ONE);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    stage.measure();
+    let stats: Stats = stage.next();
+    assert_eq!(stats.instances.len(), 1);
+    stage.sent.clear();
+
+    stage.end(ONE, 3);
+    let ready: Ready = stage.next();
+    assert_eq!(ready.mem_available_mb, 1000);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    let record = stage.job(|job| match job {
+        Job::Save { record, .. } => Some(record.clone()),
+        _ => None,
+    });
+    assert_eq!((record.phase, record.exit_code), (RecordPhase::Stopped, 3));
+}
+
+#[test]
+fn a_failed_launch_leaves_nothing() {
+    for (fault, reason) in [
+        (LaunchFault::Data, StartFailureReason::InvalidData),
+        (LaunchFault::Image, StartFailureReason::ImageFailure),
+        (LaunchFault::Full, StartFailureReason::FullCn),
+        (LaunchFault::Network, StartFailureReason::NetworkFailure),
+        (LaunchFault::Launch, StartFailureReason::LaunchFailure),
+    ] {
+        let mut stage = Stage::new();
+        stage.send(&start(ONE));
+        stage.sent.clear();
+        stage.feed(Input::Done(Done::Launched {
+            instance: ONE,
+            result: Err(LaunchError::new(fault, "no")),
+        }));
+        assert_eq!(stage.next::<StartFailure>().reason, reason);
+        assert_eq!(stage.next::<Ready>().mem_available_mb, 1000);
+        assert_eq!(stage.control.instances(), 0);
+        // It may be tried again.
+        stage.run(&start(ONE));
+        assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    }
+}
+
+#[test]
+fn stop_keeps_what_is_persistent_and_deletes_the_rest() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.run(&start(TWO));
+    stage.sent.clear();
+    for id in [ONE, TWO] {
+        stage.send(&stop(id));
+        assert_eq!(stage.state(id), Some(InstanceState::Stopping));
+        // First it is written down what was asked, then it is asked.
+        stage.job(|job| matches!(job, Job::Save { .. }).then_some(()));
+        stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
+        stage.end(id, 143);
+    }
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    stage.nothing::<InstanceDeleted>();
+    stage.removed(TWO);
+    assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, TWO);
+    assert_eq!(stage.control.instances(), 1);
+
+    stage.send(&restart(ONE));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
+    stage.launched(ONE);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    // The end of a former run is news no more.
+    stage.feed(Input::Ended(Ended {
+        instance: ONE,
+        handle: handle(TWO),
+        exit: Exit::code(0),
+    }));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+}
+
+#[test]
+fn what_does_not_end_is_killed_and_then_called_hung() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&stop(ONE));
+    stage.measure();
+    stage.jobs.clear();
+    assert!(stage.control.next_deadline() <= stage.now + settings().grace);
+    stage.pass(settings().grace - SETTLE - SETTLE);
+    assert!(stage.jobs.is_empty());
+    stage.pass(SETTLE * 2);
+    stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Stopping));
+    stage.pass(HUNG);
+    stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Hung));
+    stage.end(ONE, 137);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+}
+
+#[test]
+fn delete_removes_and_says_how() {
+    for (stop_only, running) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut stage = Stage::new();
+        stage.run(&persistent(ONE));
+        if !running {
+            stage.end(ONE, 0);
+        }
+        stage.jobs.clear();
+        stage.send(&delete(ONE, stop_only));
+        if running {
+            stage.end(ONE, 143);
+        }
+        stage.removed(ONE);
+        match stop_only {
+            true => assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE),
+            false => assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE),
+        }
+        assert_eq!(stage.control.instances(), 0);
+    }
+    // A DELETE overrides a STOP that is under way, and not the other way round.
+    for delete_first in [false, true] {
+        let mut stage = Stage::new();
+        stage.run(&persistent(ONE));
+        if delete_first {
+            stage.send(&delete(ONE, false));
+        }
+        stage.send(&stop(ONE));
+        stage.send(&delete(ONE, false));
+        stage.send(&stop(ONE));
+        stage.end(ONE, 143);
+        stage.removed(ONE);
+        assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE);
+        stage.nothing::<InstanceDeleted>();
+    }
+}
+
+#[test]
+fn a_delete_that_fails_is_told_and_may_be_tried_again() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.end(ONE, 0);
+    stage.send(&delete(ONE, false));
+    stage.feed(Input::Done(Done::Removed {
+        instance: ONE,
+        result: Err("read-only".into()),
+    }));
+    assert_eq!(stage.next::<DeleteFailure>().reason.as_str(), "state_failure");
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    stage.jobs.clear();
+    stage.send(&delete(ONE, false));
+    stage.removed(ONE);
+    stage.next::<InstanceDeleted>();
+}
+
+#[test]
+fn what_is_asked_while_it_launches_is_done_afterwards() {
+    let mut stage = Stage::new();
+    stage.send(&start(ONE));
+    stage.send(&stop(ONE));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
+    stage.launched(ONE);
+    stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
+    stage.end(ONE, 143);
+    stage.removed(ONE);
+    stage.next::<InstanceDeleted>();
+
+    stage.send(&persistent(TWO));
+    stage.send(&delete(TWO, false));
+    stage.feed(Input::Done(Done::Launched {
+        instance: TWO,
+        result: Err(LaunchError::launch("no")),
+    }));
+    assert_eq!(stage.next::<StartFailure>().instance_uuid, TWO);
+    assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, TWO);
+}
+
+#[test]
+fn a_failed_restart_keeps_the_instance() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.end(ONE, 0);
+    let mut again = restart(ONE);
+    again.requirements.mem_mb = 2000;
+    stage.send(&again);
+    assert_eq!(
+        stage.next::<RestartFailure>().reason,
+        RestartFailureReason::LaunchFailure
+    );
+    again.requirements.mem_mb = 300;
+    stage.send(&again);
+    let payload = stage.job(|job| match job {
+        Job::Launch(job) => Some((Arc::clone(&job.payload), job.fresh)),
+        _ => None,
+    });
+    assert_eq!((payload.0.start.requirements.mem_mb, payload.1), (300, false));
+    stage.feed(Input::Done(Done::Launched {
+        instance: ONE,
+        result: Err(LaunchError::new(LaunchFault::Image, "gone")),
+    }));
+    assert_eq!(
+        stage.next::<RestartFailure>().reason,
+        RestartFailureReason::LaunchFailure
+    );
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+}

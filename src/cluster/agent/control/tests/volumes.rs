@@ -1,0 +1,76 @@
+//! AttachVolume and DetachVolume.
+
+use super::*;
+
+#[test]
+fn volumes_come_and_go() {
+    let mut stage = Stage::new();
+    let op = |stage: &mut Stage| {
+        stage.job(|job| match job {
+            Job::Volume { op, .. } => Some(*op),
+            _ => None,
+        })
+    };
+    let done = |stage: &mut Stage, op, result| {
+        stage.feed(Input::Done(Done::Volume {
+            instance: ONE,
+            op,
+            result,
+        }));
+    };
+    // While it launches, they wait; one is done after the other.
+    stage.send(&persistent(ONE));
+    stage.send(&attach(ONE, VOLUME));
+    stage.send(&attach(ONE, TWO));
+    stage.send(&attach(ONE, VOLUME));
+    assert_eq!(
+        stage.next::<AttachVolumeFailure>().reason,
+        AttachVolumeFailureReason::AlreadyAttached
+    );
+    stage.launched(ONE);
+    let first = op(&mut stage);
+    assert_eq!((first.volume, first.attach), (VOLUME, true));
+    assert!(stage.jobs.is_empty());
+    done(&mut stage, first, Ok(()));
+    let second = op(&mut stage);
+    let error = VolumeError::new(VolumeFault::State, "full");
+    done(&mut stage, second, Err(error));
+    let failure: AttachVolumeFailure = stage.next();
+    assert_eq!(
+        (failure.reason, failure.volume_uuid),
+        (AttachVolumeFailureReason::StateFailure, TWO.into())
+    );
+    assert_eq!(stage.stats().instances[0].volumes, [Id::from(VOLUME)]);
+
+    stage.send(&detach(ONE, TWO));
+    assert_eq!(
+        stage.next::<DetachVolumeFailure>().reason,
+        DetachVolumeFailureReason::NotAttached
+    );
+    stage.send(&detach(ONE, VOLUME));
+    let third = op(&mut stage);
+    // It ends meanwhile: what waits behind is refused.
+    stage.send(&attach(ONE, OTHER));
+    stage.send(&stop(ONE));
+    done(&mut stage, third, Ok(()));
+    assert_eq!(
+        stage.next::<AttachVolumeFailure>().reason,
+        AttachVolumeFailureReason::InstanceFailure
+    );
+    assert!(stage.stats().instances[0].volumes.is_empty());
+
+    for _ in 0..=MAX_VOLUME_OPS {
+        stage.send(&attach(ONE, Uuid::new_v4()));
+    }
+    assert_eq!(
+        stage.next::<AttachVolumeFailure>().reason,
+        AttachVolumeFailureReason::InstanceFailure
+    );
+
+    stage.control.settings.has_volumes = false;
+    stage.send(&detach(ONE, VOLUME));
+    assert_eq!(
+        stage.next::<DetachVolumeFailure>().reason,
+        DetachVolumeFailureReason::NotSupported
+    );
+}
