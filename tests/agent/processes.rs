@@ -109,6 +109,30 @@ fn one_that_refuses_to_end_is_killed() {
 }
 
 #[test]
+fn what_an_instance_writes_is_kept_within_bounds() {
+    use ssntp::cluster::agent::AgentConfig;
+    use ssntp::cluster::agent::driver::{Confinement, ProcessDriver};
+
+    let mut cluster = Cluster::empty();
+    let config = AgentConfig::new(cluster.client())
+        .state(cluster.path("state"))
+        .driver(ProcessDriver::new(Confinement::ResourceLimits).unwrap().log_mb(1))
+        .interval(Duration::from_millis(50));
+    cluster.agent(|_| config);
+    let id = cluster.run("head -c 8000000 /dev/zero | tr '\\0' x; echo; echo end; exec sleep 1000");
+    let (log, before) = ["stdout.log", "stdout.log.1"]
+        .map(|name| cluster.instance_dir(id).join(name))
+        .into();
+    wait_for(|| {
+        let written = [&before, &log]
+            .map(|path| fs::read(path).unwrap_or_default())
+            .concat();
+        (written.ends_with(b"xx\nend\n") && written.len() <= 1 << 20).then_some(())
+    });
+    assert!(before.exists());
+}
+
+#[test]
 fn volumes_are_links_that_the_process_sees() {
     let mut cluster = Cluster::new();
     let (volume, made) = (Uuid::new_v4(), Uuid::new_v4());

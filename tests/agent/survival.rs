@@ -125,7 +125,7 @@ fn a_state_directory_that_takes_nothing_any_more_fails_commands_and_nothing_else
     cluster.wait_state(id, InstanceState::Exited);
     cluster.send(&delete(id));
     let failure: DeleteFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason.as_str(), "state_failure");
+    assert_eq!(failure.reason, DeleteFailureReason::InvalidData);
 
     fs::remove_file(&instances).unwrap();
     fs::rename(&aside, &instances).unwrap();

@@ -38,7 +38,11 @@
 //! * **STOP** asks, and kills after a grace period. A persistent instance is
 //!   then `exited` in STATS; one that isn't is removed, and InstanceDeleted
 //!   says so. A second STOP meanwhile changes nothing.
-//! * **DELETE** also ends what runs.
+//! * **DELETE** also ends what runs, and what is still being launched. An
+//!   instance is gone once its directory is out of the way; files that can't be
+//!   removed are tried again by the next agent. Where not even that works, the
+//!   answer is `invalid_data`: of the three reasons there are for it, the one
+//!   that doesn't claim the instance wasn't here.
 //! * **EVACUATE** stops every instance; each is told of by InstanceStopped.
 //!   Persistent ones stay here and may be restarted after Restore; the others
 //!   are removed. From its arrival on STARTs are refused, and when the last
@@ -51,6 +55,8 @@
 //!   configuration is still taken.
 //! * **READY**, or FULL, follows every START, whatever became of it: a strict
 //!   scheduler waits for it.
+//! * **Logs** are looked at with each STATS, and cut to their limit (16 MB
+//!   each by default). While no agent runs, nobody does that.
 //! * **A lost record** is made anew from the START and from what runs; with a
 //!   lost START an instance is `missing` unless it still runs, can be stopped
 //!   and deleted, and RESTART answers `instance_corrupt`.

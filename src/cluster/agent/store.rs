@@ -7,6 +7,7 @@
 //!     instance.yaml             the record: phase, process, exit code
 //!     start.yaml                the START, byte for byte
 //!     …                         the driver's, see `driver::Place`
+//!   removed/                    what DELETE left, on its way out
 //!   set-aside/                  copies of what could not be read; why is in the log
 //! ```
 //!
@@ -36,6 +37,7 @@ const START: &str = "start.yaml";
 const NODE: &str = "node.yaml";
 const INSTANCES: &str = "instances";
 const SET_ASIDE: &str = "set-aside";
+const REMOVED: &str = "removed";
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
 
@@ -163,6 +165,10 @@ impl Store {
             }
             e => e,
         })?;
+        // Now: once the disk is full, it could not be made.
+        if let Err(e) = fs::create_dir_all(root.join(REMOVED)) {
+            warn!("{}: {e}", root.display());
+        }
         Ok(Self {
             root,
             volumes,
@@ -190,6 +196,8 @@ impl Store {
     /// Makes the directory of a new instance and writes its START down.
     pub(crate) fn create(&self, instance: Uuid, start: &StartPayload, record: &Record) -> io::Result<()> {
         let place = self.place(instance);
+        // What is left of a former one of that name is nobody's.
+        found(fs::remove_dir_all(place.dir()))?;
         fs::create_dir_all(place.work())?;
         fs::create_dir_all(place.volumes())?;
         self.save_start(instance, start)?;
@@ -217,18 +225,42 @@ impl Store {
 
     /// Forgets an instance and removes all its files, those of its volumes
     /// excepted.
+    ///
+    /// After an error it is still here as a whole. Files that can't be
+    /// removed are no error: it is no instance any more, and the next agent
+    /// tries again.
     pub(crate) fn remove(&self, instance: Uuid) -> io::Result<()> {
         let dir = self.place(instance).dir().to_owned();
-        // Without its record it is no instance any more, whatever becomes of
-        // the rest.
-        for file in [RECORD, START, "start.sum"] {
-            found(fs::remove_file(dir.join(file)))?;
+        // At one stroke, and without taking any space.
+        let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
+        let gone = match fs::rename(&dir, &aside) {
+            Ok(()) => aside,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => return Ok(()),
+            Err(_) => {
+                // Without its record it is no instance, either.
+                found(fs::remove_file(dir.join(RECORD)))?;
+                dir
+            }
+        };
+        if let Err(e) = found(fs::remove_dir_all(&gone)) {
+            warn!("{}: some of it can't be removed: {e}", gone.display());
         }
-        found(fs::remove_dir_all(&dir))
+        Ok(())
+    }
+
+    /// What could not be removed before.
+    fn remove_the_rest(&self) {
+        let entries = fs::read_dir(self.root.join(REMOVED)).into_iter().flatten();
+        for entry in entries.flatten() {
+            if let Err(e) = fs::remove_dir_all(entry.path()) {
+                warn!("{}: {e}", entry.path().display());
+            }
+        }
     }
 
     /// Reads everything. What can't be read is set aside and told in the log.
     pub(crate) fn load(&self) -> io::Result<(NodeRecord, Vec<Stored>)> {
+        self.remove_the_rest();
         let node = match read_summed(&self.root.join(NODE)) {
             Ok(node) => node.unwrap_or_default(),
             Err(why) => {
@@ -491,6 +523,42 @@ mod tests {
         fs::create_dir_all(dir.path().join(INSTANCES).join("not-a-uuid")).unwrap();
         assert_eq!(store.load().unwrap().1.len(), 0);
         assert!(!half.dir().exists());
+    }
+
+    /// An instance is gone at once, whatever becomes of its files.
+    #[test]
+    fn what_cannot_be_removed_at_once_is_removed_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let instance = Uuid::from_u128(1);
+        let removed = || fs::read_dir(dir.path().join(REMOVED)).unwrap().count();
+        store.create(instance, &start(instance), &running()).unwrap();
+        store.remove(instance).unwrap();
+        assert_eq!((removed(), store.load().unwrap().1.len()), (0, 0));
+
+        // An agent that was killed in the middle.
+        fs::create_dir_all(dir.path().join(REMOVED).join("x/work")).unwrap();
+        assert_eq!(store.load().unwrap().1.len(), 0);
+        assert_eq!(removed(), 0);
+
+        // Without room to put it aside, its record goes first.
+        store.create(instance, &start(instance), &running()).unwrap();
+        fs::remove_dir(dir.path().join(REMOVED)).unwrap();
+        fs::write(dir.path().join(REMOVED), "").unwrap();
+        store.remove(instance).unwrap();
+        assert!(!store.place(instance).dir().exists());
+    }
+
+    #[test]
+    fn a_new_instance_finds_nothing_of_a_former_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let instance = Uuid::from_u128(1);
+        let left = store.place(instance).work().join("left");
+        fs::create_dir_all(store.place(instance).work()).unwrap();
+        fs::write(&left, "").unwrap();
+        store.create(instance, &start(instance), &running()).unwrap();
+        assert!(!left.exists());
     }
 
     #[test]

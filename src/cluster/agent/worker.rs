@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::control::{Done, Input, Job, LaunchJob, VolumeOp};
 use super::driver::{
-    Driver, EndSink, Handle, Launch, LaunchError, LaunchFault, Running, VolumeError, VolumeFault,
+    Cancel, Driver, EndSink, Handle, Launch, LaunchError, LaunchFault, Running, VolumeError, VolumeFault,
 };
 use super::store::Store;
 use crate::cluster::machine::Facts;
@@ -79,6 +79,8 @@ struct Queues {
     /// Keys that have jobs and no worker, longest waiting first.
     ready: VecDeque<Key>,
     busy: HashSet<Key>,
+    /// Under way.
+    launches: HashMap<Uuid, Cancel>,
     stop: bool,
 }
 
@@ -132,6 +134,7 @@ impl Drop for Workers {
         {
             let mut queues = self.shared.queues();
             queues.stop = true;
+            queues.launches.values().for_each(Cancel::cancel);
             for jobs in queues.jobs.values_mut() {
                 jobs.retain(|job| !matches!(job, Job::Launch(_) | Job::Measure(_) | Job::Watch(..)));
             }
@@ -235,7 +238,15 @@ impl Shared {
 
     fn launch(&self, job: LaunchJob) {
         let instance = job.instance;
+        {
+            let mut queues = self.queues();
+            if queues.stop {
+                job.cancel.cancel();
+            }
+            queues.launches.insert(instance, job.cancel.clone());
+        }
         let result = self.try_launch(&job);
+        self.queues().launches.remove(&instance);
         let running = match (&result, &self.store) {
             (Ok(handle), Some(store)) => Some(Running {
                 place: store.place(instance),
@@ -274,7 +285,11 @@ impl Shared {
             place: &place,
             payload: &job.payload,
             user: &job.user,
+            cancel: &job.cancel,
         };
+        if job.cancel.is_cancelled() {
+            return Err(LaunchError::launch("it is wanted no longer"));
+        }
         job.driver.launch(&launch, &mut |handle| {
             store.save(job.instance, &job.record.running(handle))
         })

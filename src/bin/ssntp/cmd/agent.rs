@@ -1,6 +1,6 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
@@ -66,6 +66,10 @@ pub(crate) struct Args {
     /// How long an instance may take to end before it is killed
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     grace: Seconds,
+    /// The most that is kept of each log of an instance; looked at every
+    /// --interval
+    #[arg(long, value_name = "MB", default_value = "16", value_parser = value_parser!(u32).range(1..))]
+    log_limit: u32,
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
@@ -108,8 +112,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.state(state);
         for driver in &args.driver {
             config = match driver {
-                DriverName::Process => config.driver(process(args.confinement)?),
-                DriverName::Qemu => config.driver(qemu(args.confinement, args.images.as_deref())?),
+                DriverName::Process => config.driver(process(&args)?),
+                DriverName::Qemu => config.driver(qemu(&args)?),
                 DriverName::Simulate => config.driver(SimulateDriver::new()),
             };
         }
@@ -145,14 +149,17 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn process(confinement: ConfinementName) -> Result<ProcessDriver, Failure> {
-    ProcessDriver::new(confinement.into()).map_err(|e| Failure::new(format!("the process driver: {e}")))
+fn process(args: &Args) -> Result<ProcessDriver, Failure> {
+    let driver = ProcessDriver::new(args.confinement.into());
+    let driver = driver.map_err(|e| Failure::new(format!("the process driver: {e}")))?;
+    Ok(driver.log_mb(args.log_limit))
 }
 
-fn qemu(confinement: ConfinementName, images: Option<&Path>) -> Result<QemuDriver, Failure> {
-    let driver = QemuDriver::new(confinement.into());
+fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
+    let driver = QemuDriver::new(args.confinement.into());
     let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
-    Ok(match images {
+    let driver = driver.log_mb(args.log_limit);
+    Ok(match &args.images {
         Some(images) => driver.images(images),
         None => driver,
     })

@@ -7,7 +7,7 @@ use std::time::Instant;
 use log::{info, warn};
 
 use super::{Control, Instance, Job, Mode, Phase};
-use crate::cluster::agent::driver::{Driver, Ended, Exit, Found, Usage};
+use crate::cluster::agent::driver::{Cancel, Driver, Ended, Exit, Found, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
 use crate::payload::StartPayload;
 
@@ -53,6 +53,7 @@ impl Control {
             volumes: stored.volumes,
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
+            cancel: Cancel::default(),
         };
         if !recorded {
             self.recover_record(&mut instance);

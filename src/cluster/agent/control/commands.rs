@@ -19,7 +19,7 @@
 //! | | `already_running` | it hasn't ended |
 //! | | `instance_corrupt` | what was known of it is lost |
 //! | DELETE | `no_instance` | it isn't here, or the node is OFFLINE |
-//! | | `state_failure` | its files can't be removed (not one of the protocol's reasons: none fits) |
+//! | | `invalid_data` | its record can't be removed: it is still here, as it was |
 //! | AttachVolume, DetachVolume | `no_instance` | it isn't here |
 //! | | `attach_failure`, `detach_failure` | the node is OFFLINE; there is no such volume; too many commands wait |
 //! | | `not_supported` | the node has no volumes, or the driver takes none |
@@ -41,7 +41,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{Control, Instance, Job, LaunchJob, Mode, Phase};
-use crate::cluster::agent::driver::{Driver, LaunchFault, Place, Usage};
+use crate::cluster::agent::driver::{Cancel, Driver, LaunchFault, Place, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::cluster::scheduler::placement::Needs;
 use crate::cluster::subnet::{Subnet, is_mac};
@@ -196,7 +196,9 @@ impl Control {
             volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
+            cancel: Cancel::default(),
         };
+        let cancel = instance.cancel.clone();
         self.instances.insert(id, instance);
         self.job(Job::Launch(Box::new(LaunchJob {
             instance: id,
@@ -206,6 +208,7 @@ impl Control {
             fresh: true,
             user: self.launcher.child_user.clone(),
             volumes,
+            cancel,
         })));
     }
 
@@ -354,7 +357,8 @@ impl Control {
         };
         instance.phase = Phase::Launching { restart: true };
         instance.start = Some(Arc::clone(&payload));
-        let record = instance.record.clone();
+        instance.cancel = Cancel::default();
+        let (record, cancel) = (instance.record.clone(), instance.cancel.clone());
         self.job(Job::Launch(Box::new(LaunchJob {
             instance: id,
             driver,
@@ -363,6 +367,7 @@ impl Control {
             fresh: false,
             user,
             volumes: Vec::new(),
+            cancel,
         })));
         self.announce(false);
         self.stats_soon(now);

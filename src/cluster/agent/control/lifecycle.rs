@@ -8,7 +8,9 @@ use uuid::Uuid;
 use super::{Control, Job, Phase};
 use crate::cluster::agent::driver::{Ended, Handle, LaunchError, Usage};
 use crate::cluster::agent::store::RecordAfter;
-use crate::payload::{DeleteFailure, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure};
+use crate::payload::{
+    DeleteFailure, DeleteFailureReason, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
+};
 
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
@@ -121,6 +123,7 @@ impl Control {
                 self.job(Job::Save { instance: id, record });
             }
             Phase::Stopped if removes(after) => self.remove(id),
+            Phase::Launching { .. } if removes(after) => instance.cancel.cancel(),
             Phase::Launching { .. } | Phase::Stopped | Phase::Removing => {}
         }
         self.stats_soon(now);
@@ -149,11 +152,12 @@ impl Control {
                 instance.phase = Phase::Stopped;
                 instance.record.after = RecordAfter::Nothing;
                 if after == RecordAfter::Delete {
-                    // None of the protocol's reasons fits.
+                    // Of the protocol's three reasons the one that doesn't say
+                    // that it isn't here.
                     self.tell(&DeleteFailure {
                         node_uuid: self.settings.node.into(),
                         instance_uuid: id.into(),
-                        reason: "state_failure".into(),
+                        reason: DeleteFailureReason::InvalidData,
                     });
                 } else {
                     // It is stopped at least.

@@ -45,7 +45,9 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::node::Tenants;
-use super::driver::{Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError};
+use super::driver::{
+    Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
+};
 use super::store::{NodeRecord, Record};
 use crate::Role;
 use crate::cluster::machine::Facts;
@@ -187,6 +189,7 @@ pub(crate) struct LaunchJob {
     pub(crate) user: String,
     /// To attach before it starts, and whether each may be made.
     pub(crate) volumes: Vec<(Uuid, bool)>,
+    pub(crate) cancel: Cancel,
 }
 
 /// A volume to attach or detach.
@@ -209,6 +212,8 @@ struct Instance {
     /// The first one is being done.
     volume_ops: VecDeque<VolumeOp>,
     usage: Usage,
+    /// Ends its launch.
+    cancel: Cancel,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

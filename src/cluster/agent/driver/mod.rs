@@ -27,6 +27,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use uuid::Uuid;
 
@@ -40,7 +41,7 @@ use crate::payload::{RestartFailureReason, Start, StartFailureReason, StartPaylo
 ///
 /// Its calls come from the agent's workers: those for one instance one after
 /// the other, those for several instances at the same time. They may take a
-/// moment, but don't wait for an instance's good will: `terminate` asks, and
+/// moment, within a limit, but don't wait for an instance's good will: `terminate` asks, and
 /// whether the instance ended is heard from [`watch`](Self::watch).
 pub trait Driver: Send + Sync + fmt::Debug {
     /// Its name, as on the command line.
@@ -82,7 +83,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// lost.
     fn find_unrecorded(&self, place: &Place) -> Option<Handle>;
 
-    /// What each of them uses now, in the same order.
+    /// What each of them uses now, in the same order. Comes with each STATS,
+    /// and is the moment to tidy up, too.
     fn measure(&self, instances: &[Subject]) -> Vec<Usage>;
 
     /// Forgets what it keeps of an instance that was removed.
@@ -125,7 +127,7 @@ pub struct Ended {
 /// DIR/
 ///   instance.yaml  start.yaml      the agent's
 ///   exit                           how its last run ended
-///   stdout.log  stderr.log         what it wrote, over all runs
+///   stdout.log  stderr.log         what it wrote, over all runs, within bounds
 ///   work/                          its own directory
 ///   volumes/UUID                   a link to each volume
 /// ```
@@ -179,6 +181,24 @@ pub struct Launch<'a> {
     pub payload: &'a StartPayload,
     /// The configuration's `child_user`; empty for the agent's own.
     pub user: &'a str,
+    /// Whether it is wanted no longer: what takes its time looks at it.
+    pub cancel: &'a Cancel,
+}
+
+/// Says that something is wanted no longer. Clones say the same.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// It is wanted no longer.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// One run of an instance, in a form that survives the agent: a process, and

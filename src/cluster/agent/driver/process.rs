@@ -21,7 +21,8 @@
 //! The program is looked for as a shell would, with the `PATH` of `env` or
 //! the agent's own. It runs in `dir`, which may be relative to the instance's
 //! own directory, where it runs otherwise; reads nothing; and writes to
-//! `stdout.log` and `stderr.log`. Its environment is `env`, and
+//! `stdout.log` and `stderr.log`, of which the agent keeps the last 16 MB each
+//! (`log_mb`). Its environment is `env`, and
 //!
 //! | variable | |
 //! |---|---|
@@ -42,7 +43,7 @@ use std::io;
 use std::os::unix::fs::chown;
 use std::path::Path;
 
-use super::group::{Confinement, Groups, Program, User, find_program};
+use super::group::{Confinement, DEFAULT_LOG_MB, Groups, Program, User, find_program};
 use super::{
     Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
     Volume, VolumeError,
@@ -57,6 +58,7 @@ pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 #[derive(Clone, Debug)]
 pub struct ProcessDriver {
     groups: Groups,
+    log_mb: u32,
 }
 
 impl ProcessDriver {
@@ -68,7 +70,18 @@ impl ProcessDriver {
     pub fn new(confinement: Confinement) -> io::Result<Self> {
         Ok(Self {
             groups: Groups::new(confinement)?,
+            log_mb: DEFAULT_LOG_MB,
         })
+    }
+
+    /// The most that is kept of what an instance writes, in MB, for each of
+    /// `stdout.log` and `stderr.log`: the older half in a file of its own,
+    /// called `….1`. It is looked at with each STATS, and may be exceeded in
+    /// between. Default: 16.
+    #[must_use]
+    pub fn log_mb(mut self, mb: u32) -> Self {
+        self.log_mb = mb;
+        self
     }
 }
 
@@ -143,6 +156,9 @@ impl Driver for ProcessDriver {
     }
 
     fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        for subject in subjects {
+            self.groups.trim_logs(&subject.place, self.log_mb, &[]);
+        }
         self.groups.measure(subjects)
     }
 

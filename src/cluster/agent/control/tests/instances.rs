@@ -152,7 +152,10 @@ fn a_delete_that_fails_is_told_and_may_be_tried_again() {
         instance: ONE,
         result: Err("read-only".into()),
     }));
-    assert_eq!(stage.next::<DeleteFailure>().reason.as_str(), "state_failure");
+    assert_eq!(
+        stage.next::<DeleteFailure>().reason,
+        DeleteFailureReason::InvalidData
+    );
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
     stage.jobs.clear();
     stage.send(&delete(ONE, false));
@@ -172,8 +175,16 @@ fn what_is_asked_while_it_launches_is_done_afterwards() {
     stage.removed(ONE);
     stage.next::<InstanceDeleted>();
 
+    // What is to be removed need not be launched first.
     stage.send(&persistent(TWO));
+    let cancel = stage.job(|job| match job {
+        Job::Launch(job) => Some(job.cancel.clone()),
+        _ => None,
+    });
+    stage.send(&stop(TWO));
+    assert!(!cancel.is_cancelled());
     stage.send(&delete(TWO, false));
+    assert!(cancel.is_cancelled());
     stage.feed(Input::Done(Done::Launched {
         instance: TWO,
         result: Err(LaunchError::launch("no")),

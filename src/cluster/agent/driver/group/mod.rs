@@ -25,9 +25,11 @@
 //! |---|---|
 //! | `procfs` | `/proc/PID/stat` |
 //! | `cgroup` | limits and figures by control group, versions 1 and 2 |
+//! | `logs` | what instances write, within bounds |
 //! | `watch` | the thread that notices ends |
 
 mod cgroup;
+mod logs;
 mod procfs;
 #[cfg(test)]
 mod tests;
@@ -49,6 +51,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_
 use uuid::Uuid;
 
 use self::cgroup::Cgroups;
+pub(super) use self::logs::DEFAULT_LOG_MB;
 use self::procfs::Stat;
 use self::watch::Watch;
 pub(super) use self::watch::is_alive;
@@ -75,6 +78,8 @@ const LEFTOVERS: Duration = Duration::from_secs(2);
 /// unknown.
 const MAX_FILES: usize = 200_000;
 const MB: u64 = 1024 * 1024;
+/// What an instance writes, in its directory.
+const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 
 /// How instances are kept within their memory and CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,7 +166,8 @@ impl Groups {
             let log = OpenOptions::new().append(true).create(true).open(&path);
             log.map_err(|e| LaunchError::io(path.display(), &e))
         };
-        let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
+        let [stdout, stderr] = LOGS.map(log);
+        let (stdout, stderr) = (stdout?, stderr?);
         prepare_exit_file(place, program.user).map_err(|e| LaunchError::io("its exit file", &e))?;
         let mut command = Command::new("/bin/sh");
         command
@@ -285,6 +291,14 @@ impl Groups {
             .filter_map(procfs::stat)
             .find(leads)?;
         Some(self.handle(&stat))
+    }
+
+    /// Keeps each log of an instance within `mb`, and so does it with those
+    /// of `more`, which are relative to its directory.
+    pub(super) fn trim_logs(&self, place: &Place, mb: u32, more: &[&str]) {
+        for log in LOGS.iter().chain(more) {
+            logs::trim(&place.dir().join(log), u64::from(mb).max(1) * MB);
+        }
     }
 
     /// What each instance uses: one look at all processes for all of them.

@@ -9,18 +9,25 @@
 //!  VOLUMES/UUID/disk.img|disk.raw
 //! ```
 //!
+//! Making a disk has a time limit, and ends when it is wanted no longer.
+//!
 //! What an instance may write to is opened in the format that its name says.
 //! It is never guessed from its content: an instance could write there what
 //! makes a raw disk look like one that lies on top of any file of the node.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use log::warn;
+use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::super::{LaunchError, LaunchFault, Place};
+use super::super::{Cancel, LaunchError, LaunchFault, Place};
+use super::{now, pause};
 use crate::payload::Storage;
 
 /// What an image's file may be called after its name, best first.
@@ -30,6 +37,12 @@ const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
 const DISKS: [&str; 2] = ["disk.img", "disk.raw"];
 const MAX_NAME: usize = 200;
 const GIB: u64 = 1 << 30;
+/// How much is copied between two looks at whether to go on.
+const PIECE: u64 = 16 << 20;
+/// How long a program that was killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(2);
+/// The most of a program's complaint that is passed on.
+const COMPLAINT: u64 = 4096;
 
 /// How a disk lies in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +73,26 @@ impl Format {
 pub(super) struct Disk {
     pub(super) path: PathBuf,
     pub(super) format: Format,
+}
+
+/// What making a disk has to keep to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds<'a> {
+    pub(super) until: Instant,
+    pub(super) cancel: &'a Cancel,
+}
+
+impl Bounds<'_> {
+    /// Whether to go on.
+    fn check(&self) -> io::Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(io::Error::other("it is wanted no longer"));
+        }
+        match now() < self.until {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
 }
 
 /// What an instance boots from: of those it may, the one with the lowest
@@ -120,6 +153,7 @@ pub(super) fn boot_disk(
     base: impl FnOnce() -> Result<Disk, LaunchError>,
     gib: i64,
     qemu_img: Option<&Path>,
+    bounds: Bounds<'_>,
 ) -> Result<Disk, LaunchError> {
     let work = place.work();
     for format in [Format::Qcow2, Format::Raw] {
@@ -138,14 +172,20 @@ pub(super) fn boot_disk(
     let path = work.join(format.boot_file());
     let beside = work.join("boot.new");
     match qemu_img {
-        Some(program) => overlay(program, &base, wanted, &beside)?,
-        None => copy(&base, wanted, &beside).map_err(|e| LaunchError::io(beside.display(), &e))?,
+        Some(program) => overlay(program, &base, wanted, &beside, bounds)?,
+        None => copy(&base, wanted, &beside, bounds).map_err(|e| LaunchError::io(beside.display(), &e))?,
     }
     fs::rename(&beside, &path).map_err(|e| LaunchError::io(path.display(), &e))?;
     Ok(Disk { path, format })
 }
 
-fn overlay(program: &Path, base: &Disk, wanted: u64, to: &Path) -> Result<(), LaunchError> {
+fn overlay(
+    program: &Path,
+    base: &Disk,
+    wanted: u64,
+    to: &Path,
+    bounds: Bounds<'_>,
+) -> Result<(), LaunchError> {
     let size = match header(&base.path) {
         Ok(Some(size)) => Ok(size),
         Ok(None) => fs::metadata(&base.path).map(|metadata| metadata.len()),
@@ -157,31 +197,81 @@ fn overlay(program: &Path, base: &Disk, wanted: u64, to: &Path) -> Result<(), La
     command
         .args(["create", "-q", "-f", "qcow2", "-F", base.format.name(), "-b"])
         .arg(&base.path)
-        .arg(to)
-        .stdin(Stdio::null());
+        .arg(to);
     if wanted > size {
         command.arg(wanted.to_string());
     }
-    let output = command
-        .output()
-        .map_err(|e| LaunchError::io(program.display(), &e))?;
-    if output.status.success() {
+    let complaint = to.with_extension("err");
+    let ran = run(&mut command, &complaint, bounds).map_err(|e| LaunchError::io(program.display(), &e))?;
+    if ran.0.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let why = format!("{}: {}", program.display(), said.trim());
+    let why = format!("{}: {}", program.display(), ran.1.trim());
     Err(LaunchError::new(LaunchFault::Image, why))
 }
 
-fn copy(base: &Disk, wanted: u64, to: &Path) -> io::Result<()> {
-    fs::copy(&base.path, to)?;
+/// Runs a program to its end, or until the bounds say so: how it ended, and
+/// what it complained of, which passes through a file that never makes it
+/// wait.
+fn run(command: &mut Command, complaint: &Path, bounds: Bounds<'_>) -> io::Result<(ExitStatus, String)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true);
+    let errors = options.mode(0o600).open(complaint)?;
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(errors)
+        .process_group(0)
+        .spawn();
+    let ended = child.and_then(|child| await_end(child, bounds));
+    let mut said = String::new();
+    if let Ok(file) = File::open(complaint) {
+        // Half a character at the end is nothing to fail for.
+        let _ = file.take(COMPLAINT).read_to_string(&mut said);
+    }
+    let _ = fs::remove_file(complaint);
+    ended.map(|status| (status, said))
+}
+
+fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
+    let why = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) => {}
+            Err(e) => break e,
+        }
+        match bounds.check() {
+            Ok(()) => pause(),
+            Err(e) => break e,
+        }
+    };
+    // It leads a group of its own, and we have not waited for it yet.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let limit = now() + KILLED;
+    while matches!(child.try_wait(), Ok(None)) {
+        if now() > limit {
+            warn!("process {} does not even end when killed", child.id());
+            break;
+        }
+        pause();
+    }
+    Err(why)
+}
+
+fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<()> {
     // The image may be one that nobody may write.
-    let mut permissions = fs::metadata(to)?.permissions();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
-    fs::set_permissions(to, permissions)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let (mut from, mut file) = (File::open(&base.path)?, options.open(to)?);
+    // Within a file system that can, nothing is copied at all.
+    loop {
+        bounds.check()?;
+        if io::copy(&mut (&mut from).take(PIECE), &mut file)? == 0 {
+            break;
+        }
+    }
     match base.format {
         Format::Raw => {
-            let file = OpenOptions::new().write(true).open(to)?;
             if file.metadata()?.len() < wanted {
                 file.set_len(wanted)?;
             }
@@ -298,12 +388,61 @@ mod tests {
                 format: Format::Raw,
             })
         };
-        let disk = boot_disk(&place, base, 1, None).unwrap();
+        let cancel = Cancel::default();
+        let bounds = Bounds {
+            until: now() + Duration::from_secs(60),
+            cancel: &cancel,
+        };
+        let disk = boot_disk(&place, base, 1, None, bounds).unwrap();
         assert_eq!(fs::metadata(&disk.path).unwrap().len(), GIB);
         assert_eq!(fs::read(&image).unwrap(), b"first");
         // A later run has what the earlier one wrote, and needs no image.
         let gone = || Err(LaunchError::launch("not asked for"));
-        assert_eq!(boot_disk(&place, gone, 1, None).unwrap(), disk);
+        assert_eq!(boot_disk(&place, gone, 1, None, bounds).unwrap(), disk);
+    }
+
+    /// By a copy as by a program, which is gone then.
+    #[test]
+    fn a_disk_that_takes_too_long_or_is_not_wanted_any_more_is_not_made() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(Uuid::nil(), dir.path());
+        fs::create_dir(place.work()).unwrap();
+        let image = dir.path().join("image");
+        fs::write(&image, "first").unwrap();
+        let base = || {
+            Ok(Disk {
+                path: image.clone(),
+                format: Format::Raw,
+            })
+        };
+        let program = dir.path().join("qemu-img");
+        let pid_file = dir.path().join("pid");
+        let script = format!("#!/bin/sh\necho $$ >{}\nsleep 1000 & wait\n", pid_file.display());
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let (wanted, unwanted) = (Cancel::default(), Cancel::default());
+        unwanted.cancel();
+        let rows = [
+            (now() + Duration::from_millis(300), &wanted, "timed out"),
+            (now() + Duration::from_secs(60), &unwanted, "wanted no longer"),
+        ];
+        for (until, cancel, why) in rows {
+            for qemu_img in [None, Some(program.as_path())] {
+                let until = if qemu_img.is_none() && why == "timed out" {
+                    now()
+                } else {
+                    until
+                };
+                let error = boot_disk(&place, base, 0, qemu_img, Bounds { until, cancel }).unwrap_err();
+                assert!(error.why.contains(why), "{error}");
+                assert_eq!(error.fault, LaunchFault::Launch);
+            }
+        }
+        let pid = fs::read_to_string(pid_file).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists());
+        assert!(!place.work().join("boot.raw").exists() && !place.work().join("boot.qcow2").exists());
     }
 
     #[test]

@@ -59,15 +59,18 @@ use uuid::Uuid;
 use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
-use super::group::{Confinement, Groups, Program, User, find_program, is_alive};
+use super::group::{Confinement, DEFAULT_LOG_MB, Groups, Program, User, find_program, is_alive};
 use super::process::{DEFAULT_PATH, user};
 use super::{
-    Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
-    Volume, VolumeError, VolumeFault,
+    Cancel, Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running,
+    Subject, Usage, Volume, VolumeError, VolumeFault,
 };
 use crate::payload::{Start, VmType};
 use crate::replace::replace;
 
+/// How long the disk that a machine boots from may take to be made: where
+/// there is no qemu-img, all of the image is copied.
+const IMAGE: Duration = Duration::from_secs(600);
 /// How long QEMU may take to answer after it was started. A slower one is
 /// left to itself: it runs.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
@@ -83,6 +86,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug)]
 pub struct QemuDriver {
     groups: Groups,
+    log_mb: u32,
     images: Option<PathBuf>,
     path: Option<OsString>,
 }
@@ -99,6 +103,7 @@ impl QemuDriver {
     pub fn new(confinement: Confinement) -> io::Result<Self> {
         Ok(Self {
             groups: Groups::new(confinement)?,
+            log_mb: DEFAULT_LOG_MB,
             images: None,
             path: Some(std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into())),
         })
@@ -113,6 +118,15 @@ impl QemuDriver {
         self
     }
 
+    /// The most that is kept of what a machine writes to its serial port, and
+    /// of QEMU's own `stdout.log` and `stderr.log`, in MB for each: see
+    /// [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb). Default: 16.
+    #[must_use]
+    pub fn log_mb(mut self, mb: u32) -> Self {
+        self.log_mb = mb;
+        self
+    }
+
     /// Where programs are looked for, in place of `PATH`.
     #[cfg(test)]
     fn path(mut self, path: impl Into<OsString>) -> Self {
@@ -120,22 +134,29 @@ impl QemuDriver {
         self
     }
 
-    fn boot_disk(&self, place: &Place, start: &Start) -> Result<Disk, LaunchError> {
-        let entry = image::bootable(&start.storage)
+    fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, LaunchError> {
+        let entry = image::bootable(&launch.payload.start.storage)
             .ok_or_else(|| LaunchError::new(LaunchFault::Image, "there is nothing to boot from"))?;
         let qemu_img = find_program("qemu-img", self.path.as_deref(), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
-        image::boot_disk(place, base, entry.size, qemu_img.as_deref())
+        let bounds = image::Bounds {
+            until: now() + IMAGE,
+            cancel: launch.cancel,
+        };
+        image::boot_disk(launch.place, base, entry.size, qemu_img.as_deref(), bounds)
     }
 
     /// Waits until it answers. One that ended instead was never started.
-    fn await_answer(&self, running: &Running) -> Result<(), LaunchError> {
+    fn await_answer(&self, running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
         let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
         while is_alive(&running.handle) {
             match Qmp::connect(&work).and_then(|mut qmp| qmp.status()) {
                 Ok(status) => {
                     info!("instance {}: the machine is {status}", running.place.instance());
                     return Ok(());
+                }
+                Err(_) if cancel.is_cancelled() => {
+                    return Err(LaunchError::launch("it is wanted no longer"));
                 }
                 Err(e) if now() > limit => {
                     warn!("instance {}: {e}", running.place.instance());
@@ -177,7 +198,7 @@ impl Driver for QemuDriver {
         let emulator = Emulator::find(self.path.as_deref())?;
         let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
         let (user, work) = (user(launch.user)?, place.work());
-        let boot = self.boot_disk(place, start)?;
+        let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
         let seed = work.join(machine::SEED);
         replace(&seed, &seed_of(launch)?).map_err(|e| LaunchError::io(seed.display(), &e))?;
@@ -218,7 +239,7 @@ impl Driver for QemuDriver {
             place: place.clone(),
             handle,
         };
-        match self.await_answer(&running) {
+        match self.await_answer(&running, launch.cancel) {
             Ok(()) => Ok(running.handle),
             Err(e) => {
                 self.groups.abandon(&running);
@@ -265,6 +286,10 @@ impl Driver for QemuDriver {
     }
 
     fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        for subject in subjects {
+            self.groups
+                .trim_logs(&subject.place, self.log_mb, &["work/serial.log"]);
+        }
         self.groups.measure(subjects)
     }
 

@@ -95,6 +95,7 @@ impl Stage {
             place: &self.place,
             payload,
             user: "",
+            cancel: &Cancel::default(),
         };
         let handle = self.driver.launch(&launch, &mut |_| Ok(()))?;
         let running = Running {
