@@ -13,14 +13,16 @@
 mod processes;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
 use ssntp::payload::{
-    Delete, InstanceDeleted, InstanceState, NodeStatus, Persistence, Start, StartFailure, Stats, Stop, VmType,
+    Delete, Evacuate, InstanceDeleted, InstanceState, NextState, NodeStatus, Persistence, Start,
+    StartFailure, Stats, Stop, VmType,
 };
 use uuid::Uuid;
 
-use processes::{Cluster, ssntp};
+use processes::{Cluster, ssntp, wait_for};
 
 #[test]
 fn without_state_it_reports_this_machine() {
@@ -96,6 +98,38 @@ fn killed_it_comes_back_and_finds_what_runs() {
     });
     cluster.next(|_: &InstanceDeleted| true);
     agent.end(Signal::INT);
+}
+
+#[test]
+fn after_an_evacuation_a_program_is_run() {
+    let cluster = Cluster::new();
+    let path = |name: &str| cluster.dir.path().join(name);
+    fs::write(
+        path("next"),
+        "#!/bin/sh\necho \"$*\" >said.new; mv said.new said\n",
+    )
+    .unwrap();
+    fs::set_permissions(path("next"), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = path("next");
+    let program = ["--after-evacuation", program.to_str().unwrap()];
+    let mut agent = cluster.agent("agent", &[&["--state", "state"], &program[..]].concat());
+    let node = agent.uuid();
+    cluster.next(|_: &Stats| true);
+    cluster.send(&Evacuate {
+        workload_agent_uuid: node.into(),
+        next_state: NextState::Reboot,
+    });
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
+    let said = wait_for(|| fs::read_to_string(path("said")).ok());
+    assert_eq!(said, "reboot\n");
+
+    // The next agent is still in maintenance, and has nothing to do.
+    agent.kill();
+    fs::remove_file(path("said")).unwrap();
+    let agent = cluster.agent("agent", &[&["--state", "state"], &program[..]].concat());
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
+    agent.end(Signal::TERM);
+    assert!(!path("said").exists());
 }
 
 #[test]

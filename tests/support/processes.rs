@@ -118,6 +118,19 @@ pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// What nobody tells of: files and processes.
+#[track_caller]
+pub fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A child that is not left behind when a test fails.
 pub struct Program(Child);
 

@@ -48,7 +48,9 @@
 //!   are removed. From its arrival on STARTs are refused, and when the last
 //!   instance has ended MAINTENANCE is sent. It survives a restart of the
 //!   agent. What comes next (`next_state`) is for whoever looks after the
-//!   machine: the agent only logs it.
+//!   machine: [`Agent::evacuated`] tells it once, and `ssntp agent
+//!   --after-evacuation` runs a program. The node stays in maintenance until
+//!   Restore in any case, also after it was booted.
 //! * **OFFLINE**: START, RESTART, AttachVolume and DetachVolume are answered
 //!   with `launch_failure`, `attach_failure` and `detach_failure`; STOP and
 //!   DELETE with `no_instance`. EVACUATE and Restore change nothing. The

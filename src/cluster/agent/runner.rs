@@ -18,6 +18,7 @@ use super::worker::Workers;
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, Event};
 use crate::cluster::machine::Facts;
+use crate::payload::NextState;
 use crate::transport::threads;
 
 /// The most instances of a node, where nothing else is said.
@@ -25,6 +26,9 @@ pub const DEFAULT_MAX_INSTANCES: usize = 4096;
 /// Outcomes and ends on their way to the agent's thread. When full, workers
 /// wait; the agent's thread never waits for them.
 const INPUTS: usize = 256;
+/// Next states that the agent's owner has not taken yet. When full, they are
+/// logged and dropped.
+const EVACUATIONS: usize = 4;
 /// How long the last frames may take to leave when the agent ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
@@ -181,6 +185,7 @@ pub struct Agent {
     uuid: Uuid,
     orders: Sender<Order>,
     ended: Receiver<ClientError>,
+    evacuated: Receiver<NextState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -209,6 +214,7 @@ impl Agent {
         let uuid = client.uuid();
         let (orders, inbox) = bounded(16);
         let (ending, ended) = bounded(1);
+        let (evacuations, evacuated) = bounded(EVACUATIONS);
         let (inputs, outcomes) = bounded(INPUTS);
         let workers = Workers::start(store.clone(), inputs).map_err(AgentError::Thread)?;
         let settings = settings(&config, &client, store.as_deref());
@@ -228,6 +234,7 @@ impl Agent {
             workers,
             inbox,
             outcomes,
+            evacuations,
         };
         let thread = threads::spawn("ssntp-agent", move || {
             if let Some(why) = runner.run() {
@@ -238,6 +245,7 @@ impl Agent {
             uuid,
             orders,
             ended,
+            evacuated,
             thread: Some(thread.map_err(AgentError::Thread)?),
         })
     }
@@ -259,6 +267,17 @@ impl Agent {
     /// with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.ended
+    }
+
+    /// Gives what an EVACUATE wants to come next, once the node has been
+    /// evacuated and MAINTENANCE was sent: `shutdown`, `update`, `reboot`, or a
+    /// word that isn't known here. Nothing, where that is `maintenance`. The
+    /// agent itself does none of it.
+    ///
+    /// Each is given once, whatever becomes of the agent. Four that nobody took
+    /// are kept; further ones are only logged.
+    pub fn evacuated(&self) -> &Receiver<NextState> {
+        &self.evacuated
     }
 
     /// Ends it and waits for its threads. Instances keep running.
@@ -312,6 +331,7 @@ struct Runner {
     workers: Workers,
     inbox: Receiver<Order>,
     outcomes: Receiver<Input>,
+    evacuations: Sender<NextState>,
 }
 
 impl Runner {
@@ -353,6 +373,7 @@ impl Runner {
             outcomes,
             control,
             inbox,
+            evacuations: _,
         } = self;
         client.flush(LAST_FRAMES);
         // In this order: workers may be waiting for room in the channel, and
@@ -375,6 +396,12 @@ impl Runner {
             for action in actions {
                 match action {
                     Action::Job(job) => self.workers.give(job),
+                    Action::Evacuated(next) => {
+                        info!("{}: evacuated; next is {next}", self.client.uuid());
+                        if self.evacuations.try_send(next).is_err() {
+                            warn!("{}: nobody takes what is next", self.client.uuid());
+                        }
+                    }
                     Action::Send(frame) => {
                         if let Err(e) = self.client.try_send(frame) {
                             warn!("{}: {e}", self.client.uuid());

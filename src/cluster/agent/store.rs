@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! STATE/                        locked: one agent at a time
-//!   node.yaml                   whether the node is in maintenance
+//!   node.yaml                   whether the node is in maintenance, and what is next
 //!   instances/UUID/
 //!     instance.yaml             the record: phase, process, exit code
 //!     start.yaml                the START, byte for byte
@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::driver::{Exit, Handle, Place, Volume};
 use crate::cluster::summed::{read_summed, sum_line, write_summed};
-use crate::payload::{Payload, StartPayload};
+use crate::payload::{NextState, Payload, StartPayload};
 use crate::replace::replace;
 
 const RECORD: &str = "instance.yaml";
@@ -51,6 +51,8 @@ pub(crate) struct Record {
     pub(crate) pid: i32,
     pub(crate) start_time: u64,
     pub(crate) boot_id: String,
+    /// Whether its run is, or was, the first.
+    pub(crate) first_run: bool,
     /// How its last run ended; -1 unknown.
     pub(crate) exit_code: i32,
     /// What is to happen once it has ended, where somebody asked.
@@ -88,6 +90,11 @@ pub(crate) enum RecordAfter {
 }
 
 impl Record {
+    /// Whether it tells of the run that a START made.
+    pub(crate) fn is_first_run(&self) -> bool {
+        self.first_run && self.phase == RecordPhase::Running
+    }
+
     /// The run it tells of, unless it tells of none.
     pub(crate) fn handle(&self) -> Option<Handle> {
         (self.phase == RecordPhase::Running).then(|| Handle {
@@ -105,6 +112,7 @@ impl Record {
             pid: handle.pid,
             start_time: handle.start_time,
             boot_id: handle.boot_id.clone(),
+            first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
             after: RecordAfter::Nothing,
         }
@@ -123,10 +131,13 @@ impl Record {
 }
 
 /// What is true of the whole node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeRecord {
+    /// It is being evacuated, or was.
     pub(crate) maintenance: bool,
+    /// What is to come once it is.
+    pub(crate) next_state: NextState,
 }
 
 /// An instance as it was found on disk.
@@ -197,7 +208,7 @@ impl Store {
     pub(crate) fn create(&self, instance: Uuid, start: &StartPayload, record: &Record) -> io::Result<()> {
         let place = self.place(instance);
         // What is left of a former one of that name is nobody's.
-        found(fs::remove_dir_all(place.dir()))?;
+        remove_all(place.dir())?;
         fs::create_dir_all(place.work())?;
         fs::create_dir_all(place.volumes())?;
         self.save_start(instance, start)?;
@@ -219,8 +230,8 @@ impl Store {
     }
 
     /// Replaces the node's record.
-    pub(crate) fn save_node(&self, node: NodeRecord) -> io::Result<()> {
-        write_summed(&self.root.join(NODE), &node)
+    pub(crate) fn save_node(&self, node: &NodeRecord) -> io::Result<()> {
+        write_summed(&self.root.join(NODE), node)
     }
 
     /// Forgets an instance and removes all its files, those of its volumes
@@ -242,7 +253,7 @@ impl Store {
                 dir
             }
         };
-        if let Err(e) = found(fs::remove_dir_all(&gone)) {
+        if let Err(e) = remove_all(&gone) {
             warn!("{}: some of it can't be removed: {e}", gone.display());
         }
         Ok(())
@@ -252,7 +263,7 @@ impl Store {
     fn remove_the_rest(&self) {
         let entries = fs::read_dir(self.root.join(REMOVED)).into_iter().flatten();
         for entry in entries.flatten() {
-            if let Err(e) = fs::remove_dir_all(entry.path()) {
+            if let Err(e) = remove_all(&entry.path()) {
                 warn!("{}: {e}", entry.path().display());
             }
         }
@@ -266,7 +277,10 @@ impl Store {
             Err(why) => {
                 self.set_aside(&self.root.join(NODE), &why);
                 // It may have been evacuated for a reason.
-                NodeRecord { maintenance: true }
+                NodeRecord {
+                    maintenance: true,
+                    next_state: NextState::Maintenance,
+                }
             }
         };
         let entries = match fs::read_dir(self.root.join(INSTANCES)) {
@@ -375,6 +389,14 @@ fn found(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Removes a directory with all that is in it, or a file in its place.
+fn remove_all(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => found(fs::remove_file(path)),
+        other => found(other),
+    }
+}
+
 fn volumes_at(dir: &Path) -> BTreeSet<Uuid> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let uuid = |entry: fs::DirEntry| Uuid::try_parse(entry.file_name().to_str()?).ok();
@@ -430,11 +452,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let stopped = running().stopped(Exit::code(3));
+        let evacuated = NodeRecord {
+            maintenance: true,
+            next_state: NextState::Update,
+        };
         {
             let store = Store::open(&dir.path().join("deep/state"), Some(dir.path())).unwrap();
             store.create(b, &start(b), &running()).unwrap();
             store.create(a, &start(a), &stopped).unwrap();
-            store.save_node(NodeRecord { maintenance: true }).unwrap();
+            store.save_node(&evacuated).unwrap();
             let volume = store.volume(Uuid::from_u128(9)).unwrap();
             store.link(&store.place(a), &volume).unwrap();
             assert!(store.link(&store.place(a), &volume).is_err(), "attached already");
@@ -442,7 +468,7 @@ mod tests {
         let store = Store::open(&dir.path().join("deep/state"), None).unwrap();
         assert!(store.volume(a).is_none());
         let (node, stored) = store.load().unwrap();
-        assert!(node.maintenance);
+        assert_eq!(node, evacuated);
         let of = |stored: &Stored| (stored.record.clone(), stored.start.as_deref().cloned());
         assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [a, b]);
         assert_eq!(of(&stored[0]), (Some(stopped.clone()), Some(start(a))));
@@ -510,7 +536,7 @@ mod tests {
         assert!(!store.load().unwrap().0.maintenance);
         fs::write(dir.path().join(NODE), "maintenance: fal").unwrap();
         assert!(store.load().unwrap().0.maintenance);
-        store.save_node(NodeRecord::default()).unwrap();
+        store.save_node(&NodeRecord::default()).unwrap();
         assert!(!store.load().unwrap().0.maintenance);
     }
 
@@ -538,6 +564,7 @@ mod tests {
 
         // An agent that was killed in the middle.
         fs::create_dir_all(dir.path().join(REMOVED).join("x/work")).unwrap();
+        fs::write(dir.path().join(REMOVED).join("y"), "").unwrap();
         assert_eq!(store.load().unwrap().1.len(), 0);
         assert_eq!(removed(), 0);
 

@@ -194,9 +194,14 @@ impl Shared {
                     warn!("instance {instance}: its state can't be saved: {e}");
                 }
             }
-            Job::SaveNode(node) => {
-                if let Err(e) = self.store().and_then(|store| store.save_node(node)) {
-                    warn!("the node's state can't be saved: {e}");
+            Job::SaveNode(node, then) => {
+                match (self.store().and_then(|store| store.save_node(&node)), then) {
+                    (Ok(()), Some(next)) => self.done(Done::Evacuated(next)),
+                    (Ok(()), None) => {}
+                    (Err(e), None) => warn!("the node's state can't be saved: {e}"),
+                    (Err(e), Some(next)) => {
+                        warn!("the node's state can't be saved, and so {next} is not asked for: {e}");
+                    }
                 }
             }
             Job::Terminate(driver, running) => warn_of(&running, "asked to end", driver.terminate(&running)),
@@ -287,9 +292,6 @@ impl Shared {
             user: &job.user,
             cancel: &job.cancel,
         };
-        if job.cancel.is_cancelled() {
-            return Err(LaunchError::launch("it is wanted no longer"));
-        }
         job.driver.launch(&launch, &mut |handle| {
             store.save(job.instance, &job.record.running(handle))
         })

@@ -1,14 +1,18 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use clap::{ValueEnum, value_parser};
-use crossbeam_channel::select;
+use crossbeam_channel::{Receiver, after, never, select};
+use log::warn;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES};
+use ssntp::payload::NextState;
 
 use crate::connection::{Connection, closed};
 use crate::failure::Failure;
@@ -23,7 +27,9 @@ use crate::signals::Stop;
 ///
 /// SIGINT and SIGTERM end it; its instances keep running, and the next agent
 /// with the same --state finds them. SIGUSR1 takes the node out of service
-/// (OFFLINE), and the next one back into it.
+/// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
+/// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
+/// is for --after-evacuation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -70,10 +76,17 @@ pub(crate) struct Args {
     /// --interval
     #[arg(long, value_name = "MB", default_value = "16", value_parser = value_parser!(u32).range(1..))]
     log_limit: u32,
+    /// Run this once the node has been evacuated for something else than
+    /// maintenance; its argument is shutdown, update or reboot
+    #[arg(long, value_name = "PROGRAM")]
+    after_evacuation: Option<PathBuf>,
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
 }
+
+/// How often the program after an evacuation is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DriverName {
@@ -133,8 +146,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     output.line(format!("agent {}", agent.uuid()))?;
     output.flush()?;
     drop(output);
+    let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
+            recv(agent.evacuated()) -> next => next.into_iter().for_each(|next| after.run(&next)),
+            recv(after.due()) -> _ => after.look(),
             recv(agent.ended()) -> why => {
                 return Err(closed(why.unwrap_or(ClientError::Closed)));
             }
@@ -163,6 +179,64 @@ fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
         Some(images) => driver.images(images),
         None => driver,
     })
+}
+
+/// The program that brings the machine to what is next. It outlives the
+/// agent, which it may be there to end.
+struct AfterEvacuation {
+    program: Option<PathBuf>,
+    running: Option<Child>,
+}
+
+impl AfterEvacuation {
+    fn new(program: Option<PathBuf>) -> Self {
+        let running = None;
+        Self { program, running }
+    }
+
+    fn run(&mut self, next: &NextState) {
+        let Some(program) = self.program.clone() else {
+            return warn!("evacuated; for {next} there is no --after-evacuation");
+        };
+        if !matches!(next, NextState::Shutdown | NextState::Update | NextState::Reboot) {
+            return warn!("evacuated; nobody knows what {next} is");
+        }
+        self.look();
+        if self.running.is_some() {
+            return warn!("{} still runs: nothing is done for {next}", program.display());
+        }
+        let mut command = Command::new(&program);
+        command
+            .arg(next.as_str())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        match command.process_group(0).spawn() {
+            Ok(child) => self.running = Some(child),
+            Err(e) => warn!("{}: {e}", program.display()),
+        }
+    }
+
+    /// When to look whether it has ended.
+    fn due(&self) -> Receiver<Instant> {
+        match self.running {
+            Some(_) => after(LOOK),
+            None => never(),
+        }
+    }
+
+    fn look(&mut self) {
+        let ended = self
+            .running
+            .as_mut()
+            .and_then(|child| child.try_wait().transpose());
+        match ended {
+            None => return,
+            Some(Ok(status)) if status.success() => {}
+            Some(Ok(status)) => warn!("--after-evacuation: {status}"),
+            Some(Err(e)) => warn!("--after-evacuation: {e}"),
+        }
+        self.running = None;
+    }
 }
 
 impl From<ConfinementName> for Confinement {

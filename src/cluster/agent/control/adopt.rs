@@ -19,7 +19,8 @@ impl Control {
             self.adopt_instance(stored, now);
         }
         if node.maintenance {
-            self.job(Job::SaveNode(node));
+            self.next_state = node.next_state.clone();
+            self.job(Job::SaveNode(node, None));
             self.mode = Mode::Evacuating;
             self.evacuate_all(now);
         }
@@ -37,10 +38,8 @@ impl Control {
                 "{}: instance {id} was being started, and is removed",
                 self.settings.node
             );
-            self.job(Job::Remove {
-                instance: id,
-                driver: None,
-            });
+            let driver = self.driver_of(&record, None);
+            self.job(Job::Remove { instance: id, driver });
             return;
         }
         let start = stored.start.map(Arc::from);
@@ -68,9 +67,28 @@ impl Control {
                 self.job(Job::Watch(driver, running));
                 None
             }
+            Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
+                info!(
+                    "{}: instance {id} was about to run, and is removed",
+                    self.settings.node
+                );
+                let driver = Some(driver);
+                self.job(Job::Remove { instance: id, driver });
+                return;
+            }
+            Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
             Some((Found::Ended(exit), _, running)) => Some((exit, running.handle)),
-            // Without its driver nobody can tell.
-            None => instance.record.handle().map(|handle| (Exit::default(), handle)),
+            // Without its driver nobody can tell: what is written down stays,
+            // for an agent that has it.
+            None if instance.is_out_of_reach() => {
+                warn!(
+                    "{}: instance {id} needs the driver {:?}, and this agent has none",
+                    self.settings.node, instance.record.driver
+                );
+                self.instances.insert(id, instance);
+                return;
+            }
+            None => None,
         };
         let after = instance.record.after;
         if ended.is_some() {

@@ -19,7 +19,7 @@
 //! | | `already_running` | it hasn't ended |
 //! | | `instance_corrupt` | what was known of it is lost |
 //! | DELETE | `no_instance` | it isn't here, or the node is OFFLINE |
-//! | | `invalid_data` | its record can't be removed: it is still here, as it was |
+//! | | `invalid_data` | its record can't be removed, or it may run and this agent has no driver for it: it is still here, as it was |
 //! | AttachVolume, DetachVolume | `no_instance` | it isn't here |
 //! | | `attach_failure`, `detach_failure` | the node is OFFLINE; there is no such volume; too many commands wait |
 //! | | `not_supported` | the node has no volumes, or the driver takes none |
@@ -134,6 +134,13 @@ impl Control {
         if !start.storage.iter().all(is_name) {
             return Err(Reason::InvalidData);
         }
+        let volumes = self.volumes_of(start);
+        let is_twice =
+            |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
+        if volumes.iter().enumerate().any(is_twice) {
+            warn!("{}: START of {id}: a volume is there twice", self.settings.node);
+            return Err(Reason::InvalidData);
+        }
         let driver = self.choose(id, start);
         if driver.as_ref().is_err_and(|fault| *fault == LaunchFault::Data) {
             return Err(Reason::InvalidData);
@@ -165,7 +172,6 @@ impl Control {
         if !self.has_room(&needs, false) {
             return Err(Reason::FullCn);
         }
-        let volumes = self.volumes_of(start);
         if !volumes.is_empty() && !self.settings.has_volumes {
             warn!("{}: START of {id}: this node has no volumes", self.settings.node);
             return Err(Reason::ImageFailure);
@@ -293,6 +299,13 @@ impl Control {
         if self.offline {
             return Err(fail(Reason::NoInstance));
         }
+        if self.instances.get(&id).is_some_and(Instance::is_out_of_reach) {
+            warn!(
+                "{}: DELETE of {id}: it may run, and its driver isn't here",
+                self.settings.node
+            );
+            return Err(fail(Reason::InvalidData));
+        }
         let after = match delete.stop {
             true => RecordAfter::Release,
             false => RecordAfter::Delete,
@@ -383,19 +396,36 @@ impl Control {
             self.announce(true);
             return;
         }
-        match &evacuate.next_state {
-            NextState::Maintenance => info!("{}: evacuated", self.settings.node),
-            // Who does that is not the agent: it says what it was told.
-            next => info!("{}: evacuated, next is {next}", self.settings.node),
-        }
-        if self.mode == Mode::Normal {
-            self.job(Job::SaveNode(NodeRecord { maintenance: true }));
-        }
+        info!(
+            "{}: evacuated, next is {}",
+            self.settings.node, evacuate.next_state
+        );
+        self.next_state = evacuate.next_state;
+        self.save_node(None);
         if self.mode == Mode::Maintenance {
             self.announce(true);
+            self.reach_next_state();
         } else {
             self.mode = Mode::Evacuating;
             self.evacuate_all(now);
+        }
+    }
+
+    fn save_node(&mut self, then: Option<NextState>) {
+        let record = NodeRecord {
+            maintenance: true,
+            next_state: self.next_state.clone(),
+        };
+        self.job(Job::SaveNode(record, then));
+    }
+
+    /// What the agent was told comes next is for whoever looks after the
+    /// machine. First it is written down that this was said: otherwise a
+    /// machine that boots again would be told to boot again.
+    pub(super) fn reach_next_state(&mut self) {
+        match std::mem::take(&mut self.next_state) {
+            NextState::Maintenance => {}
+            next => self.save_node(Some(next)),
         }
     }
 
@@ -426,7 +456,8 @@ impl Control {
         if !self.offline && self.mode != Mode::Normal {
             info!("{}: restored", self.settings.node);
             self.mode = Mode::Normal;
-            self.job(Job::SaveNode(NodeRecord::default()));
+            self.next_state = NextState::Maintenance;
+            self.job(Job::SaveNode(NodeRecord::default(), None));
         }
         self.announce(true);
         self.stats_soon(now);

@@ -6,12 +6,14 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::{Control, Job, Phase};
-use crate::cluster::agent::driver::{Ended, Handle, LaunchError, Usage};
+use crate::cluster::agent::driver::{Ended, Exit, Handle, LaunchError, Usage};
 use crate::cluster::agent::store::RecordAfter;
 use crate::payload::{
     DeleteFailure, DeleteFailureReason, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
 };
 
+/// The exit code of what SIGKILL ended.
+const KILLED: i32 = 128 + 9;
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
 
@@ -77,9 +79,14 @@ impl Control {
         if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
             return;
         }
-        info!("{}: instance {id} ended: {}", self.settings.node, ended.exit);
+        let exit = match instance.phase {
+            // Nobody saw it, but we did it.
+            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit::code(KILLED),
+            _ => ended.exit,
+        };
+        info!("{}: instance {id} ended: {exit}", self.settings.node);
         let after = instance.record.after;
-        instance.record = instance.record.stopped(ended.exit);
+        instance.record = instance.record.stopped(exit);
         instance.usage = Usage::default();
         if removes(after) {
             self.remove(id);

@@ -52,7 +52,8 @@ use super::store::{NodeRecord, Record};
 use crate::Role;
 use crate::cluster::machine::Facts;
 use crate::payload::{
-    Configure, InvalidConfiguration, LauncherConfig, Payload, Persistence, StartPayload, TraceReport,
+    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, StartPayload,
+    TraceReport,
 };
 use crate::proto::{Command, ErrorCode, Frame, FrameType, Status};
 
@@ -122,6 +123,8 @@ pub(crate) enum Done {
         op: VolumeOp,
         result: Result<(), VolumeError>,
     },
+    /// It is written down that the node has been evacuated.
+    Evacuated(NextState),
     Measured {
         facts: Facts,
         usages: Vec<(Uuid, Usage)>,
@@ -133,6 +136,8 @@ pub(crate) enum Done {
 pub(crate) enum Action {
     Send(Frame),
     Job(Job),
+    /// Tell whoever looks after the machine.
+    Evacuated(NextState),
 }
 
 /// Work that may take a moment.
@@ -159,7 +164,9 @@ pub(crate) enum Job {
     /// Watch instances that were found running.
     Watch(Arc<dyn Driver>, Running),
     Measure(Vec<(Arc<dyn Driver>, Vec<Subject>)>),
-    SaveNode(NodeRecord),
+    /// Write down how the node is, and then say so where something is to come
+    /// next.
+    SaveNode(NodeRecord, Option<NextState>),
 }
 
 impl Job {
@@ -173,7 +180,7 @@ impl Job {
             Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
                 Some(running.place.instance())
             }
-            Self::Measure(_) | Self::SaveNode(_) => None,
+            Self::Measure(_) | Self::SaveNode(..) => None,
         }
     }
 }
@@ -247,6 +254,11 @@ impl Instance {
         persistence != Some(&Persistence::Unset)
     }
 
+    /// Whether it may run, and this agent has no driver to tell or to end it.
+    fn is_out_of_reach(&self) -> bool {
+        self.driver.is_none() && self.record.handle().is_some()
+    }
+
     fn running(&self) -> Option<(Arc<dyn Driver>, Running)> {
         let handle = self.record.handle()?;
         let place = self.place.clone();
@@ -271,6 +283,8 @@ pub(crate) struct Control {
     facts: Facts,
     instances: BTreeMap<Uuid, Instance>,
     mode: Mode,
+    /// What comes once the node is evacuated.
+    next_state: NextState,
     offline: bool,
     connected: bool,
     held: VecDeque<Frame>,
@@ -292,6 +306,7 @@ impl Control {
             facts,
             instances: BTreeMap::new(),
             mode: Mode::Normal,
+            next_state: NextState::Maintenance,
             offline: false,
             connected: false,
             held: VecDeque::new(),
@@ -442,6 +457,7 @@ impl Control {
                 self.volume_done(instance, op, result);
                 self.stats_soon(now);
             }
+            Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
             Done::Measured { facts, usages } => self.measured(now, facts, usages),
         }
     }

@@ -144,6 +144,7 @@ impl Control {
         if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
             self.mode = Mode::Maintenance;
             self.announce(true);
+            self.reach_next_state();
             self.stats_soon(now);
         }
     }

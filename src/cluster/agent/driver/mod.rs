@@ -242,6 +242,9 @@ pub enum Found {
     Running,
     /// It ended.
     Ended(Exit),
+    /// It ended before its first instruction: its agent had died before it
+    /// let it run.
+    NeverRan,
 }
 
 /// How an instance ended.

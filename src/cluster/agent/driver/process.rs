@@ -20,7 +20,7 @@
 //!
 //! The program is looked for as a shell would, with the `PATH` of `env` or
 //! the agent's own. It runs in `dir`, which may be relative to the instance's
-//! own directory, where it runs otherwise; reads nothing; and writes to
+//! own directory (and then may not lead out of it), where it runs otherwise; reads nothing; and writes to
 //! `stdout.log` and `stderr.log`, of which the agent keeps the last 16 MB each
 //! (`log_mb`). Its environment is `env`, and
 //!
@@ -41,7 +41,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::chown;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use super::group::{Confinement, DEFAULT_LOG_MB, Groups, Program, User, find_program};
 use super::{
@@ -186,6 +186,11 @@ fn check_texts(start: &Start) -> Result<(), LaunchError> {
     if start.command.first().is_none_or(String::is_empty) {
         return refuse("there is no command".into());
     }
+    // Where it is absolute, it says what it means.
+    let dir = Path::new(&start.dir);
+    if dir.is_relative() && dir.components().any(|part| part == Component::ParentDir) {
+        return refuse(format!("{:?} leads out of the instance's directory", start.dir));
+    }
     for (key, value) in &start.env {
         if key.is_empty() || key.contains('=') || zero(key) || zero(value) {
             return refuse(format!("{key:?} is no environment variable"));
@@ -275,7 +280,9 @@ mod tests {
             check_texts(&start).map_err(|e| e.fault)
         };
         assert_eq!(fault(&|_| {}), Ok(()));
-        let rows: [&dyn Fn(&mut Start); 6] = [
+        let rows: [&dyn Fn(&mut Start); 8] = [
+            &|s| s.dir = "../../..".into(),
+            &|s| s.dir = "a/../..".into(),
             &|s| s.command.push("a\0b".into()),
             &|s| s.command = vec![],
             &|s| s.command = vec![String::new()],

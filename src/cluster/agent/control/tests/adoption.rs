@@ -23,7 +23,11 @@ fn adopting(fake: Fake, maintenance: bool, stored: Vec<Stored>) -> Stage {
         drivers: vec![Arc::new(fake)],
         ..settings()
     });
-    stage.control.adopt(NodeRecord { maintenance }, stored, stage.now);
+    let node = NodeRecord {
+        maintenance,
+        ..NodeRecord::default()
+    };
+    stage.control.adopt(node, stored, stage.now);
     stage.connect();
     stage
 }
@@ -51,7 +55,7 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     // What ended meanwhile.
     let fake = || Fake {
         found: Some(Exit::code(9)),
-        unrecorded: None,
+        ..Fake::default()
     };
     let mut stage = adopting(
         fake(),
@@ -88,12 +92,61 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     assert_eq!(stage.kinds(), ["MAINTENANCE"]);
 }
 
+/// Its agent died between writing it down and letting it run.
+#[test]
+fn what_never_ran_is_gone_unless_it_had_run_before() {
+    let fake = || Fake {
+        never_ran: true,
+        ..Fake::default()
+    };
+    let first = record().running(&handle(ONE));
+    let again = record()
+        .running(&handle(ONE))
+        .stopped(Exit::code(0))
+        .running(&handle(ONE));
+    for (record, state) in [(first, None), (again, Some(InstanceState::Exited))] {
+        let mut stage = adopting(
+            fake(),
+            false,
+            vec![stored(ONE, Some(record), Some(persistent(ONE)))],
+        );
+        assert_eq!(stage.state(ONE), state);
+        let removed = |job: &Job| matches!(job, Job::Remove { instance: ONE, .. });
+        assert_eq!(stage.jobs.iter().any(removed), state.is_none());
+    }
+}
+
+/// Its shell is gone with the signal, and can't tell.
+#[test]
+fn what_is_killed_has_the_signals_exit_code_though_nobody_saw_it() {
+    let running = record().running(&handle(ONE));
+    let mut stage = adopting(
+        Fake::default(),
+        false,
+        vec![stored(ONE, Some(running), Some(persistent(ONE)))],
+    );
+    stage.send(&stop(ONE));
+    stage.pass(settings().grace);
+    stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
+    stage.jobs.clear();
+    stage.feed(Input::Ended(Ended {
+        instance: ONE,
+        handle: handle(ONE),
+        exit: Exit::default(),
+    }));
+    let record = stage.job(|job| match job {
+        Job::Save { record, .. } => Some(record.clone()),
+        _ => None,
+    });
+    assert_eq!(record.exit_code, 137);
+}
+
 #[test]
 fn what_was_lost_is_made_up_for() {
     // The record alone: the START and the system know.
     let fake = Fake {
-        found: None,
         unrecorded: Some(handle(ONE)),
+        ..Fake::default()
     };
     let mut stage = adopting(fake, false, vec![stored(ONE, None, Some(persistent(ONE)))]);
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
@@ -155,4 +208,12 @@ fn what_was_lost_is_made_up_for() {
         stage.next::<RestartFailure>().reason,
         RestartFailureReason::LaunchFailure
     );
+    // It may run: nothing is written over, and nothing removed.
+    stage.send(&delete(ONE, false));
+    assert_eq!(
+        stage.next::<DeleteFailure>().reason,
+        DeleteFailureReason::InvalidData
+    );
+    let changes = |job: &Job| matches!(job, Job::Save { .. } | Job::Remove { .. });
+    assert!(!stage.jobs.iter().any(changes));
 }

@@ -24,6 +24,17 @@ fn every_start_failure_has_its_reason() {
             },
             Reason::InvalidData,
         ),
+        (
+            nothing,
+            |s| {
+                let volume = Storage {
+                    id: VOLUME.into(),
+                    ..Storage::default()
+                };
+                s.storage = vec![volume.clone(), volume];
+            },
+            Reason::InvalidData,
+        ),
         (|t| t.feed(Input::ToggleOffline), |_| {}, Reason::LaunchFailure),
         (|t| t.send(&evacuate()), |_| {}, Reason::NodeMaintenance),
         (|t| t.run(&start(ONE)), |_| {}, Reason::AlreadyRunning),

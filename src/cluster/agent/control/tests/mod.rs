@@ -33,6 +33,7 @@ const VOLUME: Uuid = Uuid::from_u128(0xd15c);
 #[derive(Debug, Default)]
 struct Fake {
     found: Option<Exit>,
+    never_ran: bool,
     unrecorded: Option<Handle>,
 }
 
@@ -50,6 +51,9 @@ impl Driver for Fake {
     }
 
     fn find(&self, _: &Running) -> Found {
+        if self.never_ran {
+            return Found::NeverRan;
+        }
         self.found.map_or(Found::Running, Found::Ended)
     }
 
@@ -89,6 +93,7 @@ struct Stage {
     now: Instant,
     sent: VecDeque<Frame>,
     jobs: VecDeque<Job>,
+    evacuated: Vec<NextState>,
 }
 
 fn settings() -> Settings {
@@ -142,6 +147,7 @@ impl Stage {
             now,
             sent: VecDeque::new(),
             jobs: VecDeque::new(),
+            evacuated: Vec::new(),
         }
     }
 
@@ -167,6 +173,7 @@ impl Stage {
             match action {
                 Action::Send(frame) => self.sent.push_back(frame),
                 Action::Job(job) => self.jobs.push_back(job),
+                Action::Evacuated(next) => self.evacuated.push(next),
             }
         }
     }

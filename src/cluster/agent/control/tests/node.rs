@@ -112,7 +112,7 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     stage.run(&start(TWO));
     stage.sent.clear();
     stage.send(&evacuate());
-    stage.job(|job| matches!(job, Job::SaveNode(NodeRecord { maintenance: true })).then_some(()));
+    stage.job(|job| matches!(job, Job::SaveNode(node, None) if node.maintenance).then_some(()));
     stage.send(&start(OTHER));
     assert_eq!(
         stage.next::<StartFailure>().reason,
@@ -142,7 +142,7 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     stage.next::<Maintenance>();
 
     stage.send(&restore());
-    stage.job(|job| matches!(job, Job::SaveNode(NodeRecord { maintenance: false })).then_some(()));
+    stage.job(|job| matches!(job, Job::SaveNode(node, None) if !node.maintenance).then_some(()));
     assert_eq!(stage.next::<Ready>().mem_available_mb, 1000);
     stage.send(&restart(ONE));
     stage.launched(ONE);
@@ -152,6 +152,57 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     let mut stage = Stage::new();
     stage.send(&evacuate());
     stage.next::<Maintenance>();
+}
+
+/// Said once, when it is written down that it was said.
+#[test]
+fn what_comes_after_an_evacuation_is_told_once() {
+    let evacuate_for = |next_state| Evacuate {
+        next_state,
+        ..evacuate()
+    };
+    let saved = |stage: &mut Stage| {
+        stage.job(|job| match job {
+            Job::SaveNode(node, then) => Some((node.clone(), then.clone())),
+            _ => None,
+        })
+    };
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&evacuate_for(NextState::Reboot));
+    let (node, then) = saved(&mut stage);
+    assert_eq!((node.next_state, then), (NextState::Reboot, None));
+    stage.jobs.clear();
+    stage.end(ONE, 143);
+    stage.next::<Maintenance>();
+    let (node, then) = saved(&mut stage);
+    assert_eq!(
+        (node.maintenance, node.next_state),
+        (true, NextState::Maintenance)
+    );
+    assert!(stage.evacuated.is_empty());
+    stage.feed(Input::Done(Done::Evacuated(then.unwrap())));
+    assert_eq!(stage.evacuated, [NextState::Reboot]);
+
+    // Another word, for a node that is evacuated already.
+    stage.send(&evacuate_for(NextState::Shutdown));
+    assert_eq!(saved(&mut stage).1, None);
+    assert_eq!(saved(&mut stage).1, Some(NextState::Shutdown));
+    stage.send(&evacuate());
+    assert_eq!(saved(&mut stage).1, None);
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::SaveNode(..))));
+
+    // An agent that ended in between goes on.
+    let node = NodeRecord {
+        maintenance: true,
+        next_state: NextState::Update,
+    };
+    let mut stage = Stage::offline(settings());
+    stage.control.adopt(node, vec![], stage.now);
+    stage.connect();
+    stage.next::<Maintenance>();
+    assert_eq!(saved(&mut stage).1, None);
+    assert_eq!(saved(&mut stage).1, Some(NextState::Update));
 }
 
 #[test]
@@ -164,7 +215,7 @@ fn an_offline_node_says_so_and_keeps_reporting() {
     stage.send(&evacuate());
     stage.send(&restore());
     assert_eq!(stage.kinds(), ["OFFLINE", "OFFLINE"]);
-    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::SaveNode(_))));
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::SaveNode(..))));
     stage.feed(Input::ToggleOffline);
     assert_eq!(stage.kinds(), ["READY"]);
 }

@@ -14,7 +14,8 @@
 //!
 //! The shell between us and the program is there for three reasons. It holds
 //! the program back until its handle is on disk: if the agent dies before,
-//! the shell reads the end of its input and leaves. It sees how the program
+//! the shell reads the end of its input and leaves, and the file `exit` tells
+//! that nothing ever ran. It sees how the program
 //! ends although the agent may be gone by then. And what it is given first,
 //! limits and control group, holds for all that comes after it.
 //!
@@ -63,11 +64,15 @@ const SHELL: &str = r#"IFS= read -r go
 [ "$go" = go ] || exit 125
 status=$1
 shift
+: >"$status"
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
 "$@" </dev/null
 code=$?
 echo "$code" >"$status"
 exit "$code""#;
+/// What the file for the exit code says before the shell heard "go". It is
+/// emptied then, which a full disk allows, too.
+const HELD: &str = "held\n";
 /// What the shell is called in lists of processes.
 const SHELL_NAME: &str = "ssntp-instance";
 /// How long the shell may take to start the program.
@@ -273,6 +278,9 @@ impl Groups {
             kill_leftovers(&self.0.cgroups, running);
         }
         self.0.cgroups.remove(running.place.instance());
+        if fs::read_to_string(running.place.exit_file()).is_ok_and(|text| text == HELD) {
+            return Found::NeverRan;
+        }
         Found::Ended(exit_of(&running.place, None))
     }
 
@@ -360,9 +368,11 @@ impl Groups {
         }
     }
 
-    /// Forgets what was kept to measure an instance.
+    /// Forgets what was kept to measure an instance, and its control group,
+    /// should an agent have died too early to do so.
     pub(super) fn forget(&self, instance: Uuid) {
         lock(&self.0.samples).remove(&instance);
+        self.0.cgroups.remove(instance);
     }
 
     fn handle(&self, stat: &Stat) -> Handle {
@@ -515,10 +525,10 @@ fn kill_leftovers(cgroups: &Cgroups, running: &Running) -> bool {
     !left.is_empty()
 }
 
-/// An empty file that the instance's user may write.
+/// A file that the instance's user may write.
 fn prepare_exit_file(place: &Place, user: Option<User>) -> io::Result<()> {
     let path = place.exit_file();
-    File::create(&path)?;
+    fs::write(&path, HELD)?;
     user.map_or(Ok(()), |user| chown(&path, Some(user.uid), Some(user.gid)))
 }
 

@@ -167,6 +167,33 @@ fn a_shell_whose_agent_died_before_go_runs_nothing() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// Its agent died between writing it down and letting it run.
+#[test]
+fn what_never_ran_is_told_from_what_ended_unseen() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch("exit 0");
+    stage.end();
+    fs::write(stage.place.exit_file(), HELD).unwrap();
+    assert_eq!(stage.groups.find(&running), Found::NeverRan);
+    // The shell was killed, say.
+    fs::write(stage.place.exit_file(), "").unwrap();
+    assert_eq!(stage.groups.find(&running), Found::Ended(Exit::default()));
+
+    let held = stage.dir.path().join("held");
+    fs::write(&held, HELD).unwrap();
+    let mut shell = Command::new("/bin/sh")
+        .args(["-c", SHELL, SHELL_NAME])
+        .arg(&held)
+        .args(["/bin/sh", "-c", "cat exit held | wc -c >begun; kill -9 $PPID"])
+        .current_dir(stage.dir.path())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    shell.wait().unwrap();
+    assert_eq!(stage.read("begun").trim(), "0");
+}
+
 #[test]
 fn a_group_ends_when_asked_and_one_that_refuses_is_killed() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
