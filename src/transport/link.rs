@@ -186,9 +186,13 @@ fn start<D: Decode>(
         receive,
         transmit,
         inbox,
+        in_clear,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
+    if in_clear {
+        outbox.open_line(Arc::clone(&stream));
+    }
     let (writing, written) = bounded(0);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
@@ -394,6 +398,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 }
                 next = queue.try_recv().ok();
             }
+            let line = outbox.take_line()?;
             if !batch.is_empty() {
                 transmit.transmit(&batch)?;
                 batch.clear();
@@ -406,6 +411,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 transmit.finish()?;
                 return Ok(End::Closed);
             }
+            drop(line);
             next = queue.try_recv().ok();
         }
         transmit.idle();

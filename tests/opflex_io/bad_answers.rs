@@ -26,6 +26,9 @@ enum Then {
     Closed,
 }
 
+/// What is done to an answer before it is sent.
+type Change = Box<dyn FnOnce(&mut Value)>;
+
 /// A server that says what the test says, and an element that wants a policy
 /// from it.
 struct Bench {
@@ -315,7 +318,7 @@ fn before_the_identity_an_element_answers_echo_alone() {
 fn an_unusable_identity_is_asked_for_again() {
     let bench = Bench::new(|_| {});
     let peers = |peers: Value| move |answer: &mut Value| answer["result"]["peers"] = peers;
-    let faults: [Box<dyn FnOnce(&mut Value)>; 13] = [
+    let faults: [Change; 13] = [
         Box::new(peers(json!({}))),
         Box::new(peers(json!("127.0.0.1:8009"))),
         Box::new(peers(json!([7]))),

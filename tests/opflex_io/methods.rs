@@ -286,3 +286,26 @@ fn an_element_refreshes_what_it_holds_in_time() {
     assert_eq!(handle.with(|cx| cx.core().endpoints().len()).unwrap(), 1);
     assert_eq!(element.health().unwrap(), Health::Healthy);
 }
+
+#[test]
+fn events_that_nobody_takes_are_dropped_and_counted() {
+    let (server, place) = serve_in_memory("pr1", vec![object(GROUP, "0")]);
+    let mut config = ElementConfig::new(element_settings("pe1", &["pr1:1"]));
+    config.events = 3;
+    let element = PolicyElement::start(config.connect_in_memory("pr1:1", &place)).unwrap();
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    for n in 1..20 {
+        until_value(&element, Subject::Policy, GROUP, Some(&(n - 1).to_string()));
+        let change = object(GROUP, &n.to_string());
+        assert_eq!(server.handle().merge_policy(vec![change]).unwrap(), 1);
+    }
+    until_value(&element, Subject::Policy, GROUP, Some("19"));
+    assert_eq!(element.events().try_iter().count(), 3);
+    server.handle().merge_policy(vec![object(GROUP, "last")]).unwrap();
+    let missed = element.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(missed, Event::Missed(n) if n >= 18), "{missed:?}");
+    assert!(matches!(
+        element.recv_timeout(LIMIT).unwrap(),
+        Event::Changed { .. }
+    ));
+}

@@ -260,6 +260,12 @@ impl Dispatcher {
         self.actions.push(Action::Send { connection, frame });
     }
 
+    fn too_slow(&mut self, id: ConnectionId, now: Instant) {
+        warn!(target: LOG, "{id} ({}) is too slow: its queue is full, it is disconnected", self.links.peer(id));
+        self.links.abort(id);
+        self.core.disconnected(id, now, &mut self.actions);
+    }
+
     /// Does what the core wants done; what comes of that, too.
     fn perform(&mut self, now: Instant) {
         let mut actions = std::mem::take(&mut self.actions);
@@ -267,17 +273,15 @@ impl Dispatcher {
             for action in actions.drain(..) {
                 match action {
                     Action::Send { connection, frame } => {
-                        if !self.links.send(connection, frame) {
-                            warn!(target: LOG,
-                                "{connection} ({}) is too slow: its queue is full, it is disconnected",
-                                self.links.peer(connection)
-                            );
-                            self.links.abort(connection);
-                            self.core.disconnected(connection, now, &mut self.actions);
+                        if let Err(slow) = self.links.send(connection, frame) {
+                            self.too_slow(slow, now);
                         }
                     }
                     Action::Close { connection, .. } => self.links.close(connection),
                 }
+            }
+            if let Err(slow) = self.links.flush() {
+                self.too_slow(slow, now);
             }
             std::mem::swap(&mut actions, &mut self.actions);
         }
