@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -86,6 +87,13 @@ pub(super) fn open(id: ConnectionId, peer: String, queue: Limits) -> (Opened, Un
     (opened, unstarted)
 }
 
+/// Who may deal with messages on the thread of the reader that found them.
+pub(super) trait AtOnce: Send + Sync {
+    /// Deals with the messages, and says whether the connection goes on;
+    /// `None` where they have to wait for their turn.
+    fn deal(&self, id: ConnectionId, messages: &mut Vec<Incoming>) -> Option<bool>;
+}
+
 impl Unstarted {
     /// Starts both threads, and tells the dispatcher.
     pub(super) fn start<E: From<LinkEvent> + Send + 'static>(
@@ -93,11 +101,13 @@ impl Unstarted {
         halves: Halves,
         decoder: Decoder,
         events: &Sender<E>,
+        at_once: Option<Arc<dyn AtOnce>>,
         config: LinkConfig,
     ) {
         let id = self.id;
         let sink = Deliver {
             id,
+            at_once,
             events: events.clone(),
             turns: self.turns,
             outbox: self.outbox.clone(),
@@ -154,6 +164,7 @@ impl<E: From<LinkEvent> + Send + 'static> Decode for Codec<E> {
 /// Hands what a reader finds to the dispatcher.
 struct Deliver<E> {
     id: ConnectionId,
+    at_once: Option<Arc<dyn AtOnce>>,
     events: Sender<E>,
     turns: Sender<()>,
     outbox: Outbox,
@@ -170,6 +181,11 @@ impl<E: From<LinkEvent> + Send + 'static> Sink<Incoming> for Deliver<E> {
         if self.outbox.is_half_full() {
             let half = usize::try_from(self.queue.bytes / 2).unwrap_or(usize::MAX);
             self.outbox.wait_for_room(half, None);
+        }
+        if let Some(desk) = self.at_once.as_ref().filter(|_| self.turns.is_empty())
+            && let Some(goes_on) = desk.deal(self.id, items)
+        {
+            return goes_on;
         }
         // The dispatcher drops the other end with the connection.
         self.turns.send(()).is_ok()
@@ -292,6 +308,11 @@ impl Links {
         if let Some(turns) = self.open.get(&id).and_then(|entry| entry.turns.as_ref()) {
             let _ = turns.try_recv();
         }
+    }
+
+    /// Whether a connection is there and has not been closed here.
+    pub(super) fn is_open(&self, id: ConnectionId) -> bool {
+        self.open.get(&id).is_some_and(|entry| entry.turns.is_some())
     }
 
     /// Ends a connection once what waits is sent.
