@@ -5,7 +5,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{debug, info, warn};
 
-use super::held::Key;
 use super::pool::{Need, Verdict};
 use super::{Action, ElementCore, Event, Subject};
 use crate::opflex::message::{
