@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_finished_by_the_writer_before_anything_else() {
         let (line, far) = line();
-        let long: Vec<u8> = (0..4_000_000u32).map(|n| n as u8).collect();
+        let long: Vec<u8> = (0..4_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
         assert!(matches!(line.try_send(item(long.clone())), Tried::Begun));
         // Later items keep their place.
         assert!(matches!(line.try_send(item(vec![7])), Tried::Busy(back) if back.len() == 1));
