@@ -85,7 +85,7 @@ fn plain_at(n: usize) -> Uri {
 }
 
 fn plain() -> Vec<ManagedObject> {
-    let text = "x".repeat(220);
+    let text = "x".repeat(253);
     let object = |n| ManagedObject::new("GbpContract", plain_at(n)).with("name", text.as_str());
     (0..PLAIN).map(object).collect()
 }

@@ -428,6 +428,28 @@ fn a_slow_client_delays_nobody() {
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
+/// What the dispatcher writes itself, what it leaves to the writer, and what is
+/// queued meanwhile: all of it arrives, and in its order.
+#[test]
+fn answers_come_whole_and_in_order_however_late_they_are_taken() {
+    let at = |n: usize| format!("/a/{n}/");
+    let length = |n: usize| [10, 200_000, 3_000, 1_500_000][n % 4] + n;
+    let policy = (0..8).map(|n| object(&at(n), &"x".repeat(length(n)))).collect();
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).policy(policy));
+    let mut raw = Raw::identified(&address, "raw", "test");
+    const COUNT: usize = 60;
+    for n in 0..COUNT {
+        let params = json!([{"subject": "GbpEpGroup", "policy_uri": at(n % 8), "prr": 3600}]);
+        raw.send(&json!({"id": n, "method": "policy_resolve", "params": params}));
+    }
+    for n in 0..COUNT {
+        let answer = raw.recv_other().unwrap();
+        assert_eq!(answer["id"], n);
+        let value = &answer["result"]["policy"][0]["properties"][0]["data"];
+        assert_eq!(value.as_str().unwrap().len(), length(n % 8));
+    }
+}
+
 /// One that asks without end and takes no answers holds back itself alone.
 #[test]
 fn a_client_that_asks_and_does_not_listen_holds_back_itself() {

@@ -309,3 +309,22 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
         Event::Changed { .. }
     ));
 }
+
+/// Nothing but the end of its time makes an endpoint go: no echo, no request.
+#[test]
+fn what_ends_soon_ends_in_time_while_nothing_else_happens() {
+    let mut settings = server_settings("pr1");
+    settings.keepalive.first = Duration::from_secs(3600);
+    let (_server, address) = serve_tcp(ServerConfig::new(settings));
+    let mut resolver = Raw::identified(&address, "pe1", "test");
+    let resolve = json!({"id": 2, "method": "endpoint_resolve",
+        "params": [{"subject": "EprL3Ep", "endpoint_uri": ENDPOINT, "prr": 3600}]});
+    assert_eq!(resolver.ask(&resolve)["result"]["endpoint"], json!([]));
+    let mut owner = Raw::identified(&address, "pe2", "test");
+    owner.ask(&json!({"id": 3, "method": "endpoint_declare",
+        "params": [{"endpoint": [{"subject": "EprL3Ep", "uri": ENDPOINT}], "prr": 1}]}));
+    let came = resolver.recv_method("endpoint_update");
+    assert_eq!(came["params"][0]["replace"][0]["uri"], ENDPOINT);
+    let went = resolver.recv_method("endpoint_update");
+    assert_eq!(went["params"][0]["delete"][0]["uri"], ENDPOINT);
+}

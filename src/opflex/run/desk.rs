@@ -30,7 +30,7 @@ use crate::opflex::peer::ConnectionId;
 
 /// More messages than these are left to the dispatcher, while the reader reads
 /// on.
-const FEW: usize = 16;
+const FEW: usize = 64;
 
 pub(super) struct Desk {
     state: Mutex<Dispatcher>,
