@@ -66,7 +66,7 @@ fn invalid_frame(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind, reason
 
 /// What a command is about, as far as it can be read when the command as a
 /// whole cannot.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct About {
     workload_agent_uuid: Id,
@@ -86,7 +86,7 @@ impl About {
         yaml::documents(frame.payload_bytes())
             .take(3)
             .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
-            .find_map(|roots| roots.into_values().find(|about| !about.instance_uuid.is_empty()))
+            .find_map(|roots| roots.into_values().find(|about| *about != Self::default()))
             .unwrap_or_default()
     }
 }

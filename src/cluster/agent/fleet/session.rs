@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uuid::Uuid;
 
 use super::now;
@@ -185,10 +186,15 @@ impl Duplex for Polled {
         self.tcp.try_read(buffer)
     }
 
+    /// Who is told here that nothing is there holds no buffer for it.
     fn wait_readable(&self) -> io::Result<()> {
-        match self.polled.load(Ordering::Relaxed) {
-            true => Ok(()),
-            false => self.tcp.wait_readable(),
+        if !self.polled.load(Ordering::Relaxed) {
+            return self.tcp.wait_readable();
+        }
+        let mut fds = [PollFd::new(&self.tcp, PollFlags::IN)];
+        match poll(&mut fds, Some(&Timespec::default()))? {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(()),
         }
     }
 
