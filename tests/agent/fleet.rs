@@ -141,6 +141,38 @@ fn a_fleet_that_cannot_be_one_is_refused() {
 }
 
 #[test]
+fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next() {
+    const AGENTS: usize = 20;
+    let server = scheduler(&"127.0.0.1:0".parse().unwrap());
+    let address = server.addresses()[0].clone();
+    let fleet = fleet(&address, AGENTS);
+    let controller = controller(&address);
+    controller
+        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .unwrap();
+    // More than there are nodes: some wait for a READY when it goes.
+    let orders: Vec<_> = (0..3 * AGENTS)
+        .map(|_| controller.order(&start(100)).unwrap())
+        .collect();
+    let first = orders[0].wait(LIMIT);
+    assert!(matches!(first, Ok(Shown::Running { .. })), "{first:?}");
+    drop(server);
+    wait_for(|| (fleet.counters().connected == 0).then_some(()));
+    let launched = fleet.counters().launched;
+    let gone = SystemTime::now();
+    let _server = scheduler(&address);
+    controller.wait(LIMIT, |view| told(view, AGENTS, gone)).unwrap();
+    let running: HashSet<_> = controller.look(|view| view.instances().map(|i| i.uuid).collect());
+    assert_eq!(running.len() as u64, launched, "all that was launched is known");
+    for order in &orders[1..] {
+        let runs = running.contains(&order.subject().parse().unwrap());
+        // The others failed, or are not heard of any more.
+        assert_eq!(matches!(order.poll(), Some(Ok(_))), runs, "{}", order.subject());
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_types, reason = "a server that says nothing")]
 fn a_fleet_ends_at_once_while_nobody_answers_it() {
     // It is there, and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
