@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 20
 ROLES := server scheduler controller agent netagent cnciagent
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check doc certs bench examples fuzz ci
+.PHONY: help run test check doc certs bench bench-peers examples fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ certs: ## a development authority and a certificate for each role, in certs/
 
 bench: ## throughput, latency, handshakes and memory of a server on this machine
 	$(CARGO) run --release -- bench
+
+bench-peers: ## the same beside nats-server and mosquitto, where they are installed
+	$(CARGO) run --release -- bench --peers --runs 5
 
 examples: ## run every example
 	.ci/examples
