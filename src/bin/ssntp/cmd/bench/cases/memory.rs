@@ -9,6 +9,8 @@ use crate::failure::Failure;
 
 /// What each session carries in each direction before it is idle again.
 const CARRIED: usize = 65_536;
+/// As many as come at a time.
+const WARMING: usize = 32;
 /// Until memory is looked at, at most; and how long it has to stay the same:
 /// handshake threads end some seconds after their last work.
 const SETTLING: Duration = Duration::from_secs(10);
@@ -20,8 +22,10 @@ pub(super) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Fi
     super::raise_descriptors(count)?;
     let server = Server::start(system, bench.pki)?;
     let dialer = bench.pki.dialer(system, Side::Sender)?;
-    // One session comes and goes first, so that what is made once is made.
-    dialer.connect(&server.address)?.finish();
+    // Some sessions come and go first, so that what is made once is made.
+    for session in dialer.connect_many(&server.address, WARMING)? {
+        session.finish();
+    }
     let base = settle(bench, &server);
     let mut sessions = dialer.connect_many(&server.address, count)?;
     let rss = settle(bench, &server);
