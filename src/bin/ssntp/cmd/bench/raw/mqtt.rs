@@ -33,12 +33,13 @@ impl Wire for Mqtt {
         to.push(PUBLISH);
         let mut left = 3 + payload.len();
         loop {
-            let more = if left > 0x7f { 0x80 } else { 0 };
-            to.push((left & 0x7f) as u8 | more);
+            let [digit, ..] = left.to_le_bytes();
             left >>= 7;
             if left == 0 {
+                to.push(digit & 0x7f);
                 break;
             }
+            to.push(digit | 0x80);
         }
         to.extend_from_slice(b"\x00\x01s");
         let offset = to.len() - before;
@@ -61,7 +62,6 @@ impl Wire for Mqtt {
 
 /// The packet at the front: its first byte, its body, its length; nothing
 /// yet where it is not complete; nothing at all where it is none.
-#[expect(clippy::type_complexity, reason = "three parts of one thing")]
 fn packet(bytes: &[u8]) -> Option<Option<(u8, &[u8], usize)>> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Some(None);
