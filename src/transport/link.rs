@@ -41,6 +41,9 @@ pub struct LinkConfig {
     /// How long, after the last byte was sent, the peer may take to end its
     /// side. Default: 1 s.
     pub linger: Duration,
+    /// The stack of each of its two threads in bytes, of which only what is
+    /// touched costs memory. Default: 128 KiB.
+    pub stack: usize,
 }
 
 impl Default for LinkConfig {
@@ -49,6 +52,7 @@ impl Default for LinkConfig {
             name: "link".into(),
             write_timeout: Some(Duration::from_secs(30)),
             linger: Duration::from_secs(1),
+            stack: threads::SMALL_STACK,
         }
     }
 }
@@ -186,13 +190,17 @@ fn start<D: Decode>(
         receive,
         transmit,
         inbox,
+        in_clear,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
+    if in_clear {
+        outbox.open_line(Arc::clone(&stream));
+    }
     let (writing, written) = bounded(0);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
-        threads::spawn_small(format!("{}.w", config.name), move || {
+        threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
             write(&outbox, transmit, &*stream, linger, writing)
         })?
     };
@@ -205,7 +213,9 @@ fn start<D: Decode>(
         sink,
         written,
     };
-    threads::spawn_small(format!("{}.r", config.name), move || reader.run(writer))
+    threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
+        reader.run(writer)
+    })
 }
 
 struct Reader<D, S> {
@@ -320,8 +330,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     }
 }
 
-/// A batch goes to the system once it holds so many bytes: four TLS records.
-const BATCH_BYTES: usize = 64 * 1024;
+/// A batch ends once it holds so many bytes: some sixteen TLS records, which
+/// go to the system four at a time, with no short ones between.
+const BATCH_BYTES: usize = 256 * 1024;
 /// And so many items, which bounds the memory of batches of tiny frames.
 const BATCH_ITEMS: usize = 2048;
 /// Room for items that an idle writer keeps.
@@ -394,10 +405,13 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 }
                 next = queue.try_recv().ok();
             }
+            let line = outbox.take_line()?;
             if !batch.is_empty() {
+                outbox.begin_writing();
                 transmit.transmit(&batch)?;
+                let items = batch.len() as u64;
                 batch.clear();
-                outbox.sent(frames, bytes as u64);
+                outbox.sent(items, frames, bytes as u64);
             }
             if flush {
                 transmit.flush()?;
@@ -406,6 +420,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 transmit.finish()?;
                 return Ok(End::Closed);
             }
+            drop(line);
             next = queue.try_recv().ok();
         }
         transmit.idle();
