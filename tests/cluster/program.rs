@@ -137,6 +137,40 @@ fn what_is_not_shown_in_time_fails_and_says_how_far_it_came() {
 }
 
 #[test]
+fn a_scheduler_that_never_answers_is_waited_for_as_long_as_is_told() {
+    let cluster = Cluster::new("");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let why = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
+    assert_eq!(why, "cannot connect: no scheduler has answered in 0.5 s");
+}
+
+#[test]
+fn what_goes_on_ends_once_nobody_reads_it() {
+    let cluster = Cluster::with_agents(1);
+    for words in [
+        &["ctl", "events", "--json"][..],
+        &["ctl", "instances", "--watch"],
+        &["ctl", "nodes", "--watch", "--json"],
+    ] {
+        let mut child = cluster.command(words);
+        let mut child = child
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut stdout, &mut first).unwrap();
+        assert!(!first.is_empty(), "{words:?}");
+        // Nothing more is to be told.
+        drop(stdout);
+        let status = crate::processes::end_of(&mut child, crate::processes::LIMIT);
+        assert_eq!(status.code(), Some(0), "{words:?}");
+    }
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let cluster = Cluster::with_agents(1);
     let mut child = cluster.command(&["ctl", "events"]);

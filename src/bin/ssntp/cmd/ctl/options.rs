@@ -63,7 +63,8 @@ pub(super) struct Options {
     /// Print JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// How long to wait until a command is shown to be done
+    /// How long to wait until the scheduler answers, and again until a command
+    /// is shown to be done
     #[arg(long, value_name = "SECONDS", global = true, default_value = "60")]
     timeout: Seconds,
 }
@@ -101,7 +102,8 @@ impl Default for Addresses {
 }
 
 impl Options {
-    /// How long to wait until a command is shown to be done.
+    /// How long to wait until the scheduler answers, and again until a command
+    /// is shown to be done.
     pub(super) fn limit(&self) -> Duration {
         self.timeout.into()
     }
