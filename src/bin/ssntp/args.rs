@@ -23,6 +23,8 @@ pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
     Agent(cmd::agent::Args),
     Bench(cmd::bench::Args),
+    #[command(hide = true)]
+    Caretaker(cmd::demo::caretaker::Args),
     Cert(cmd::cert::Args),
     Cnci(cmd::cnci::Args),
     Ctl(cmd::ctl::Args),

@@ -37,6 +37,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Agent(args) => agent::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Caretaker(args) => demo::caretaker::run(&args),
         Command::Cert(args) => cert::run(args),
         Command::Cnci(args) => cnci::run(args),
         Command::Ctl(args) => ctl::run(args),

@@ -552,7 +552,7 @@ impl Control {
                 self.volume_done(instance, op, result);
                 self.stats_soon(now);
             }
-            Done::Measured { facts, usages } => self.measured(now, facts, usages),
+            Done::Measured { facts, usages } => self.measured(facts, usages),
         }
     }
 

@@ -190,7 +190,7 @@ impl Control {
         }
     }
 
-    pub(super) fn measured(&mut self, now: Instant, facts: Facts, usages: Vec<(Uuid, Usage)>) {
+    pub(super) fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
         self.measuring_since = None;
         self.facts = facts;
         for (id, usage) in usages {
