@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::processes::{Done, LIMIT, Process, processes_inside, ssntp};
+use crate::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp};
 
 /// A demo whose directory for temporary files is its own.
 fn demo(place: &TempDir, words: &[&str]) -> Process {
@@ -158,6 +159,26 @@ fn a_demo_that_is_killed_leaves_nothing_behind() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+#[test]
+fn a_demo_that_nobody_watches_has_not_been_seen() {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = ssntp(place.path(), &["demo"]);
+    command.env("TMPDIR", temporary(&place));
+    let log = place.path().join("log");
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(end_of(&mut child, LIMIT).code(), Some(1));
+    assert_eq!(
+        fs::read_to_string(&log).unwrap(),
+        "ssntp: the standard output was closed before every step was seen\n"
+    );
+    nothing_is_left(&place);
 }
 
 #[test]

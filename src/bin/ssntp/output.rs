@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, StdoutLock, Write};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
 
 use crate::failure::Failure;
 
@@ -34,6 +35,17 @@ impl Output {
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|error| Failure::output(&error))
     }
+}
+
+/// Prints the first line of a program that goes on: for people, or for
+/// programs. Flushed and let go of, since somebody may wait for it.
+pub(crate) fn first_line(text: impl Display, as_json: Option<Value>) -> Result<(), Failure> {
+    let mut output = Output::new();
+    match as_json {
+        Some(value) => output.line(value)?,
+        None => output.line(text)?,
+    }
+    output.flush()
 }
 
 /// Whether nobody reads the standard output any more, as after `| head -1`:

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
+use serde_json::json;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
@@ -12,7 +13,7 @@ use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES};
 
 use crate::connection::{Connection, closed};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::first_line;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -69,6 +70,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -124,11 +128,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.disk_mb(mb);
     }
     let agent = Agent::start(config).map_err(Failure::new)?;
-    // Flushed and let go of: somebody may wait for this line.
-    let mut output = Output::new();
-    output.line(format!("agent {}", agent.uuid()))?;
-    output.flush()?;
-    drop(output);
+    let uuid = agent.uuid();
+    first_line(
+        format!("agent {uuid}"),
+        args.json.then(|| json!({ "agent": uuid })),
+    )?;
     loop {
         select! {
             recv(agent.ended()) -> why => {

@@ -49,7 +49,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     let mut workload = args.workload.workload()?;
     // A node may be named by the beginning of its UUID; and an instance that is
     // there already must not be taken for the one that is started.
-    let told = workload.is_named() || workload.node().is_some_and(|node| Uuid::try_parse(node).is_err());
+    let told = workload.is_named() || workload.node().is_some();
     let session = match told {
         true => Session::open_told(options, stop)?,
         false => Session::open(options, stop)?,

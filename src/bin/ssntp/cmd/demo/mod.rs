@@ -101,8 +101,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         seen
     });
     // Told before the table is drawn over or the logs are removed.
-    screen.end()?;
-    if matches!(seen, Err(Interrupt::Failed(_))) {
+    let ended = screen.end();
+    if matches!(&seen, Err(Interrupt::Failed(failure)) if failure.is_failure()) {
         processes.tell_logs();
     }
     let clean = processes.end();
@@ -110,12 +110,18 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     // Which finds nothing left to do.
     drop(caretaker);
     match seen {
-        Err(Interrupt::Failed(failure)) => return Err(failure),
+        Err(Interrupt::Failed(failure)) if failure.is_failure() => return Err(failure),
+        Err(Interrupt::Failed(_)) => {
+            return Err(Failure::new(
+                "the standard output was closed before every step was seen",
+            ));
+        }
         Err(Interrupt::Stopped) => return Err(Failure::new("interrupted before every step was seen")),
         Ok(()) => {}
     }
     clean?;
     removed?;
+    ended?;
     screen.step("no process and no file is left")
 }
 

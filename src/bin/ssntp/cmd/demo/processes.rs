@@ -17,7 +17,7 @@ use super::caretaker::end_instances;
 use super::now;
 use super::steps::Interrupt;
 use crate::failure::Failure;
-use crate::output::printable;
+use crate::output::{note, printable};
 use crate::signals::Stop;
 
 /// How long a process may take to say its first line.
@@ -157,7 +157,7 @@ impl Processes {
             let text = fs::read_to_string(&process.log).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(5)..] {
-                eprintln!("{}: {}", process.name, printable(line));
+                note(format_args!("{}: {}", process.name, printable(line)));
             }
         }
     }
