@@ -70,7 +70,8 @@ pub(super) struct Options {
 }
 
 /// How long the scheduler is tried before a program that has one thing to do
-/// gives up: six rounds, in between some three seconds at most.
+/// gives up: six rounds, in between some three seconds at most. Once it was
+/// there it may come back, for as long as the command is waited for.
 const ATTEMPTS: u32 = 6;
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
@@ -143,7 +144,7 @@ impl Options {
             config = config.server_name(name);
         }
         if !goes_on {
-            config = config.attempts(ATTEMPTS);
+            config = config.first_attempts(ATTEMPTS);
         }
         Ok(ControllerConfig::new(config))
     }
