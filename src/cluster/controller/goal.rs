@@ -3,7 +3,7 @@
 //!
 //! | command | shown done by |
 //! |---|---|
-//! | START, RESTART | STATS in which the instance is `active`, or has ended already |
+//! | START, RESTART | STATS in which the instance is `active`, or has ended already; for RESTART not those in which one that was `active` has |
 //! | STOP | STATS in which it is `exited` or missing, InstanceStopped, InstanceDeleted |
 //! | DELETE | InstanceDeleted, STATS that no longer list it; InstanceStopped where it was only to leave its node |
 //! | AttachVolume, DetachVolume | STATS that list the volume, or no longer do |
@@ -216,6 +216,16 @@ impl Goal {
                     state,
                 },
             ) if own == instance => up(*instance, *node, state),
+            // It had ended before it was started again: that is to come.
+            (
+                Self::Restarted { instance: own },
+                C::InstanceState {
+                    instance,
+                    before: InstanceState::Active,
+                    state: InstanceState::Exited,
+                    ..
+                },
+            ) if own == instance => None,
             (
                 Self::Started { instance: own } | Self::Restarted { instance: own },
                 C::InstanceState {
@@ -241,7 +251,13 @@ impl Goal {
             ) if own == instance => Some(Shown::Stopped { instance: *instance }),
             (
                 Self::Stopped { instance: own } | Self::Deleted { instance: own, .. },
-                C::InstanceGone { instance, .. } | C::InstanceDeleted { instance, .. },
+                C::InstanceGone { instance, .. }
+                | C::InstanceDeleted { instance, .. }
+                | C::InstanceState {
+                    instance,
+                    state: InstanceState::Deleted,
+                    ..
+                },
             ) if own == instance => Some(Shown::Gone { instance: *instance }),
             (
                 Self::Deleted {
