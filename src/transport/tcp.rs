@@ -89,7 +89,7 @@ pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration)
 
 /// As [`connect_tcp`], and ends at once when it is cancelled; only a name
 /// look-up under way cannot be woken.
-pub(super) fn connect_unless(
+pub(crate) fn connect_unless(
     host: &str,
     port: u16,
     options: &TcpOptions,

@@ -5,7 +5,6 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, StdoutLock, Write};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::Value;
 
 use crate::failure::Failure;
 
@@ -37,14 +36,11 @@ impl Output {
     }
 }
 
-/// Prints the first line of a program that goes on: for people, or for
-/// programs. Flushed and let go of, since somebody may wait for it.
-pub(crate) fn first_line(text: impl Display, as_json: Option<Value>) -> Result<(), Failure> {
+/// Prints a line of a program that goes on, for people or as JSON. Flushed and
+/// let go of, since somebody may wait for it.
+pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
     let mut output = Output::new();
-    match as_json {
-        Some(value) => output.line(value)?,
-        None => output.line(text)?,
-    }
+    output.line(as_json.unwrap_or(text))?;
     output.flush()
 }
 

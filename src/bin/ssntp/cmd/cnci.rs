@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::connection::{Connection, closed};
 use crate::failure::Failure;
-use crate::output::{Output, first_line, printable};
+use crate::output::{Output, lone_line, printable};
 use crate::signals::Stop;
 
 /// Run the agent of a concentrator instance, or print its tables
@@ -76,7 +76,10 @@ fn serve(args: Args) -> Result<(), Failure> {
     }
     let cnci = Cnci::start(config).map_err(Failure::new)?;
     let uuid = cnci.uuid();
-    first_line(format!("cnci {uuid}"), args.json.then(|| json!({ "cnci": uuid })))?;
+    lone_line(
+        format!("cnci {uuid}"),
+        args.json.then(|| json!({ "cnci": uuid }).to_string()),
+    )?;
     select! {
         recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
         recv(stop.channel()) -> _ => {}

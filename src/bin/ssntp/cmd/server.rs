@@ -14,7 +14,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::failure::Failure;
-use crate::output::first_line;
+use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -184,7 +184,7 @@ pub(crate) fn server_failure(error: ServerError) -> Failure {
 pub(crate) fn announce(server: &Server, json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
     let text = format!("listening at {}", addresses.join(", "));
-    first_line(text, json.then(|| json!({ "listening": addresses })))
+    lone_line(text, json.then(|| json!({ "listening": addresses }).to_string()))
 }
 
 /// Reads a cluster configuration and checks it; its bytes go out unchanged.
