@@ -52,6 +52,7 @@ impl Control {
             volumes: stored.volumes,
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
+            restart_untold: false,
             cancel: Cancel::default(),
         };
         if !recorded {

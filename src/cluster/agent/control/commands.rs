@@ -202,6 +202,7 @@ impl Control {
             volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
+            restart_untold: false,
             cancel: Cancel::default(),
         };
         let cancel = instance.cancel.clone();
@@ -369,6 +370,7 @@ impl Control {
             return Err(Reason::NoInstance);
         };
         instance.phase = Phase::Launching { restart: true };
+        instance.restart_untold = true;
         instance.start = Some(Arc::clone(&payload));
         instance.cancel = Cancel::default();
         let (record, cancel) = (instance.record.clone(), instance.cancel.clone());
@@ -394,6 +396,7 @@ impl Control {
         };
         if self.offline {
             self.announce(true);
+            self.stats_soon(now);
             return;
         }
         info!(
@@ -403,7 +406,9 @@ impl Control {
         self.next_state = evacuate.next_state;
         self.save_node(None);
         if self.mode == Mode::Maintenance {
+            // Whoever asked again looks at STATS as well.
             self.announce(true);
+            self.stats_soon(now);
             self.reach_next_state();
         } else {
             self.mode = Mode::Evacuating;

@@ -85,6 +85,14 @@ impl Control {
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
+        // Otherwise the STATS before and after were the same, and nobody would
+        // see that it was restarted.
+        if instance.restart_untold {
+            self.send_stats();
+        }
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
         instance.usage = Usage::default();

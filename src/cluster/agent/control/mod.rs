@@ -219,6 +219,8 @@ struct Instance {
     /// The first one is being done.
     volume_ops: VecDeque<VolumeOp>,
     usage: Usage,
+    /// It is started again, and the last STATS told that it had ended.
+    restart_untold: bool,
     /// Ends its launch.
     cancel: Cancel,
 }
@@ -458,7 +460,7 @@ impl Control {
                 self.stats_soon(now);
             }
             Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
-            Done::Measured { facts, usages } => self.measured(now, facts, usages),
+            Done::Measured { facts, usages } => self.measured(facts, usages),
         }
     }
 

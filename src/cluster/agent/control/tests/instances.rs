@@ -194,6 +194,33 @@ fn what_is_asked_while_it_launches_is_done_afterwards() {
 }
 
 #[test]
+fn a_restarted_program_that_ends_at_once_is_told_of_as_active_before() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.end(ONE, 0);
+    stage.measure();
+    stage.sent.clear();
+    let told = |stage: &mut Stage| stage.next::<Stats>().instances[0].state.clone();
+    stage.send(&restart(ONE));
+    stage.launched(ONE);
+    stage.end(ONE, 0);
+    stage.measure();
+    assert_eq!(told(&mut stage), InstanceState::Active);
+    assert_eq!(told(&mut stage), InstanceState::Exited);
+    stage.nothing::<Stats>();
+
+    // Where STATS have told of it meanwhile, no others are needed.
+    stage.send(&restart(ONE));
+    stage.launched(ONE);
+    stage.measure();
+    stage.end(ONE, 0);
+    stage.measure();
+    assert_eq!(told(&mut stage), InstanceState::Active);
+    assert_eq!(told(&mut stage), InstanceState::Exited);
+    stage.nothing::<Stats>();
+}
+
+#[test]
 fn a_failed_restart_keeps_the_instance() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));

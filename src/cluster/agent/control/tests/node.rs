@@ -138,8 +138,13 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
         stage.next::<StartFailure>().reason,
         StartFailureReason::NodeMaintenance
     );
+    // Asked again, it says so again, in STATS as well.
+    stage.measure();
+    stage.sent.clear();
     stage.send(&evacuate());
     stage.next::<Maintenance>();
+    stage.measure();
+    assert_eq!(stage.next::<Stats>().status, NodeStatus::Maintenance);
 
     stage.send(&restore());
     stage.job(|job| matches!(job, Job::SaveNode(node, None) if !node.maintenance).then_some(()));
