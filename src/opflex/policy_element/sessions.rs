@@ -297,7 +297,11 @@ impl ElementCore {
             | (Key::Resolve(Subject::Endpoint, ..), Reply::EndpointResolve(objects)) => {
                 self.resolved(&key, objects, now, actions);
             }
-            (Key::Declaration(_) | Key::Report(_), Reply::Done(..)) => {}
+            (Key::Declaration(_) | Key::Report(_), Reply::Done(..)) => {
+                if let Some(item) = self.held.get_mut(&key) {
+                    item.answered = true;
+                }
+            }
             _ => warn!("{connection}: an answer to {method} has the number of another request"),
         }
     }

@@ -25,6 +25,7 @@
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
+//! | copies of a tree under way | one for each control connection, keeper and caller | – |
 //!
 //! | file | what |
 //! |---|---|
@@ -54,7 +55,7 @@ mod serving;
 use std::time::Instant;
 
 pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
-pub use self::control::{Control, ControlError};
+pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;
 pub use self::server::{Server, ServerHandle};

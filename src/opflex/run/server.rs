@@ -12,8 +12,8 @@ use log::{info, warn};
 
 use super::connection::{EVENTS, open};
 use super::keeper::{self, Keeper};
-use super::serving::{Dispatcher, Event, ServerContext};
-use super::{CallError, ServerConfig, StartError, guard, now};
+use super::serving::{self, Dispatcher, Event, ServerContext};
+use super::{CallError, ServerConfig, StartError, now};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
 use crate::opflex::peer::ConnectionId;
@@ -303,14 +303,7 @@ impl ServerHandle {
         if std::thread::current().id() == self.dispatcher {
             return Err(CallError::OnDispatcher);
         }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let call = Event::Call(Box::new(move |cx| {
-            guard(LOG, || {
-                let _ = reply.send(call(cx));
-            })
-        }));
-        self.events.send(call).map_err(|_| CallError::Stopped)?;
-        result.recv().map_err(|_| CallError::Stopped)
+        serving::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
     /// Puts policy in; see [`ServerCore::merge_policy`]. How many objects
@@ -351,12 +344,16 @@ impl ServerHandle {
         self.kept(changed)
     }
 
-    /// All policy, parents first.
+    /// All policy as it is now, parents first. It is copied in steps, so that
+    /// a large one holds no client up.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        self.with(|cx| cx.core().policy().to_objects())
+        if std::thread::current().id() == self.dispatcher {
+            return Err(CallError::OnDispatcher);
+        }
+        serving::copy_policy(&self.events).ok_or(CallError::Stopped)
     }
 
     /// The clients, in the order in which they connected.

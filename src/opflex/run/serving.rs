@@ -1,20 +1,20 @@
 //! The thread that owns a [`ServerCore`].
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::{info, warn};
 
 use super::connection::{LinkEvent, Links, Opened};
 use super::server::LOG;
-use super::{control, keeper, now};
+use super::{control, guard, keeper, now};
 use crate::opflex::message::Incoming;
 use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::ConnectionId;
-use crate::opflex::server::{Action, ServerCore};
+use crate::opflex::server::{Action, ServerCore, Store, WalkId};
 
 /// The only way into the dispatcher.
 pub(super) enum Event {
@@ -93,13 +93,59 @@ impl ServerContext<'_> {
         self.changed |= !changes.is_empty();
         changes
     }
+
+    /// See [`ServerCore::begin_walk`].
+    pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
+        self.core.begin_walk(store, uri)
+    }
+
+    /// See [`ServerCore::walk`].
+    pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
+        self.core.walk(id, most)
+    }
+
+    /// See [`ServerCore::end_walk`].
+    pub fn end_walk(&mut self, id: WalkId) {
+        self.core.end_walk(id);
+    }
+}
+
+/// Objects that are copied in one go.
+const STEP: usize = 500;
+
+/// Has something done on the dispatcher. `None` where it is not: the server has
+/// stopped, or the call panicked.
+pub(super) fn call<T: Send + 'static>(
+    events: &Sender<Event>,
+    call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = Event::Call(Box::new(move |cx| {
+        guard(LOG, || {
+            let _ = reply.send(call(cx));
+        })
+    }));
+    events.send(call).ok()?;
+    result.recv().ok()
+}
+
+/// All policy as it is now, copied in steps between which the dispatcher does
+/// other things. `None` where the server has stopped.
+pub(super) fn copy_policy(events: &Sender<Event>) -> Option<Vec<ManagedObject>> {
+    let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
+    let mut objects = Vec::new();
+    while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
+        objects.extend(next);
+    }
+    Some(objects)
 }
 
 /// All state of a server.
 pub(super) struct Dispatcher {
     core: ServerCore,
     links: Links,
-    controls: HashSet<ConnectionId>,
+    /// The connections for control, each with the walk that it has begun.
+    controls: HashMap<ConnectionId, Option<WalkId>>,
     actions: Vec<Action>,
     events: Receiver<Event>,
     keeper: Option<keeper::Ask>,
@@ -120,7 +166,7 @@ impl Dispatcher {
         Self {
             core,
             links: Links::default(),
-            controls: HashSet::new(),
+            controls: HashMap::new(),
             actions: Vec::new(),
             events,
             keeper,
@@ -168,13 +214,13 @@ impl Dispatcher {
                 if self.stopping.is_some() || self.exiting {
                     self.links.close(id);
                 } else if is_control {
-                    self.controls.insert(id);
+                    self.controls.insert(id, None);
                 } else {
                     self.core.connected(id, dialled, now, &mut self.actions);
                 }
             }
             Event::Link(LinkEvent::Messages(id, messages)) => {
-                let is_control = self.controls.contains(&id);
+                let is_control = self.controls.contains_key(&id);
                 for message in messages {
                     if is_control {
                         self.control(id, message, now);
@@ -239,15 +285,19 @@ impl Dispatcher {
             }
             return;
         };
+        let mut walk = self.controls.get(&id).copied().flatten();
         let (frame, changed) = self.call(now, |cx| {
-            let frame = control::carry_out(cx, &request_id, request);
+            let frame = control::carry_out(cx, &mut walk, &request_id, request);
             (frame, cx.changed)
         });
+        self.controls.insert(id, walk);
         match (&self.keeper, self.links.outbox(id)) {
             (Some(keeper), Some(outbox)) if changed => {
-                let unsaved = control::unsaved(&request_id);
                 keeper.then(Box::new(move |kept| {
-                    let frame = if kept { frame } else { unsaved };
+                    let frame = match kept {
+                        Ok(()) => frame,
+                        Err(why) => control::unsaved(&request_id, why),
+                    };
                     // Who left before the answer needs none.
                     let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
                 }));
@@ -288,8 +338,9 @@ impl Dispatcher {
     }
 
     fn ended(&mut self, id: ConnectionId, now: Instant) {
-        if !self.controls.remove(&id) {
-            self.core.disconnected(id, now, &mut self.actions);
+        match self.controls.remove(&id) {
+            Some(walk) => walk.into_iter().for_each(|walk| self.core.end_walk(walk)),
+            None => self.core.disconnected(id, now, &mut self.actions),
         }
     }
 
