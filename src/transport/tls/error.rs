@@ -1,0 +1,63 @@
+//! Why there is no TLS.
+
+use std::fmt;
+use std::io;
+
+use crate::transport::duplex::is_timeout;
+
+/// Why there is no TLS.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// The stream failed or ended.
+    Io(io::Error),
+    /// The peer's bytes or certificate were refused, or ours by the peer.
+    Tls(rustls::Error),
+    /// The deadline passed.
+    Deadline,
+    /// The name to connect to is neither a DNS name nor an IP address.
+    Name(String),
+    /// Identity, trust or provider do not make a configuration.
+    Configuration(String),
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("the connection ended during the TLS handshake")
+            }
+            Self::Io(e) => write!(f, "{e}"),
+            Self::Tls(e) => write!(f, "TLS: {e}"),
+            Self::Deadline => f.write_str("the TLS handshake was not complete in time"),
+            Self::Name(name) => write!(f, "{name:?} is neither a DNS name nor an IP address"),
+            Self::Configuration(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for TlsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(e) => Some(e),
+            Self::Tls(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for TlsError {
+    fn from(e: io::Error) -> Self {
+        if is_timeout(&e) {
+            Self::Deadline
+        } else {
+            Self::Io(e)
+        }
+    }
+}
+
+impl From<rustls::Error> for TlsError {
+    fn from(e: rustls::Error) -> Self {
+        Self::Tls(e)
+    }
+}

@@ -1,0 +1,220 @@
+//! TLS split by direction, over rustls's unbuffered API.
+//!
+//! ```text
+//!            reader thread                        writer thread
+//!  socket ─▶ pooled buffer ─▶ ┌─ Mutex<Session> ─┐ ◀─ staging ◀─ batch
+//!                  inbox ◀─── │ open one record   │
+//!                             │ seal one record   │ ──▶ pooled buffer ─▶ socket
+//!                             │ pending ciphertext│
+//!                             └───────────────────┘
+//! ```
+//!
+//! The lock is held for one record at a time and never over I/O, so each
+//! direction makes progress while the other waits for its peer. What the
+//! reading side has for the socket (alerts, key updates) goes into `pending`,
+//! and the writer sends it before its own next record: one thread alone
+//! decides the order of records. A poisoned lock ends the session.
+//!
+//! Buffers are borrowed from a [`BufferPool`] while a direction is busy. An
+//!
+//! | file | holds |
+//! |---|---|
+//! | `session` | the state that both directions share, and its steps |
+//! | `handshake` | the handshake |
+//! | `receive`, `transmit` | the two directions |
+//! | `verifier` | how a client checks a server |
+//! | `error` | [`TlsError`] |
+
+mod error;
+mod handshake;
+mod receive;
+mod session;
+mod transmit;
+mod verifier;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustls::client::{Resumption, UnbufferedClientConnection};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::{ClientConfig, ServerConfig};
+
+pub use self::error::TlsError;
+use self::handshake::handshake;
+use self::session::Connection;
+use super::{BufferPool, Duplex, Halves};
+use crate::pki::{self, Identity, Trust};
+
+/// The most plaintext one TLS record holds.
+const RECORD: usize = 16 * 1024;
+
+/// What a server needs to accept TLS: its identity and whom it trusts. A
+/// clone shares it.
+#[derive(Clone, Debug)]
+pub struct Acceptor {
+    config: Arc<ServerConfig>,
+}
+
+impl Acceptor {
+    /// Mutual TLS: every client has to prove a certificate of `trust`.
+    /// TLS 1.3, and 1.2 for older peers. No session tickets: sessions are
+    /// long, and each one's certificate is checked anew.
+    ///
+    /// # Errors
+    /// The identity's key does not fit its certificate, or no cryptography
+    /// was compiled in.
+    pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let roots = Arc::clone(trust.roots());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Self {
+            config: Arc::new(config),
+        })
+    }
+
+    /// TLS where only the server has a certificate; clients are asked for
+    /// none, and prove nothing. Otherwise as [`mutual`](Self::mutual).
+    ///
+    /// # Errors
+    /// As [`mutual`](Self::mutual).
+    pub fn server_only(identity: &Identity) -> Result<Self, TlsError> {
+        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Self {
+            config: Arc::new(config),
+        })
+    }
+
+    /// TLS as configured elsewhere.
+    pub fn with_config(config: Arc<ServerConfig>) -> Self {
+        Self { config }
+    }
+
+    /// Runs the server's side of a TLS handshake. Blocks until it is done or
+    /// `deadline` has passed.
+    ///
+    /// # Errors
+    /// [`TlsError`]; an alert that says why has been sent where one could be.
+    pub fn accept(
+        &self,
+        stream: Arc<dyn Duplex>,
+        pool: &BufferPool,
+        deadline: Instant,
+    ) -> Result<Secured, TlsError> {
+        let connection = UnbufferedServerConnection::new(Arc::clone(&self.config))?;
+        handshake(stream, Connection::Server(connection), pool, deadline)
+    }
+}
+
+/// What a client needs to connect with TLS. A clone shares it.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    config: Arc<ClientConfig>,
+}
+
+impl Connector {
+    /// Mutual TLS: proves `identity`, and takes servers of `trust` only whose
+    /// certificate holds the name that is connected to.
+    ///
+    /// # Errors
+    /// As [`Acceptor::mutual`].
+    pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(Arc::clone(trust.roots()))
+            .with_client_auth_cert(identity.chain().to_vec(), identity.key())?;
+        config.resumption = Resumption::disabled();
+        Ok(Self {
+            config: Arc::new(config),
+        })
+    }
+
+    /// TLS with as much of a check of the server as is asked for, proving
+    /// `identity` to servers that ask for one.
+    ///
+    /// # Errors
+    /// As [`Acceptor::mutual`].
+    pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
+        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let verifier = verifier::for_check(check, &provider)?;
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
+        let mut config = match identity {
+            Some(identity) => config.with_client_auth_cert(identity.chain().to_vec(), identity.key())?,
+            None => config.with_no_client_auth(),
+        };
+        config.resumption = Resumption::disabled();
+        Ok(Self {
+            config: Arc::new(config),
+        })
+    }
+
+    /// TLS as configured elsewhere.
+    pub fn with_config(config: Arc<ClientConfig>) -> Self {
+        Self { config }
+    }
+
+    /// Runs the client's side of a TLS handshake with a server that has to
+    /// prove `name`, a DNS name or IP address. Blocks until it is done or
+    /// `deadline` has passed.
+    ///
+    /// In TLS 1.3 a server may refuse the client's certificate only after
+    /// this: then the first read fails with its alert.
+    ///
+    /// # Errors
+    /// [`TlsError`]; an alert that says why has been sent where one could be.
+    pub fn connect(
+        &self,
+        stream: Arc<dyn Duplex>,
+        name: &str,
+        pool: &BufferPool,
+        deadline: Instant,
+    ) -> Result<Secured, TlsError> {
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
+        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name)?;
+        handshake(stream, Connection::Client(connection), pool, deadline)
+    }
+}
+
+/// What a client wants to know of a server.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum ServerCheck<'a> {
+    /// Its certificate comes from an authority of this trust, and holds the
+    /// name that is connected to.
+    Name(&'a Trust),
+    /// Its certificate comes from an authority of this trust. Whoever holds
+    /// any server certificate of it can stand in for the server.
+    Authority(&'a Trust),
+    /// Nothing. What is sent is encrypted, but whoever can come between the
+    /// two reads it all the same.
+    Nothing,
+}
+
+/// A stream whose TLS handshake is done.
+#[derive(Debug)]
+pub struct Secured {
+    /// Both directions, for a link or for a handshake on this thread.
+    pub halves: Halves,
+    /// The peer's certificates, its own first; empty where none was asked for.
+    pub peer: Vec<CertificateDer<'static>>,
+    /// `TLSv1.3` or `TLSv1.2`.
+    pub version: &'static str,
+}

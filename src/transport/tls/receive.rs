@@ -1,0 +1,232 @@
+//! The receiving direction: records are opened as they arrive.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use super::session::{Shared, Step, Tools, lock};
+use crate::transport::{BufferPool, Duplex, Inbox, Receive, Received};
+
+/// Ciphertext that has been received and not opened yet, in a pooled buffer
+/// while there is some.
+pub(super) struct Incoming {
+    pool: BufferPool,
+    buffer: Option<Box<[u8]>>,
+    start: usize,
+    end: usize,
+    /// The last read filled the buffer: more is likely there.
+    more: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(pool: BufferPool) -> Self {
+        Self {
+            pool,
+            buffer: None,
+            start: 0,
+            end: 0,
+            more: false,
+        }
+    }
+
+    /// What has not been opened yet.
+    pub(super) fn rest(&mut self) -> &mut [u8] {
+        match &mut self.buffer {
+            Some(buffer) => &mut buffer[self.start..self.end],
+            None => &mut [],
+        }
+    }
+
+    /// Opens every complete record that is there. Each step gets the lock it
+    /// needs from `step`.
+    pub(super) fn open(
+        &mut self,
+        inbox: &mut Inbox,
+        mut step: impl FnMut(&mut [u8], &mut Tools<'_>) -> (usize, Result<Step, rustls::Error>),
+    ) -> Result<(), rustls::Error> {
+        loop {
+            let bytes = self.rest();
+            let expected = bytes.len();
+            let mut tools = Tools {
+                inbox: Some((inbox, expected)),
+                seal: None,
+            };
+            let (discard, result) = step(bytes, &mut tools);
+            self.start += discard;
+            match result? {
+                Step::Again => {}
+                Step::Idle => break,
+            }
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if !self.more {
+                self.release();
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads once; blocks for it unless `ready` says that bytes are there.
+    pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool) -> io::Result<usize> {
+        let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
+        if self.start > 0 {
+            buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        // A full buffer without one complete record cannot be: a record is
+        // at most a fifth of it, and longer ones are refused at their header.
+        let room = &mut buffer[self.end..];
+        let n = if ready {
+            stream.try_read(room)?
+        } else {
+            stream.read(room)?
+        };
+        self.more = n == room.len();
+        self.end += n;
+        Ok(n)
+    }
+
+    fn release(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
+        }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+pub(super) struct TlsReceive {
+    pub(super) stream: Arc<dyn Duplex>,
+    pub(super) session: Shared,
+    pub(super) incoming: Incoming,
+}
+
+impl fmt::Debug for TlsReceive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsReceive")
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TlsReceive {
+    /// Opens what is there; the lock is taken for one record at a time.
+    fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+        let session = &self.session;
+        let mut poisoned = false;
+        let result = self.incoming.open(inbox, |bytes, tools| match session.lock() {
+            Ok(mut session) => session.step(bytes, tools),
+            Err(_) => {
+                poisoned = true;
+                (0, Ok(Step::Idle))
+            }
+        });
+        let mut session = lock(session)?;
+        if let Err(e) = result {
+            session.collect_alert(self.incoming.rest());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+        }
+        debug_assert!(!poisoned, "the lock above would have failed");
+        Ok(Received {
+            end: session.peer_closed,
+            flush: session.ask(),
+        })
+    }
+}
+
+impl Receive for TlsReceive {
+    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+        let before = inbox.bytes.len();
+        // The handshake may have read further than its own end.
+        let first = self.open(inbox)?;
+        if first.end || first.flush || inbox.bytes.len() > before {
+            return Ok(first);
+        }
+        if self.incoming.buffer.is_some() && self.incoming.more {
+            match self.incoming.read(&*self.stream, true) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => return self.open(inbox),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.incoming.more = false,
+                Err(e) => return Err(e),
+            }
+        }
+        // An idle stream holds no buffer: wait for bytes without one. Part of
+        // a record keeps its buffer, for at most as long as the record takes.
+        if self.incoming.start == self.incoming.end {
+            self.incoming.release();
+            inbox.release();
+        }
+        self.stream.wait_readable()?;
+        match self.incoming.read(&*self.stream, true) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => self.open(inbox),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received {
+                end: false,
+                flush: false,
+            }),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::{Duration, Instant};
+
+    use rustls::server::UnbufferedServerConnection;
+
+    use super::super::handshake::shake_hands;
+    use super::super::session::Connection;
+    use super::super::{Acceptor, Connector};
+    use super::*;
+    use crate::Role;
+    use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+    use crate::transport::duplex::is_timeout;
+    use crate::transport::{memory, threads};
+
+    #[test]
+    fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let identity = |role| {
+            authority
+                .issue(&CertificateRequest::new(role))
+                .unwrap()
+                .identity()
+        };
+        let acceptor = Acceptor::mutual(&identity(Role::SERVER), &authority.trust()).unwrap();
+        let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "a deadline")]
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let (here, there) = memory::pair();
+        let peer = threads::spawn("peer", move || {
+            connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
+        });
+        let connection = UnbufferedServerConnection::new(acceptor.config).unwrap();
+        let (mut session, incoming, mut inbox) = shake_hands(
+            &here,
+            Connection::Server(connection),
+            &BufferPool::new(),
+            deadline,
+        )
+        .unwrap();
+        let _peer = peer.unwrap().join().unwrap().unwrap();
+        // As the refusal of a renegotiation in TLS 1.2 leaves it.
+        session.pending = vec![0; 31];
+        let stream: Arc<dyn Duplex> = Arc::new(here);
+        let mut receive = TlsReceive {
+            stream: Arc::clone(&stream),
+            session: Arc::new(Mutex::new(session)),
+            incoming,
+        };
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        assert!(receive.receive(&mut inbox).unwrap().flush);
+        let again = receive.receive(&mut inbox);
+        assert!(again.is_err_and(|e| is_timeout(&e)), "it waits for its peer");
+    }
+}
