@@ -84,10 +84,7 @@ fn a_write_that_fails_is_told_and_tried_again() {
     std::fs::create_dir(&file).unwrap();
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     let unsaved = control.put(&[object("/a/", "a")], false).unwrap_err().to_string();
-    assert!(
-        unsaved.contains("could not be written to its file: "),
-        "{unsaved}"
-    );
+    assert!(unsaved.contains("policy is changed, but not kept: "), "{unsaved}");
     let unsaved = server
         .handle()
         .merge_policy(vec![object("/b/", "b")])
@@ -152,6 +149,55 @@ fn a_large_tree_is_dumped_in_pieces_as_it_was_at_the_first() {
     // Without a dump there is nothing to go on with.
     let none = control.call("ssntp.dump_more", json!({})).unwrap();
     assert_eq!(none["more"], false);
+}
+
+#[test]
+fn a_large_policy_is_put_and_reloaded_in_pieces() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    let (server, address) = serve_tcp(
+        ServerConfig::new(server_settings("pr1"))
+            .control(&socket)
+            .keep(&file),
+    );
+    let element = element("pe1", &address);
+    let _policy = element
+        .resolve_policy("GbpEpGroup", uri("/a/1700/"), false)
+        .unwrap();
+    until_server(&server.handle(), |cx| {
+        cx.core()
+            .sessions()
+            .first()
+            .is_some_and(|session| session.policies == 1)
+    });
+    let policy =
+        |value: &str| -> Vec<_> { (0..2500).map(|n| object(&format!("/a/{n:04}/"), value)).collect() };
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    // All of it is checked before the first piece goes in.
+    let mut bad = policy("bad");
+    bad[2400].children = vec![uri("/elsewhere/")];
+    control.put(&bad, false).unwrap_err();
+    assert_eq!(control.dump(&Uri::root()).unwrap(), []);
+    let mut shuffled = policy("one");
+    shuffled.reverse();
+    assert_eq!(control.put(&shuffled, false).unwrap(), 2500);
+    assert_eq!(control.dump(&Uri::root()).unwrap(), policy("one"));
+    until_value(&element, Subject::Policy, "/a/1700/", Some("one"));
+
+    assert_eq!(control.reload(&policy("one")).unwrap(), 0);
+    let mut next = policy("one");
+    next[1700] = object("/a/1700/", "two");
+    next.push(object("/b/", "new"));
+    next.remove(3);
+    assert_eq!(control.reload(&next).unwrap(), 3);
+    until_value(&element, Subject::Policy, "/a/1700/", Some("two"));
+    assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
+    until_value(&element, Subject::Policy, "/a/1700/", Some("three"));
+    let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
+    assert_eq!(kept, policy("three"));
 }
 
 #[test]

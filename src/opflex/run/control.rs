@@ -33,13 +33,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use log::error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::editing::{self, Edit};
 use super::server::LOG;
-use super::{ServerContext, now};
+use super::serving::Event;
+use super::{ServerContext, keeper, now};
 use crate::opflex::message::{
     Custom, CustomResult, Decoder, ErrorCode, ErrorResponse, Incoming, Method, Reply, Request,
 };
@@ -314,28 +317,72 @@ pub struct EndpointEntry {
     pub expires_in: Option<f64>,
 }
 
+/// What is answered on a control connection.
+pub(super) enum Answer {
+    /// This, at once.
+    Now(Bytes),
+    /// What comes of an edit.
+    Later(PolicyEdit),
+}
+
+/// An edit of policy that somebody on a control connection waits for.
+pub(super) struct PolicyEdit {
+    id: Id,
+    call: Custom,
+}
+
+impl PolicyEdit {
+    /// Makes the edit and the answer. Blocks until the edit is kept.
+    pub(super) fn make(self, events: &Sender<Event>, keeper: Option<&keeper::Ask>) -> Bytes {
+        let changed = self
+            .read()
+            .and_then(|edit| editing::edit(events, keeper, edit).map_err(refused));
+        match changed {
+            Ok(changed) => reply(&self.id, &self.call.method, json!({ "changed": changed })),
+            Err(error) => failure(&self.id, &error),
+        }
+    }
+
+    /// The answer when there is no room for it.
+    pub(super) fn busy(&self) -> Bytes {
+        failure(&self.id, &refused("busy: too many edits wait"))
+    }
+
+    fn read(&self) -> Result<Edit, Box<ErrorResponse>> {
+        Ok(match self.call.method.as_str() {
+            DELETE => Edit::Delete(params::<Delete>(&self.call)?.uris),
+            RELOAD => Edit::Reload(params::<Put>(&self.call)?.objects),
+            _ => match params(&self.call)? {
+                Put {
+                    objects,
+                    replace: true,
+                } => Edit::Replace(objects),
+                Put { objects, .. } => Edit::Merge(objects),
+            },
+        })
+    }
+}
+
 /// Carries out what came on a control connection, and makes the answer. `walk`
 /// is the dump that the connection has begun.
 pub(super) fn carry_out(
     cx: &mut ServerContext<'_>,
     walk: &mut Option<WalkId>,
-    id: &Id,
+    id: Id,
     request: Request,
-) -> Bytes {
-    let Request::Custom(calls) = request else {
+) -> Answer {
+    let Request::Custom(mut calls) = request else {
         let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, "the control socket takes custom only");
-        return failure(id, &error);
+        return Answer::Now(failure(&id, &error));
     };
-    let [call] = &calls[..] else {
-        return failure(id, &ErrorResponse::new(ErrorCode::ERROR, "one call at a time"));
+    let (Some(call), true) = (calls.pop(), calls.is_empty()) else {
+        let error = ErrorResponse::new(ErrorCode::ERROR, "one call at a time");
+        return Answer::Now(failure(&id, &error));
     };
-    answer(cx, walk, id, call).unwrap_or_else(|error| failure(id, &error))
-}
-
-/// The answer to a change that was made and could not be kept.
-pub(super) fn unsaved(id: &Id, why: &str) -> Bytes {
-    let what = format!("policy is changed, but could not be written to its file: {why}");
-    failure(id, &ErrorResponse::new(ErrorCode::ERROR, what))
+    if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
+        return Answer::Later(PolicyEdit { id, call });
+    }
+    Answer::Now(answer(cx, walk, &id, &call).unwrap_or_else(|error| failure(&id, &error)))
 }
 
 /// An error as an answer.
@@ -375,7 +422,7 @@ struct Below {
 }
 
 #[derive(Serialize)]
-struct Answer<'a, T> {
+struct Wire<'a, T> {
     method: &'a str,
     result: T,
 }
@@ -395,22 +442,7 @@ fn answer(
     call: &Custom,
 ) -> Result<Bytes, Box<ErrorResponse>> {
     let method = call.method.as_str();
-    let changed = |changes: usize| reply(id, method, json!({ "changed": changes }));
     Ok(match method {
-        PUT => {
-            let put: Put = params(call)?;
-            let changes = if put.replace {
-                cx.replace_policy(put.objects)
-            } else {
-                cx.merge_policy(put.objects)
-            };
-            changed(changes.map_err(refused)?.len())
-        }
-        DELETE => changed(cx.delete_policy(&params::<Delete>(call)?.uris).len()),
-        RELOAD => {
-            let put: Put = params(call)?;
-            changed(cx.reload_policy(put.objects).map_err(refused)?.len())
-        }
         DUMP | ENDPOINTS => {
             let store = if method == DUMP {
                 Store::Policy
@@ -497,7 +529,7 @@ fn entry(cx: &ServerContext<'_>, object: ManagedObject) -> EndpointEntry {
 }
 
 fn reply(id: &Id, method: &str, result: impl Serialize) -> Bytes {
-    frame(Frame::result(id, &Answer { method, result }))
+    frame(Frame::result(id, &Wire { method, result }))
 }
 
 fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {

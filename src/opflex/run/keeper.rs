@@ -1,8 +1,8 @@
 //! The file that policy is kept in, written on a thread of its own.
 //!
 //! ```text
-//!  dispatcher ── soon(), then(…) ─▶ keeper ── Call: some objects, and again ─▶ dispatcher
-//!  ServerHandle ── wait() ─────────▶   │ JSON, atomic replacement, answers
+//!  dispatcher ── soon() ──────────▶ keeper ── Call: some objects, and again ─▶ dispatcher
+//!  editing ── wait() ──────────────▶   │ JSON, atomic replacement, answers
 //! ```
 //!
 //! Requests that come while the file is written are served by the next write,
@@ -64,7 +64,7 @@ impl Ask {
 
     /// Policy has changed; `then` is told on the keeper's thread whether it is
     /// on the disk.
-    pub(super) fn then(&self, then: Then) {
+    fn then(&self, then: Then) {
         self.lock().push(then);
         self.soon();
     }

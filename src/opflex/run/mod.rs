@@ -10,7 +10,7 @@
 //!  Server ─ Stop, Exit ──▼                             ▼─── Stop ─ PolicyElement
 //!              dispatcher: ServerCore          dispatcher: ElementCore ─▶ events
 //!                        │                             │
-//!                 outboxes, keeper                  outboxes
+//!            outboxes, keeper, editor                  outboxes
 //! ```
 //!
 //! One [`Server`] or [`PolicyElement`] owns its threads and joins them. No
@@ -25,6 +25,7 @@
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
+//! | edits from control connections | 16 | who asks for more is told that it is busy |
 //! | copies of a tree under way | one for each control connection, keeper and caller | – |
 //!
 //! | file | what |
@@ -33,6 +34,7 @@
 //! | `connection` | codec, delivery, the table of connections |
 //! | `server` | [`Server`], [`ServerHandle`] |
 //! | `serving` | the server's dispatcher |
+//! | `editing` | changes of policy, large ones in steps |
 //! | `keeper` | the file that policy is kept in |
 //! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
@@ -46,6 +48,7 @@ mod config;
 mod connection;
 mod control;
 mod dial;
+mod editing;
 mod element;
 mod engaging;
 mod keeper;

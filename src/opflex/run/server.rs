@@ -11,6 +11,7 @@ use crossbeam_channel::Sender;
 use log::{info, warn};
 
 use super::connection::{EVENTS, open};
+use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
 use super::serving::{self, Dispatcher, Event, ServerContext};
 use super::{CallError, ServerConfig, StartError, now};
@@ -39,6 +40,7 @@ pub struct Server {
     addresses: Vec<Address>,
     acceptance: Option<Acceptance>,
     keeper: Option<Keeper>,
+    editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -83,26 +85,28 @@ impl Server {
             Some(path) => Some(Keeper::start(path.clone(), events.clone()).map_err(StartError::Thread)?),
             None => None,
         };
+        let asked = || keeper.as_ref().map(Keeper::sender);
+        let (editor, jobs) = match &config.control {
+            Some(_) => Editor::start(events.clone(), asked())
+                .map(|(editor, jobs)| (Some(editor), Some(jobs)))
+                .map_err(StartError::Thread)?,
+            None => (None, None),
+        };
         let connections = Arc::new(AtomicUsize::new(0));
-        let dispatcher = Dispatcher::new(
-            core,
-            queue,
-            keeper.as_ref().map(Keeper::sender),
-            Arc::clone(&connections),
-            config.grace,
-        );
+        let dispatcher = Dispatcher::new(core, queue, asked(), jobs, Arc::clone(&connections), config.grace);
         let dispatcher =
             threads::spawn("opflex-dispatch", move || dispatcher.run()).map_err(StartError::Thread)?;
         let handle = ServerHandle {
             events: events.clone(),
             dispatcher: dispatcher.thread().id(),
-            keeper: keeper.as_ref().map(Keeper::sender),
+            keeper: asked(),
         };
         let mut server = Self {
             handle,
             addresses,
             acceptance: None,
             keeper,
+            editor,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
@@ -152,6 +156,9 @@ impl Drop for Server {
         let _ = events.send(Event::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
+        }
+        if let Some(editor) = self.editor.take() {
+            editor.stop();
         }
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
@@ -306,14 +313,14 @@ impl ServerHandle {
         serving::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
-    /// Puts policy in; see [`ServerCore::merge_policy`]. How many objects
-    /// changed.
+    /// Puts policy in; see [`ServerCore::merge_policy`]. More than a thousand
+    /// objects are checked as a whole and then put in piece by piece. How many
+    /// objects changed.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn merge_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.merge_policy(objects).map(|changes| changes.len()))??;
-        self.kept(changed)
+        self.edit(Edit::Merge(objects))
     }
 
     /// Puts policy in, in place of what is below it; see
@@ -322,17 +329,17 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn replace_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.replace_policy(objects).map(|changes| changes.len()))??;
-        self.kept(changed)
+        self.edit(Edit::Replace(objects))
     }
 
-    /// Makes these objects all the policy there is. How many objects changed.
+    /// Makes these objects all the policy there is. What differs is found out
+    /// on this thread; more than a thousand objects of it are put in piece by
+    /// piece. How many objects changed.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn reload_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.reload_policy(objects).map(|changes| changes.len()))??;
-        self.kept(changed)
+        self.edit(Edit::Reload(objects))
     }
 
     /// Removes policy with everything below it. How many objects went.
@@ -340,8 +347,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn delete_policy(&self, uris: Vec<Uri>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.delete_policy(&uris).len())?;
-        self.kept(changed)
+        self.edit(Edit::Delete(uris))
     }
 
     /// All policy as it is now, parents first. It is copied in steps, so that
@@ -364,11 +370,10 @@ impl ServerHandle {
         self.with(|cx| cx.core().sessions())
     }
 
-    /// Waits until a change is on the disk.
-    fn kept(&self, changed: usize) -> Result<usize, CallError> {
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| changed > 0) {
-            keeper.wait()?;
+    fn edit(&self, edit: Edit) -> Result<usize, CallError> {
+        if std::thread::current().id() == self.dispatcher {
+            return Err(CallError::OnDispatcher);
         }
-        Ok(changed)
+        editing::edit(&self.events, self.keeper.as_ref(), edit)
     }
 }

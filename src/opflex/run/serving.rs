@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::{info, warn};
 
 use super::connection::{LinkEvent, Links, Opened};
+use super::editing::Job;
 use super::server::LOG;
 use super::{control, guard, keeper, now};
 use crate::opflex::message::Incoming;
@@ -73,6 +74,20 @@ impl ServerContext<'_> {
     /// As [`merge_policy`](Self::merge_policy).
     pub fn replace_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         let changes = self.core.replace_policy(objects, self.now, self.actions)?;
+        self.changed |= !changes.is_empty();
+        Ok(changes)
+    }
+
+    /// See [`ServerCore::update_policy`].
+    ///
+    /// # Errors
+    /// As [`merge_policy`](Self::merge_policy).
+    pub fn update_policy(
+        &mut self,
+        delete: &[Uri],
+        merge: Vec<ManagedObject>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.core.update_policy(delete, merge, self.now, self.actions)?;
         self.changed |= !changes.is_empty();
         Ok(changes)
     }
@@ -149,6 +164,7 @@ pub(super) struct Dispatcher {
     actions: Vec<Action>,
     events: Receiver<Event>,
     keeper: Option<keeper::Ask>,
+    editor: Option<Sender<Job>>,
     connections: Arc<AtomicUsize>,
     grace: Duration,
     stopping: Option<Instant>,
@@ -160,6 +176,7 @@ impl Dispatcher {
         core: ServerCore,
         events: Receiver<Event>,
         keeper: Option<keeper::Ask>,
+        editor: Option<Sender<Job>>,
         connections: Arc<AtomicUsize>,
         grace: Duration,
     ) -> Self {
@@ -170,6 +187,7 @@ impl Dispatcher {
             actions: Vec::new(),
             events,
             keeper,
+            editor,
             connections,
             grace,
             stopping: None,
@@ -269,8 +287,8 @@ impl Dispatcher {
         result
     }
 
-    /// A message on a connection for control. Its answer comes when a change
-    /// that it made is kept.
+    /// A message on a connection for control. An edit is answered when it is
+    /// made and kept.
     fn control(&mut self, id: ConnectionId, message: Incoming, now: Instant) {
         let Incoming::Request {
             id: request_id,
@@ -286,23 +304,23 @@ impl Dispatcher {
             return;
         };
         let mut walk = self.controls.get(&id).copied().flatten();
-        let (frame, changed) = self.call(now, |cx| {
-            let frame = control::carry_out(cx, &mut walk, &request_id, request);
-            (frame, cx.changed)
-        });
+        let answer = self.call(now, |cx| control::carry_out(cx, &mut walk, request_id, request));
         self.controls.insert(id, walk);
-        match (&self.keeper, self.links.outbox(id)) {
-            (Some(keeper), Some(outbox)) if changed => {
-                keeper.then(Box::new(move |kept| {
-                    let frame = match kept {
-                        Ok(()) => frame,
-                        Err(why) => control::unsaved(&request_id, why),
-                    };
-                    // Who left before the answer needs none.
-                    let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
-                }));
-            }
-            _ => self.send(id, frame),
+        let edit = match answer {
+            control::Answer::Now(frame) => return self.send(id, frame),
+            control::Answer::Later(edit) => edit,
+        };
+        let Some((editor, outbox)) = self.editor.as_ref().zip(self.links.outbox(id)) else {
+            return;
+        };
+        let busy = edit.busy();
+        let job: Job = Box::new(move |events, keeper| {
+            let frame = edit.make(events, keeper);
+            // Who left before the answer needs none.
+            let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
+        });
+        if editor.try_send(job).is_err() {
+            self.send(id, busy);
         }
     }
 

@@ -137,6 +137,7 @@ pub struct ServerCore {
     observer: Observer,
     walks: HashMap<WalkId, (Store, Walk)>,
     last_walk: u64,
+    policy_revision: u64,
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
     last_xid: u64,
@@ -167,6 +168,7 @@ impl ServerCore {
             registry: EndpointRegistry::new(tree()),
             walks: HashMap::new(),
             last_walk: 0,
+            policy_revision: 0,
             last_xid: 0,
         }
     }
@@ -375,6 +377,25 @@ impl ServerCore {
         changes
     }
 
+    /// Removes policy with everything below it and puts other policy in, as one
+    /// edit: what goes and comes again within it stays. Who resolved it is told.
+    pub fn update_policy(
+        &mut self,
+        delete: &[Uri],
+        merge: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.repository.policy.tree.update(delete, Vec::new(), merge)?;
+        self.tell_policy(&changes, now, actions);
+        Ok(changes)
+    }
+
+    /// A number that is another one after each edit that changed policy.
+    pub fn policy_revision(&self) -> u64 {
+        self.policy_revision
+    }
+
     /// Makes these objects all the policy there is. Who resolved what changes
     /// is told.
     pub fn reload_policy(
@@ -473,6 +494,7 @@ impl ServerCore {
     }
 
     fn tell_policy(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        self.policy_revision += u64::from(!changes.is_empty());
         self.tell_walks(Store::Policy, changes);
         let updates = self
             .repository

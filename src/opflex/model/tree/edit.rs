@@ -105,7 +105,7 @@ impl Tree {
 
     /// Checks objects that are to come together. With a model file, each is
     /// checked against the parent that it will have.
-    fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
+    pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
         objects.iter().try_for_each(ManagedObject::check)?;
         let Some(schema) = &self.schema else {
             return Ok(());
