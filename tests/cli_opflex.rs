@@ -71,12 +71,15 @@ fn policy_is_served_watched_changed_and_read_again() {
     let dir = dir.path();
     let policy = include_str!("../examples/policy.json");
     fs::write(dir.join("policy.json"), policy).unwrap();
+    fs::write(dir.join("model.yaml"), include_str!("../examples/model.yaml")).unwrap();
     let arguments = [
         "serve",
         "--listen",
         "127.0.0.1:0",
         "--policy",
         "policy.json",
+        "--model",
+        "model.yaml",
         "--control",
         "control",
     ];
@@ -120,7 +123,7 @@ fn policy_is_served_watched_changed_and_read_again() {
     );
     fs::write(dir.join("change.json"), object).unwrap();
     let put = run(dir, &["policy", "put", "change.json", "--control", "control"]);
-    assert_eq!(String::from_utf8(put.stdout).unwrap(), "1 objects changed\n");
+    assert_eq!(String::from_utf8(put.stdout).unwrap(), "1 object changed\n");
     assert_eq!(changed(&mut events, WEB), "web2");
     let dump = run(dir, &["policy", "dump", WEB, "--control", "control"]);
     let dumped: Value = serde_json::from_slice(&dump.stdout).unwrap();

@@ -77,7 +77,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if args.control.json {
         output.line(json!({ "changed": changed }))?;
     } else {
-        output.line(format!("{changed} objects changed"))?;
+        let objects = if changed == 1 { "object" } else { "objects" };
+        output.line(format!("{changed} {objects} changed"))?;
     }
     output.flush()
 }
