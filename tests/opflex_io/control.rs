@@ -327,10 +327,15 @@ fn what_cannot_begin_says_why() {
 fn one_client_too_many_is_refused() {
     let mut config = ServerConfig::new(server_settings("pr1"));
     config.max_connections = Some(1);
-    let (_server, address) = serve_tcp(config);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let (_server, address) = serve_tcp(config.control(&socket));
     let first = raw::Raw::identified(&address, "a", "test");
     assert_eq!(raw::Raw::connect(&address).recv(), None);
-    drop(first);
+    // Whoever looks after the server still can.
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    assert_eq!(control.sessions().unwrap().len(), 1);
+    drop((first, control));
     // Its place is free once it is gone.
     until(|| raw::Raw::connect(&address).recv().is_some());
 }

@@ -23,6 +23,7 @@
 //! | frames for one connection | [`Limits`](crate::transport::Limits) | the connection ends |
 //! | a reader whose peer takes no answers | half of that | it waits, up to the write timeout |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
+//! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
 //! | edits from control connections | 16 | who asks for more is told that it is busy |

@@ -28,6 +28,9 @@ use crate::transport::{
 /// The target of the log lines of this side.
 pub(super) const LOG: &str = "ssntp::opflex::server";
 
+/// Control connections beyond the most clients at a time.
+const CONTROLS: usize = 16;
+
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
 /// # Threads
@@ -214,9 +217,12 @@ struct Shared {
 impl Shared {
     fn serve(&self, newcomer: &Newcomer) {
         let peer = newcomer.peer();
-        if self.connections.fetch_add(1, Ordering::AcqRel) >= self.max {
+        // Whoever looks after a server that is full is let in.
+        let is_control = matches!(self.places.get(newcomer.listener()), Some(Place::Control));
+        let max = self.max.saturating_add(if is_control { CONTROLS } else { 0 });
+        if self.connections.fetch_add(1, Ordering::AcqRel) >= max {
             self.connections.fetch_sub(1, Ordering::AcqRel);
-            warn!(target: LOG, "{peer}: refused: {} clients are connected", self.max);
+            warn!(target: LOG, "{peer}: refused: {max} clients are connected");
             return;
         }
         if !self.admit(newcomer) {

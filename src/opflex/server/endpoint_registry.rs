@@ -125,7 +125,12 @@ impl EndpointRegistry {
             .flatten()
             .collect();
         match on_leave {
-            OnLeave::Keep => Changes::default(),
+            // One without an end would stay for ever.
+            OnLeave::Keep => {
+                let endless = |uri: &Uri| self.expiry.of(uri).is_none();
+                let endless: Vec<Uri> = uris.into_iter().filter(endless).collect();
+                self.remove(&endless)
+            }
             OnLeave::Remove => self.remove(&uris),
             OnLeave::Grace(grace) => {
                 if let Some(end) = now.checked_add(grace) {
