@@ -249,12 +249,7 @@ fn connects(address: &str) {
 fn push(address: &str, control: &Path, server: &Child, connections: usize) {
     let mut control = Control::connect(control, Duration::from_secs(20)).unwrap();
     // Those of the last time are gone.
-    while control
-        .sessions()
-        .unwrap()
-        .as_array()
-        .is_none_or(|sessions| !sessions.is_empty())
-    {
+    while !control.sessions().unwrap().is_empty() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let before = rss_kb(server);
