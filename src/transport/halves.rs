@@ -80,11 +80,11 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
         }),
         transmit: Box::new(PlainTransmit {
             stream: Arc::clone(&stream),
-            pool,
+            pool: pool.clone(),
             buffer: None,
         }),
         stream,
-        inbox: Inbox::default(),
+        inbox: Inbox::new(pool),
     }
 }
 

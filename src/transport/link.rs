@@ -320,8 +320,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     }
 }
 
-/// A batch goes to the system once it holds so many bytes: four TLS records.
-const BATCH_BYTES: usize = 64 * 1024;
+/// A batch ends once it holds so many bytes: some sixteen TLS records, which
+/// go to the system four at a time, with no short ones between.
+const BATCH_BYTES: usize = 256 * 1024;
 /// And so many items, which bounds the memory of batches of tiny frames.
 const BATCH_ITEMS: usize = 2048;
 /// Room for items that an idle writer keeps.
@@ -395,9 +396,11 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 next = queue.try_recv().ok();
             }
             if !batch.is_empty() {
+                outbox.begin_writing();
                 transmit.transmit(&batch)?;
+                let items = batch.len() as u64;
                 batch.clear();
-                outbox.sent(frames, bytes as u64);
+                outbox.sent(items, frames, bytes as u64);
             }
             if flush {
                 transmit.flush()?;
