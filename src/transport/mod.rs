@@ -31,6 +31,7 @@
 //! | `capacity` | how many links the system allows |
 //! | `codec` | [`Decode`]: what turns bytes into items |
 //! | `outbox` | the bounded queue of a writer |
+//! | `queue` | what waits in it |
 //! | `link` | the two threads |
 //! | `threads` | names, stack sizes |
 
@@ -47,6 +48,7 @@ mod listener;
 pub mod memory;
 mod newcomers;
 mod outbox;
+mod queue;
 mod target;
 mod tcp;
 pub(crate) mod threads;
