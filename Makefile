@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 20
 ROLES := server scheduler controller agent netagent cnciagent
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check doc certs bench examples fuzz ci
+.PHONY: help run test check doc certs bench bench-peers examples small fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,8 +35,15 @@ certs: ## a development authority and a certificate for each role, in certs/
 bench: ## throughput, latency, handshakes and memory of a server on this machine
 	$(CARGO) run --release -- bench
 
+bench-peers: ## the same beside nats-server and mosquitto, where they are installed
+	$(CARGO) run --release -- bench --peers --runs 5
+
 examples: ## run every example
 	.ci/examples
+
+small: ## the agent alone and the smallest client, as small as they get, in target/small/
+	$(CARGO) build --profile small --no-default-features --features cli-agent,ring --bin ssntp --example smallest_client
+	@ls -l target/small/ssntp target/small/examples/smallest_client | awk '{ print $$5, $$9 }'
 
 fuzz: ## every fuzz target for some seconds; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \

@@ -68,6 +68,7 @@
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
 //! | `cli` | yes | the `ssntp` program |
+//! | `cli-agent` | with `cli` | the `ssntp` program; alone, with nothing but its agent |
 //!
 //! `--no-default-features --features ring` (or `aws-lc-rs`) is the small
 //! library for embedding. With neither, everything compiles, and whatever

@@ -71,7 +71,7 @@ impl Capacity {
         let rows = [
             (
                 "the open files limit (ulimit -n)",
-                raise(Resource::Nofile),
+                descriptors(),
                 need(SPARE_DESCRIPTORS, 1, 1),
             ),
             ("vm.max_map_count", read("/proc/sys/vm/max_map_count"), maps),
@@ -139,6 +139,12 @@ fn signal_stacks() -> bool {
         .lines()
         .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
     caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0)
+}
+
+/// How many files may be open, once the soft limit has been raised to the
+/// hard one; none where there is no limit.
+pub(crate) fn descriptors() -> Option<u64> {
+    raise(Resource::Nofile)
 }
 
 /// The limit, its soft part raised to the hard one.

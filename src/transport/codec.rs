@@ -2,6 +2,9 @@
 
 use bytes::BytesMut;
 
+use super::BufferPool;
+use super::buffers::BUFFER_LEN;
+
 /// An incremental decoder: the codec of one protocol.
 pub trait Decode: Send + 'static {
     /// What it finds in the bytes.
@@ -24,8 +27,9 @@ pub trait Decode: Send + 'static {
 /// Received bytes that wait to be decoded.
 ///
 /// Memory follows the bytes that have arrived: an announced length is
-/// believed up to 128 KiB, and beyond it the buffer doubles. What has been
-/// decoded shares its memory with nothing that arrives later.
+/// believed up to 80 KiB, and beyond it the buffer doubles. What has been
+/// decoded shares its memory with nothing that arrives later. Busy links
+/// borrow the memory from a [`BufferPool`].
 #[derive(Debug, Default)]
 pub struct Inbox {
     pub(super) bytes: BytesMut,
@@ -33,12 +37,21 @@ pub struct Inbox {
     /// The buffer's capacity when it was made: when less is left, items have
     /// been cut off its front.
     made: usize,
+    pool: BufferPool,
 }
 
 /// How much memory an announcement alone can take.
-const TRUST: usize = 128 * 1024;
+const TRUST: usize = BUFFER_LEN;
 
 impl Inbox {
+    /// An empty one that borrows its memory from `pool` while it is busy.
+    pub(super) fn new(pool: BufferPool) -> Self {
+        Self {
+            pool,
+            ..Self::default()
+        }
+    }
+
     /// Appends `data`; `expected` is how many bytes, these included, the
     /// current read is about to append.
     pub fn append(&mut self, data: &[u8], expected: usize) {
@@ -49,10 +62,9 @@ impl Inbox {
             let believed = self.wanted.min(TRUST.max(2 * held));
             // A new buffer of just the right size: frames decoded from it
             // keep it alive, and should keep no more than themselves.
-            let mut grown = BytesMut::with_capacity(due.max(believed));
+            let mut grown = self.pool.memory(due.max(believed));
             grown.extend_from_slice(&self.bytes);
-            self.made = grown.capacity();
-            self.bytes = grown;
+            self.replace(grown);
         }
         self.bytes.extend_from_slice(data);
     }
@@ -70,9 +82,14 @@ impl Inbox {
     /// Gives an empty buffer's memory back.
     pub(super) fn release(&mut self) {
         if self.bytes.is_empty() {
-            self.bytes = BytesMut::new();
-            self.made = 0;
+            self.replace(BytesMut::new());
         }
+    }
+
+    fn replace(&mut self, bytes: BytesMut) {
+        let made = std::mem::replace(&mut self.made, bytes.capacity());
+        let spent = std::mem::replace(&mut self.bytes, bytes);
+        self.pool.recycle(spent, made);
     }
 }
 
@@ -83,9 +100,8 @@ mod tests {
     #[test]
     fn memory_follows_what_arrived_not_what_was_announced() {
         let mut inbox = Inbox {
-            bytes: BytesMut::new(),
             wanted: usize::MAX,
-            made: 0,
+            ..Inbox::default()
         };
         inbox.append(&[0; 8], 8);
         assert!(inbox.bytes.capacity() <= TRUST);

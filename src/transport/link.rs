@@ -39,6 +39,9 @@ pub struct LinkConfig {
     /// How long, after the last byte was sent, the peer may take to end its
     /// side. Default: 1 s.
     pub linger: Duration,
+    /// The stack of each of its two threads in bytes, of which only what is
+    /// touched costs memory. Default: 128 KiB.
+    pub stack: usize,
 }
 
 impl Default for LinkConfig {
@@ -47,6 +50,7 @@ impl Default for LinkConfig {
             name: "link".into(),
             write_timeout: Some(Duration::from_secs(30)),
             linger: Duration::from_secs(1),
+            stack: threads::SMALL_STACK,
         }
     }
 }
@@ -185,13 +189,17 @@ fn start<D: Decode>(
         receive,
         mut transmit,
         inbox,
+        in_clear,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
     send_first(&outbox, &mut *transmit, &*stream);
+    if in_clear {
+        outbox.open_line(Arc::clone(&stream));
+    }
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
-        threads::spawn_small(format!("{}.w", config.name), move || {
+        threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
             write(&outbox, transmit, &*stream, linger);
         })?
     };
@@ -204,7 +212,9 @@ fn start<D: Decode>(
         outbox,
         sink,
     });
-    threads::spawn_small(format!("{}.r", config.name), move || reader.run(writer))
+    threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
+        reader.run(writer)
+    })
 }
 
 /// Sends what waits already, if it is short, so that the stack of a writer
@@ -213,14 +223,15 @@ fn send_first(outbox: &Outbox, transmit: &mut dyn Transmit, stream: &dyn Duplex)
     if !(1..=FIRST_BYTES).contains(&outbox.waiting().1) {
         return;
     }
-    let (mut batch, mut frames, mut bytes) = (Vec::new(), 0, 0);
+    let mut batch = Vec::new();
     while let Some(item) = outbox.queue().pop() {
-        frames += u64::from(item.frames());
-        bytes += item.len() as u64;
         batch.push(item);
     }
+    let frames = batch.iter().map(|item| u64::from(item.frames())).sum();
+    let bytes = batch.iter().map(|item| item.len() as u64).sum();
+    outbox.begin_writing();
     match transmit.transmit(&batch) {
-        Ok(()) => outbox.sent(frames, bytes),
+        Ok(()) => outbox.sent(batch.len() as u64, frames, bytes),
         Err(e) => fail(outbox, stream, e),
     }
     transmit.idle();
@@ -419,10 +430,13 @@ fn send(
     if due.abort {
         return Ok(Some(End::Aborted));
     }
+    let _line = outbox.take_line()?;
     if !batch.is_empty() {
+        outbox.begin_writing();
         transmit.transmit(batch)?;
+        let items = batch.len() as u64;
         batch.clear();
-        outbox.sent(due.frames, due.bytes);
+        outbox.sent(items, due.frames, due.bytes);
     }
     if due.flush {
         transmit.flush()?;

@@ -7,11 +7,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::Duplex;
+use super::line::{Line, Rest, Tried};
 use super::queue::Queue;
 
 /// What waits for the writer: up to eight bytes of its own, then shared ones.
@@ -70,7 +72,7 @@ impl Outgoing {
 /// How much may wait for one writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Frames. Default: 1,048,576.
+    /// Frames. Default: 8,388,608, which is 64 MiB of frames without payload.
     pub frames: u64,
     /// Bytes. Default: 64 MiB. One item may always wait alone, however long.
     pub bytes: u64,
@@ -79,7 +81,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            frames: 1 << 20,
+            frames: 1 << 23,
             bytes: 64 << 20,
         }
     }
@@ -105,6 +107,10 @@ impl fmt::Display for PushError {
 
 impl std::error::Error for PushError {}
 
+/// The most items that wait, whatever the limits: each takes some 64 bytes
+/// beside its own, and holds one frame or many.
+const MOST_ITEMS: u64 = 1 << 20;
+
 /// The sending side of a link's queue.
 ///
 /// # Threads
@@ -119,16 +125,21 @@ pub struct Outbox {
 struct Shared {
     queue: Queue,
     limits: Limits,
+    items: AtomicU64,
     frames: AtomicU64,
     bytes: AtomicU64,
     written_frames: AtomicU64,
     written_bytes: AtomicU64,
     discarded: AtomicU64,
+    /// The writer is handing something to the system.
+    writing: AtomicBool,
     closed: AtomicBool,
     aborted: AtomicBool,
     /// The writer has sent its last byte.
     done: AtomicBool,
     failure: OnceLock<std::io::Error>,
+    /// Past the writer, where the stream is in clear and the link has started.
+    line: OnceLock<Line>,
     waiters: AtomicU32,
     /// What had been written, plus one, when a producer last gave up holding
     /// back; 0 for never. Written under the gate.
@@ -140,6 +151,8 @@ struct Shared {
 
 /// How long a consumer that makes no progress may hold a producer back.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// And a writer that has not even begun.
+const MOST_PATIENCE: Duration = Duration::from_secs(1);
 /// The pace of a consumer that is worth waiting for, each second: one of the
 /// two suffices.
 const PACE_BYTES: u64 = 4 << 20;
@@ -169,15 +182,18 @@ impl Outbox {
             shared: Arc::new(Shared {
                 queue: Queue::default(),
                 limits,
+                items: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
                 written_frames: AtomicU64::new(0),
                 written_bytes: AtomicU64::new(0),
                 discarded: AtomicU64::new(0),
+                writing: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 done: AtomicBool::new(false),
                 failure: OnceLock::new(),
+                line: OnceLock::new(),
                 waiters: AtomicU32::new(0),
                 given_up_frames: AtomicU64::new(0),
                 given_up_bytes: AtomicU64::new(0),
@@ -192,21 +208,72 @@ impl Outbox {
     /// # Errors
     /// [`PushError`] with the item when a limit is reached or the link ends.
     pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
+        let (item, _) = self.count(item)?;
+        self.shared.queue.push(item);
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), but where nothing waits and the stream is in
+    /// clear, this thread writes what the system takes at once, and the writer
+    /// is woken for the rest only. For who has one item now and no more soon.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
+        let (item, waited) = self.count(item)?;
+        let (frames, bytes) = (u64::from(item.frames), item.len() as u64);
+        let tried = match self.shared.line.get() {
+            Some(line) if !waited => line.try_send(item),
+            _ => Tried::Busy(item),
+        };
+        match tried {
+            Tried::Sent => self.sent(1, frames, bytes),
+            Tried::Begun => self.shared.queue.flush(),
+            Tried::Busy(item) => self.shared.queue.push(item),
+        }
+        Ok(())
+    }
+
+    /// Counts an item in. Says whether something waited before it.
+    fn count(&self, item: Outgoing) -> Result<(Outgoing, bool), PushError> {
         let shared = &*self.shared;
         if shared.closed.load(Ordering::Acquire) {
             return Err(PushError::Closed(item));
         }
         let (frames, bytes) = (u64::from(item.frames), item.len() as u64);
+        let items_before = shared.items.fetch_add(1, Ordering::AcqRel);
         let frames_before = shared.frames.fetch_add(frames, Ordering::AcqRel);
         let bytes_before = shared.bytes.fetch_add(bytes, Ordering::AcqRel);
-        let over =
-            frames_before + frames > shared.limits.frames || bytes_before + bytes > shared.limits.bytes;
+        let over = items_before >= MOST_ITEMS
+            || frames_before + frames > shared.limits.frames
+            || bytes_before + bytes > shared.limits.bytes;
         if over && frames_before > 0 {
-            self.subtract(frames, bytes);
+            self.subtract(1, frames, bytes);
             return Err(PushError::Full(item));
         }
-        self.shared.queue.push(item);
-        Ok(())
+        Ok((item, frames_before > 0))
+    }
+
+    /// Lets [`push_now`](Self::push_now) write to the stream.
+    pub(super) fn open_line(&self, stream: Arc<dyn Duplex>) {
+        let _ = self.shared.line.set(Line::new(stream));
+    }
+
+    /// Keeps other threads off the stream while the guard lives. What one of
+    /// them began is sent first.
+    pub(super) fn take_line(&self) -> std::io::Result<Option<MutexGuard<'_, Option<Rest>>>> {
+        let Some(line) = self.shared.line.get() else {
+            return Ok(None);
+        };
+        let mut rest = line.lock();
+        if rest.is_some() {
+            self.begin_writing();
+        }
+        let (frames, bytes) = line.finish(&mut rest)?;
+        if frames > 0 {
+            self.sent(1, frames, bytes);
+        }
+        Ok(Some(rest))
     }
 
     /// Waits until a push of `len` bytes may succeed, or the limit passes;
@@ -221,7 +288,10 @@ impl Outbox {
                 break false;
             }
             let (frames, bytes) = self.waiting();
-            let fits = frames < shared.limits.frames && bytes + len as u64 <= shared.limits.bytes;
+            let items = shared.items.load(Ordering::Acquire);
+            let fits = items < MOST_ITEMS
+                && frames < shared.limits.frames
+                && bytes + len as u64 <= shared.limits.bytes;
             if fits || frames == 0 {
                 break true;
             }
@@ -248,7 +318,9 @@ impl Outbox {
     /// writer makes good progress. A consumer that is stuck, or takes less
     /// than 4 MiB and 20,000 frames each second, holds producers
     /// back for 50 ms once, and then no more until it has taken a
-    /// second's worth.
+    /// second's worth. Only time in which the system takes nothing counts: a
+    /// writer that has not got a processor is not its consumer's fault, and
+    /// is waited for up to a second.
     pub fn hold_back(&self) {
         let shared = &*self.shared;
         let mut guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -261,22 +333,28 @@ impl Outbox {
         }
         shared.begin_wait();
         let start = now();
+        let (mut looked, mut blocked) = (start, Duration::ZERO);
         while self.is_half_full() && !shared.closed.load(Ordering::Acquire) {
-            let waited = start.elapsed();
             let done = self.written();
-            let due = waited.saturating_sub(PATIENCE).as_secs_f64();
+            let due = blocked.saturating_sub(PATIENCE).as_secs_f64();
             let kept_up = (done.0 - began.0) as f64 >= due * PACE_FRAMES as f64
                 || (done.1 - began.1) as f64 >= due * PACE_BYTES as f64;
-            let stuck = waited >= PATIENCE && done == began;
+            let stuck = (blocked >= PATIENCE || start.elapsed() >= MOST_PATIENCE) && done == began;
             if !kept_up || stuck {
                 shared.give_up(done);
                 break;
             }
+            let writing = shared.writing.load(Ordering::Acquire);
             guard = shared
                 .room
                 .wait_timeout(guard, PATIENCE / 4)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            let now = now();
+            if writing && shared.writing.load(Ordering::Acquire) {
+                blocked += now.saturating_duration_since(looked);
+            }
+            looked = now;
         }
         shared.waiters.fetch_sub(1, Ordering::AcqRel);
     }
@@ -298,7 +376,10 @@ impl Outbox {
     /// Whether more than half of a limit is used.
     pub fn is_half_full(&self) -> bool {
         let (frames, bytes) = self.waiting();
-        frames > self.shared.limits.frames / 2 || bytes > self.shared.limits.bytes / 2
+        let items = self.shared.items.load(Ordering::Acquire);
+        items > MOST_ITEMS / 2
+            || frames > self.shared.limits.frames / 2
+            || bytes > self.shared.limits.bytes / 2
     }
 
     /// Frames and bytes that the system has not taken yet.
@@ -332,7 +413,7 @@ impl Outbox {
         let Some(item) = self.shared.queue.pop() else {
             return 0;
         };
-        self.subtract(u64::from(item.frames), item.len() as u64);
+        self.subtract(1, u64::from(item.frames), item.len() as u64);
         item.frames
     }
 
@@ -384,11 +465,17 @@ impl Outbox {
         self.wait_for(&self.shared.done, limit)
     }
 
+    /// The writer is about to hand something to the system.
+    pub(super) fn begin_writing(&self) {
+        self.shared.writing.store(true, Ordering::Release);
+    }
+
     /// The system has taken so much.
-    pub(super) fn sent(&self, frames: u64, bytes: u64) {
+    pub(super) fn sent(&self, items: u64, frames: u64, bytes: u64) {
+        self.shared.writing.store(false, Ordering::Release);
         self.shared.written_frames.fetch_add(frames, Ordering::Relaxed);
         self.shared.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.subtract(frames, bytes);
+        self.subtract(items, frames, bytes);
     }
 
     /// The writer failed: nothing will leave any more.
@@ -409,11 +496,12 @@ impl Outbox {
         while let Some(item) = self.shared.queue.pop() {
             let frames = u64::from(item.frames);
             self.shared.discarded.fetch_add(frames, Ordering::AcqRel);
-            self.subtract(frames, item.len() as u64);
+            self.subtract(1, frames, item.len() as u64);
         }
     }
 
-    fn subtract(&self, frames: u64, bytes: u64) {
+    fn subtract(&self, items: u64, frames: u64, bytes: u64) {
+        self.shared.items.fetch_sub(items, Ordering::AcqRel);
         self.shared.frames.fetch_sub(frames, Ordering::AcqRel);
         self.shared.bytes.fetch_sub(bytes, Ordering::AcqRel);
         // Pairs with the one in `begin_wait`: of a waiter and this, one sees
@@ -459,7 +547,7 @@ mod tests {
         outbox.push(item(40)).unwrap();
         assert_eq!(outbox.waiting(), (2, 100));
         while outbox.queue().pop().is_some() {}
-        outbox.sent(2, 100);
+        outbox.sent(2, 2, 100);
         for _ in 0..3 {
             outbox.push(item(1)).unwrap();
         }
@@ -486,7 +574,7 @@ mod tests {
             if end {
                 outbox.close()
             } else {
-                outbox.sent(1, 100)
+                outbox.sent(1, 1, 100)
             }
             assert_eq!(thread.join().unwrap(), !end);
         }
@@ -500,11 +588,39 @@ mod tests {
         let outbox = small();
         outbox.push(item(100)).unwrap();
         assert!(outbox.is_half_full());
+        outbox.begin_writing();
         let began = now();
         for _ in 0..100 {
             outbox.hold_back();
         }
         assert!(began.elapsed() < 20 * PATIENCE, "it is waited for once");
+    }
+
+    #[test]
+    fn a_writer_that_has_not_begun_is_waited_for() {
+        let outbox = small();
+        outbox.push(item(100)).unwrap();
+        let (held, done) = (outbox.clone(), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&done);
+        let producer = crate::transport::threads::spawn("t", move || {
+            held.hold_back();
+            seen.load(Ordering::Acquire)
+        });
+        // Nothing is sent here: this is the time that a writer is late.
+        let (_never, late) = crossbeam_channel::bounded::<()>(0);
+        let _ = late.recv_timeout(3 * PATIENCE);
+        outbox.begin_writing();
+        done.store(true, Ordering::Release);
+        outbox.sent(1, 1, 100);
+        assert!(producer.unwrap().join().unwrap(), "it has given up too early");
+    }
+
+    #[test]
+    fn a_writer_that_never_begins_is_given_up() {
+        let outbox = small();
+        outbox.push(item(100)).unwrap();
+        outbox.hold_back();
+        assert!(outbox.is_half_full());
     }
 
     #[test]

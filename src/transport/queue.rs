@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use super::outbox::Outgoing;
 
-/// A batch goes to the system once it holds so many bytes: four TLS records.
-const BATCH_BYTES: usize = 64 * 1024;
+/// A batch ends once it holds so many bytes: some sixteen TLS records, which
+/// go to the system four at a time, with no short ones between.
+const BATCH_BYTES: usize = 256 * 1024;
 /// And so many items, which bounds the memory of batches of tiny frames.
 const BATCH_ITEMS: usize = 2048;
 /// Room for items that an idle queue keeps.

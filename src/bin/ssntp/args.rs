@@ -22,17 +22,27 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
     Agent(cmd::agent::Args),
+    #[cfg(feature = "cli")]
     Bench(cmd::bench::Args),
+    #[cfg(feature = "cli")]
     Cert(cmd::cert::Args),
+    #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),
+    #[cfg(feature = "cli")]
     Ctl(cmd::ctl::Args),
+    #[cfg(feature = "cli")]
     Decode(cmd::decode::Args),
+    #[cfg(feature = "cli")]
     Demo(cmd::demo::Args),
+    #[cfg(feature = "cli")]
     Listen(cmd::listen::Args),
-    #[cfg(feature = "opflex")]
+    #[cfg(all(feature = "cli", feature = "opflex"))]
     Opflex(cmd::opflex::Args),
+    #[cfg(feature = "cli")]
     Scheduler(cmd::scheduler::Args),
+    #[cfg(feature = "cli")]
     Send(cmd::send::Args),
+    #[cfg(feature = "cli")]
     Server(cmd::server::Args),
 }
 
@@ -78,9 +88,12 @@ impl Command {
     /// its warnings, whoever runs another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
-            Self::Agent(_) | Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
-            #[cfg(feature = "opflex")]
+            Self::Agent(_) => "warn",
+            #[cfg(feature = "cli")]
+            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
+            #[cfg(all(feature = "cli", feature = "opflex"))]
             Self::Opflex(args) if args.serves() => "warn",
+            #[cfg(feature = "cli")]
             _ => "error",
         }
     }

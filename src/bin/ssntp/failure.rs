@@ -1,6 +1,6 @@
 //! How a subcommand fails.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Formatter};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -52,6 +52,12 @@ impl Failure {
             let _ = writeln!(io::stderr(), "ssntp: {line}");
         }
         ExitCode::from(self.code)
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message.as_deref().unwrap_or_default())
     }
 }
 

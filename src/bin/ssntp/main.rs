@@ -12,6 +12,10 @@
 //! | `signals` | SIGINT and SIGTERM |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "the agent alone needs a part of what is here")
+)]
 
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod args;

@@ -125,6 +125,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
         name: id.to_string(),
         write_timeout: Some(shared.write_timeout),
         linger: LINGER,
+        ..LinkConfig::default()
     };
     // CONNECTED goes out here, still under the watch over handshakes.
     let link = Link::start(halves, decoder, admitted.outbox, sink, config);

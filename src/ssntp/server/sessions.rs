@@ -256,7 +256,7 @@ pub(super) struct Gate {
 
 /// Bytes that a session may have on the way to the dispatcher before its
 /// reader waits; one batch may always be under way.
-const IN_FLIGHT: u64 = 128 * 1024;
+const IN_FLIGHT: u64 = 256 * 1024;
 
 impl Gate {
     /// The reader hands `bytes` over.

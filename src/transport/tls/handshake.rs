@@ -57,6 +57,7 @@ pub(super) fn handshake(
         receive: Box::new(receive),
         transmit: Box::new(transmit),
         inbox,
+        in_clear: false,
     };
     Ok(Secured {
         halves,
@@ -75,7 +76,7 @@ pub(super) fn shake_hands(
     deadline: Instant,
 ) -> Result<(Session, Incoming, Inbox), TlsError> {
     let mut session = Session::new(connection);
-    let mut inbox = Inbox::default();
+    let mut inbox = Inbox::new(pool.clone());
     let mut incoming = Incoming::new(pool.clone());
     stream.set_write_timeout(Some(left_until(deadline)?))?;
     loop {

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::client::{Resumption, UnbufferedClientConnection};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 use rustls::{ClientConfig, ServerConfig};
 
@@ -144,7 +144,7 @@ impl Acceptor {
     ) -> Result<Secured, TlsError> {
         let connection = UnbufferedServerConnection::new(Arc::clone(&self.config))?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
-            Some(recheck) => recheck.check(chain, None),
+            Some(recheck) => recheck.check(chain, None, UnixTime::now()),
             None => Ok(()),
         };
         handshake(stream, Connection::Server(connection), pool, deadline, recheck)
@@ -244,7 +244,7 @@ impl Connector {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
         let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name.clone())?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
-            Some(recheck) => recheck.check(chain, Some(&name)),
+            Some(recheck) => recheck.check(chain, Some(&name), UnixTime::now()),
             None => Ok(()),
         };
         handshake(stream, Connection::Client(connection), pool, deadline, recheck)

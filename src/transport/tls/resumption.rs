@@ -160,11 +160,11 @@ impl Recheck {
         &self,
         chain: &[CertificateDer<'_>],
         name: Option<&ServerName<'_>>,
+        now: UnixTime,
     ) -> Result<(), rustls::Error> {
         let Some((first, rest)) = chain.split_first() else {
             return Err(rustls::Error::NoCertificatesPresented);
         };
-        let now = UnixTime::now();
         match (self, name) {
             (Self::Client(verifier), _) => verifier.verify_client_cert(first, rest, now).map(drop),
             (Self::Server(verifier), Some(name)) => {
@@ -206,5 +206,123 @@ mod tests {
     fn another_acceptor_opens_no_ticket_of_this_one() {
         let ticket = Tickets::new().unwrap().encrypt(b"session").unwrap();
         assert_eq!(Tickets::new().unwrap().decrypt(&ticket), None);
+    }
+}
+
+#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod sessions {
+    use super::super::{Acceptor, Connector, Secured};
+    use super::*;
+    use crate::Role;
+    use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
+    use crate::transport::{BufferPool, Inbox, memory, threads};
+
+    struct Cloud {
+        authority: Authority,
+        acceptor: Acceptor,
+    }
+
+    impl Cloud {
+        fn new() -> Self {
+            let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+            let acceptor = acceptor(&authority);
+            Self { authority, acceptor }
+        }
+
+        fn identity(&self, role: Role) -> Identity {
+            self.authority
+                .issue(&CertificateRequest::new(role))
+                .unwrap()
+                .identity()
+        }
+
+        fn connector(&self, identity: &Identity) -> Connector {
+            Connector::mutual(identity, &self.authority.trust())
+                .unwrap()
+                .resumption(true)
+        }
+    }
+
+    fn acceptor(authority: &Authority) -> Acceptor {
+        let server = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
+        let acceptor = Acceptor::mutual(&server.identity(), &authority.trust()).unwrap();
+        acceptor.resumption(true).unwrap()
+    }
+
+    /// A handshake and one byte from the server, with which its ticket came:
+    /// the server's view and the client's.
+    fn session(acceptor: &Acceptor, connector: &Connector) -> (Secured, Secured) {
+        let (here, there) = memory::pair();
+        let deadline = now() + Duration::from_secs(20);
+        let connector = connector.clone();
+        let client = threads::spawn("client", move || {
+            let mut secured = connector
+                .connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
+                .unwrap();
+            let mut inbox = Inbox::default();
+            while inbox.is_empty() {
+                secured.halves.receive.receive(&mut inbox).unwrap();
+            }
+            secured
+        });
+        let mut secured = acceptor
+            .accept(Arc::new(here), &BufferPool::new(), deadline)
+            .unwrap();
+        let byte = crate::transport::Outgoing::whole(vec![1].into(), 1);
+        secured.halves.transmit.transmit(&[byte]).unwrap();
+        (secured, client.unwrap().join().unwrap())
+    }
+
+    #[test]
+    fn a_resumed_session_has_the_same_certificates_as_the_first() {
+        let cloud = Cloud::new();
+        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        let (first, first_client) = session(&cloud.acceptor, &connector);
+        assert!(!first.resumed && !first_client.resumed);
+        for _ in 0..2 {
+            let (again, client) = session(&cloud.acceptor, &connector);
+            assert!(again.resumed && client.resumed);
+            assert_eq!(again.peer, first.peer);
+            assert_eq!(client.peer, first_client.peer);
+        }
+    }
+
+    #[test]
+    fn nobody_resumes_the_session_of_another_identity() {
+        let cloud = Cloud::new();
+        let (agent, controller) = (cloud.identity(Role::AGENT), cloud.identity(Role::CONTROLLER));
+        session(&cloud.acceptor, &cloud.connector(&agent));
+        let (other, _) = session(&cloud.acceptor, &cloud.connector(&controller));
+        assert!(!other.resumed);
+        assert_eq!(other.peer, controller.chain());
+    }
+
+    #[test]
+    fn a_server_that_was_started_anew_has_a_full_handshake_and_so_has_one_forgotten() {
+        let cloud = Cloud::new();
+        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        session(&cloud.acceptor, &connector);
+        assert!(!session(&acceptor(&cloud.authority), &connector).0.resumed);
+        session(&cloud.acceptor, &connector);
+        connector.forget("localhost");
+        assert!(!session(&cloud.acceptor, &connector).0.resumed);
+    }
+
+    #[test]
+    fn a_chain_that_has_expired_or_lost_its_authority_does_not_resume() {
+        let (cloud, other) = (Cloud::new(), Cloud::new());
+        let chain = cloud.identity(Role::AGENT).chain().to_vec();
+        let check = |acceptor: &Acceptor, at| acceptor.recheck.as_ref().unwrap().check(&chain, None, at);
+        let today = UnixTime::now();
+        check(&cloud.acceptor, today).unwrap();
+        assert!(check(&other.acceptor, today).is_err(), "not its authority");
+        let centuries = Duration::from_secs(today.as_secs()) + Duration::from_secs(300 * 365 * 86_400);
+        let expired = check(&cloud.acceptor, UnixTime::since_unix_epoch(centuries));
+        assert!(
+            matches!(expired, Err(rustls::Error::InvalidCertificate(_))),
+            "{expired:?}"
+        );
+        let none = cloud.acceptor.recheck.as_ref().unwrap().check(&[], None, today);
+        assert!(none.is_err(), "a ticket without a certificate");
     }
 }

@@ -1,5 +1,6 @@
 //! The subcommands. Each file has `Args`, what the command line says, and
-//! `run`, which does it.
+//! `run`, which does it. A build with the feature `cli-agent` alone has
+//! `agent` only.
 //!
 //! | file | subcommand |
 //! |---|---|
@@ -16,17 +17,27 @@
 //! | `server` | filter and route |
 
 pub(crate) mod agent;
+#[cfg(feature = "cli")]
 pub(crate) mod bench;
+#[cfg(feature = "cli")]
 pub(crate) mod cert;
+#[cfg(feature = "cli")]
 pub(crate) mod cnci;
+#[cfg(feature = "cli")]
 pub(crate) mod ctl;
+#[cfg(feature = "cli")]
 pub(crate) mod decode;
+#[cfg(feature = "cli")]
 pub(crate) mod demo;
+#[cfg(feature = "cli")]
 pub(crate) mod listen;
-#[cfg(feature = "opflex")]
+#[cfg(all(feature = "cli", feature = "opflex"))]
 pub(crate) mod opflex;
+#[cfg(feature = "cli")]
 pub(crate) mod scheduler;
+#[cfg(feature = "cli")]
 pub(crate) mod send;
+#[cfg(feature = "cli")]
 pub(crate) mod server;
 
 use crate::args::Command;
@@ -36,17 +47,27 @@ use crate::failure::Failure;
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Agent(args) => agent::run(args),
+        #[cfg(feature = "cli")]
         Command::Bench(args) => bench::run(args),
+        #[cfg(feature = "cli")]
         Command::Cert(args) => cert::run(args),
+        #[cfg(feature = "cli")]
         Command::Cnci(args) => cnci::run(args),
+        #[cfg(feature = "cli")]
         Command::Ctl(args) => ctl::run(args),
+        #[cfg(feature = "cli")]
         Command::Decode(args) => decode::run(args),
+        #[cfg(feature = "cli")]
         Command::Demo(args) => demo::run(args),
+        #[cfg(feature = "cli")]
         Command::Listen(args) => listen::run(args),
-        #[cfg(feature = "opflex")]
+        #[cfg(all(feature = "cli", feature = "opflex"))]
         Command::Opflex(args) => opflex::run(args),
+        #[cfg(feature = "cli")]
         Command::Scheduler(args) => scheduler::run(args),
+        #[cfg(feature = "cli")]
         Command::Send(args) => send::run(args),
+        #[cfg(feature = "cli")]
         Command::Server(args) => server::run(args),
     }
 }

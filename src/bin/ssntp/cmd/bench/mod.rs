@@ -2,115 +2,165 @@
 //!
 //! ```text
 //!  this process                                  child process
-//!  senders (raw, 16 KiB batches) ── mTLS ──▶ ┌────────────┐
-//!                                            │ ssntp      │ CPU and memory
-//!  receivers (raw, counted)    ◀── mTLS ──── │ server     │ from /proc
-//!                                            └────────────┘
+//!  senders (raw, 16 KiB batches) ── mTLS ──▶ ┌────────────────┐
+//!                                            │ ssntp server,  │ CPU and memory
+//!  receivers (raw, counted)    ◀── mTLS ──── │ or a peer of it│ from /proc
+//!                                            └────────────────┘
 //!  floor: two threads over loopback, the same bytes through TLS, no protocol
 //! ```
 //!
 //! All figures are from one run on one machine; compare ratios, not numbers.
+//! What each case means, and the keys of the JSON: `docs/performance.md`.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `cases` | what is measured |
-//! | `child` | the server's process and what the kernel says of it |
-//! | `raw` | peers that speak SSNTP with as little as possible around it |
-//! | `report` | the table and the JSON |
+//! | `cases/` | what is measured |
+//! | `child` | the process that is measured and what the kernel says of it |
+//! | `histogram` | latencies by the million |
+//! | `raw/` | the load generator, for each protocol |
+//! | `report` | medians, the tables and the JSON |
 
 mod cases;
 mod child;
+mod histogram;
 mod raw;
 mod report;
 
 use std::time::Duration;
 
-use ssntp::Role;
+use clap::value_parser;
 
+use self::cases::{Bench, Case};
+use self::raw::System;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, note};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
 /// Measure a server: throughput, latency, handshakes, memory
 ///
 /// Starts the server as a process of its own on loopback, with throw-away
-/// certificates, and drives it from this one. Prints a table.
+/// certificates, and drives it from this one. Prints tables.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How long each throughput and latency case runs
+    /// How long each case is looked at
     #[arg(long, value_name = "SECONDS", default_value = "2")]
     seconds: Seconds,
-    /// Measure these only: throughput, latency, handshakes, memory, floor
-    #[arg(long, value_name = "WHAT", value_delimiter = ',', value_enum)]
-    only: Vec<What>,
-    /// Sessions of the memory case
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0,500,2000")]
+    /// How often each case is measured; the medians are shown
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Measure these only: cases or groups of cases, as --list names them
+    #[arg(long, value_name = "CASE", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Name the cases, and measure none
+    #[arg(long)]
+    list: bool,
+    /// Idle sessions of the memory cases [default: 500,2000; with --peers: 500]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
     sessions: Vec<u32>,
-    /// Print one JSON object instead of the table
+    /// Sessions of the case that has many
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = value_parser!(u32).range(1..))]
+    many: u32,
+    /// Compare with nats-server and mosquitto, where they are on the PATH, in
+    /// the same run
+    #[arg(long)]
+    peers: bool,
+    /// Print one JSON object for each case, one a line
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum What {
-    Throughput,
-    Latency,
-    Handshakes,
-    Memory,
-    Floor,
+impl Args {
+    fn cases(&self) -> Result<Vec<Case>, Failure> {
+        let all = match (self.peers, self.sessions.is_empty()) {
+            (true, true) => Case::compared(&[500]),
+            (true, false) => Case::compared(&self.sessions),
+            (false, true) => Case::all(&[500, 2_000], self.many),
+            (false, false) => Case::all(&self.sessions, self.many),
+        };
+        let unknown = |name: &&String| !all.iter().any(|case| case.is_of(name));
+        if let Some(name) = self.only.iter().find(unknown) {
+            return Err(Failure::usage(format!(
+                "--only {name}: there is no such case; --list names them"
+            )));
+        }
+        let wanted = |case: &Case| self.only.is_empty() || self.only.iter().any(|name| case.is_of(name));
+        Ok(all.into_iter().filter(wanted).collect())
+    }
 }
 
-/// Payload lengths of the throughput cases.
-const PAYLOADS: [usize; 4] = [0, 256, 4096, 65_536];
-/// Senders and receivers of the throughput cases.
-const SHAPES: [(usize, usize); 3] = [(1, 1), (8, 1), (1, 8)];
-
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    // Its servers end with this process, see `child`.
-    let _stop = Stop::install()?;
-    let window: Duration = args.seconds.into();
-    let wants = |what| args.only.is_empty() || args.only.contains(&what);
-    let pki = raw::Pki::new()?;
-    let mut report = report::Report::new();
-    if wants(What::Floor) {
-        for payload in PAYLOADS {
-            report.floor(payload, cases::floor(&pki, payload, window)?);
+    let cases = args.cases()?;
+    if args.list {
+        let mut output = Output::new();
+        for case in cases {
+            output.line(case)?;
         }
+        return output.flush();
     }
-    if wants(What::Throughput) {
-        for (senders, receivers) in SHAPES {
-            for payload in PAYLOADS {
-                let server = child::Server::start(&pki, &[])?;
-                report.throughput(cases::throughput(
-                    &pki, &server, senders, receivers, payload, window,
-                )?);
+    // Its servers end with this process, see `child`.
+    let stop = Stop::install()?;
+    let peers = if args.peers { peers()? } else { Vec::new() };
+    let systems = || std::iter::once(System::Ssntp).chain(peers.iter().copied());
+    let pki = raw::Pki::new()?;
+    let bench = Bench {
+        pki: &pki,
+        stop: &stop,
+        window: args.seconds.into(),
+    };
+    let mut report = report::Report::default();
+    let mut failed = 0;
+    for _ in 0..args.runs {
+        for case in &cases {
+            for system in systems() {
+                let measured = case.measure(system, &bench);
+                if stop.requested() {
+                    return Ok(());
+                }
+                match measured {
+                    Ok(figures) => report.add(*case, system, figures),
+                    Err(failure) => {
+                        failed += 1;
+                        note(format!("ssntp: {case}, {}: {failure}", system.name()));
+                    }
+                }
             }
         }
     }
-    if wants(What::Throughput) {
-        for payload in PAYLOADS {
-            let server = child::Server::start(&pki, &[])?;
-            report.throughput(cases::client_api(&pki, &server, payload, window)?);
-        }
-    }
-    if wants(What::Latency) {
-        let server = child::Server::start(&pki, &[])?;
-        report.latency(cases::latency(&pki, &server, 1_000, 256, window)?);
-    }
-    if wants(What::Handshakes) {
-        let server = child::Server::start(&pki, &[])?;
-        report.handshakes(cases::handshakes(&pki, &server, window)?);
-    }
-    if wants(What::Memory) {
-        let server = child::Server::start(&pki, &[])?;
-        report.memory(cases::memory(&pki, &server, &args.sessions, Role::AGENT)?);
-    }
     let mut output = Output::new();
     if args.json {
-        output.line(report.json())?
+        for line in report.json() {
+            output.line(line)?;
+        }
+    } else if args.peers {
+        output.line(report.comparison(&peers))?;
     } else {
-        output.line(report.table())?
+        output.line(report.tables())?;
     }
-    output.flush()
+    output.flush()?;
+    match failed {
+        0 => Ok(()),
+        n => Err(Failure::new(format!("{n} measurements failed"))),
+    }
+}
+
+/// The peers that are there. Those that are not are named.
+fn peers() -> Result<Vec<System>, Failure> {
+    let (found, missing): (Vec<_>, Vec<_>) = System::PEERS
+        .into_iter()
+        .partition(|peer| child::program(*peer).is_some());
+    if found.is_empty() {
+        return Err(Failure::new(
+            "neither nats-server nor mosquitto is on the PATH: there is nothing to compare with",
+        ));
+    }
+    for peer in missing {
+        note(format!("ssntp: {} is not on the PATH: left out", peer.name()));
+    }
+    Ok(found)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the pace of a measurement")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }

@@ -1,0 +1,41 @@
+//! Sessions that come and go.
+
+use super::super::child::Server;
+use super::super::raw::{Side, System, now};
+use super::{Bench, Figures};
+use crate::failure::Failure;
+
+/// Sessions set up and ended each second by one client, one after the other;
+/// `returning` keeps the tickets that the server gives.
+pub(super) fn one_after_the_other(
+    bench: &Bench<'_>,
+    system: System,
+    returning: bool,
+) -> Result<Figures, Failure> {
+    let server = Server::start(system, bench.pki)?;
+    let (dialer, tickets) = match returning {
+        true => {
+            let (dialer, tickets) = bench.pki.returning(system, Side::Sender)?;
+            (dialer, Some(tickets))
+        }
+        false => (bench.pki.dialer(system, Side::Sender)?, None),
+    };
+    // The first finds nothing warm.
+    dialer.connect(&server.address)?.finish();
+    let (began, cpu) = (now(), server.cpu());
+    let mut count = 0_u32;
+    while began.elapsed() < bench.window && !bench.stop.requested() {
+        dialer.connect(&server.address)?.finish();
+        count += 1;
+    }
+    let (elapsed, cpu) = (began.elapsed(), server.cpu().saturating_sub(cpu));
+    let count = f64::from(count.max(1));
+    let mut figures = vec![
+        ("sessions_per_second", count / elapsed.as_secs_f64()),
+        ("server_cpu_us_per_session", cpu.as_secs_f64() * 1e6 / count),
+    ];
+    if let Some(tickets) = tickets {
+        figures.push(("with_ticket", (tickets.used() as f64 / count).min(1.0)));
+    }
+    Ok(figures)
+}

@@ -1,0 +1,133 @@
+//! Frames at a pace, each with its time of departure.
+
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::super::child::Server;
+use super::super::histogram::Histogram;
+use super::super::pause;
+use super::super::raw::{Session, Side, Stamped, System, now, stamp};
+use super::{Bench, Figures};
+use crate::failure::Failure;
+
+/// How long the last frames may take.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// How sessions take turns.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pub(super) system: System,
+    pub(super) payload: usize,
+    /// Writes each second, all together.
+    pub(super) rate: f64,
+    pub(super) sends: u64,
+    /// Frames of a write, at most.
+    pub(super) most: usize,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Driven {
+    taken: Histogram,
+    lost: u64,
+    rate: f64,
+    /// The server's CPU time for a frame.
+    pub(super) cpu_us: f64,
+}
+
+impl Driven {
+    pub(super) fn figures(&self) -> Figures {
+        vec![
+            ("frames_per_second", self.rate),
+            ("p50_us", self.taken.quantile(0.5)),
+            ("p99_us", self.taken.quantile(0.99)),
+            ("p99_9_us", self.taken.quantile(0.999)),
+            ("server_cpu_us_per_frame", self.cpu_us),
+            ("frames_lost", self.lost as f64),
+        ]
+    }
+}
+
+/// Lets one sender after the other send, at an even pace.
+pub(super) fn drive(
+    bench: &Bench<'_>,
+    server: &Server,
+    mut senders: Vec<Session>,
+    pace: &Pace,
+) -> Result<Driven, Failure> {
+    let mut inbound = bench
+        .pki
+        .dialer(pace.system, Side::Receiver)?
+        .connect(&server.address)?;
+    let stream = inbound.stream();
+    let mut batch = Stamped::new(pace.system, pace.payload, pace.most);
+    let expected = pace.sends * batch.frames() as u64;
+    let (received, gone) = (AtomicU64::new(0), AtomicBool::new(false));
+    let began = now();
+    let cpu = server.cpu();
+    let (taken, elapsed) = std::thread::scope(|scope| {
+        let (received, gone) = (&received, &gone);
+        let receiver = scope.spawn(move || {
+            let mut taken = Histogram::default();
+            while taken.total() < expected {
+                let before = taken.total();
+                // The time at which the first of what arrived together is
+                // looked at stands for all of it.
+                let mut arrived = None;
+                let more = inbound.receive(&mut |payload| {
+                    let arrived = *arrived.get_or_insert_with(|| nanoseconds(began.elapsed()));
+                    taken.add(arrived.saturating_sub(stamp(payload).unwrap_or(arrived)));
+                });
+                received.fetch_add(taken.total() - before, Relaxed);
+                if !more {
+                    break;
+                }
+            }
+            gone.store(true, Relaxed);
+            taken
+        });
+        // A write that is late because the one before it had to wait counts
+        // from when it was due; one that is late because this thread woke up
+        // late counts from when it woke up.
+        let first = began.elapsed();
+        let interval = Duration::from_secs_f64(1.0 / pace.rate.max(1.0));
+        let mut woke = first;
+        let turns = (0..senders.len()).cycle();
+        for (n, turn) in (1..=pace.sends).zip(turns) {
+            let due = first + interval.mul_f64(n as f64);
+            let early = due.saturating_sub(began.elapsed());
+            if !early.is_zero() {
+                pause(early);
+                woke = began.elapsed();
+            }
+            if bench.stop.requested() || gone.load(Relaxed) {
+                break;
+            }
+            let stamped = batch.fill(nanoseconds(due.max(woke)));
+            if let Some(sender) = senders.get_mut(turn)
+                && !sender.send_once(&stamped)
+            {
+                break;
+            }
+        }
+        let elapsed = began.elapsed() - first;
+        bench.wait_until(ENDING, || received.load(Relaxed) >= expected);
+        let _ = stream.shutdown(Shutdown::Both);
+        (receiver.join().unwrap_or_default(), elapsed)
+    });
+    if taken.total() == 0 {
+        return Err(Failure::new("nothing was delivered at a pace"));
+    }
+    let cpu = server.cpu().saturating_sub(cpu);
+    Ok(Driven {
+        lost: expected.saturating_sub(taken.total()),
+        rate: expected as f64 / elapsed.as_secs_f64(),
+        cpu_us: cpu.as_secs_f64() * 1e6 / taken.total() as f64,
+        taken,
+    })
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
