@@ -8,11 +8,11 @@ use crossbeam_channel::select;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
-use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig};
+use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig, FleetCounters};
 
 use crate::connection::{Connection, closed};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -79,6 +79,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -137,11 +140,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.disk_mb(mb);
     }
     let agent = Agent::start(config).map_err(Failure::new)?;
-    // Flushed and let go of: somebody may wait for this line.
-    let mut output = Output::new();
-    output.line(format!("agent {}", agent.uuid()))?;
-    output.flush()?;
-    drop(output);
+    let uuid = agent.uuid();
+    lone_line(
+        format!("agent {uuid}"),
+        args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
+    )?;
     loop {
         select! {
             recv(agent.ended()) -> why => {
@@ -193,9 +196,10 @@ fn fleet(args: &Args, count: usize) -> Result<(), Failure> {
         let connected = fleet.counters().connected;
         if connected == count && !told {
             told = true;
-            let mut output = Output::new();
-            output.line(format!("agents {connected}"))?;
-            output.flush()?;
+            lone_line(
+                format!("agents {connected}"),
+                args.json.then(|| format!("{{\"agents\":{connected}}}")),
+            )?;
         }
         select! {
             recv(stop.channel()) -> _ => break,
@@ -204,12 +208,19 @@ fn fleet(args: &Args, count: usize) -> Result<(), Failure> {
     }
     let counters = fleet.counters();
     drop(fleet);
-    let mut output = Output::new();
-    output.line(format!(
-        "sent {}, received {}, launched {}, lost {}",
-        counters.sent, counters.received, counters.launched, counters.lost
-    ))?;
-    output.flush()
+    let FleetCounters {
+        sent,
+        received,
+        launched,
+        lost,
+        ..
+    } = counters;
+    lone_line(
+        format!("sent {sent}, received {received}, launched {launched}, lost {lost}"),
+        args.json.then(|| {
+            format!("{{\"sent\":{sent},\"received\":{received},\"launched\":{launched},\"lost\":{lost}}}")
+        }),
+    )
 }
 
 /// How often a fleet is looked at until all of it is connected.
