@@ -204,7 +204,7 @@ fn start<D: Decode>(
         })?
     };
     // Boxed, so that the thread's own frames hold a pointer each.
-    let reader = Box::new(Reader {
+    let mut reader = Box::new(Reader {
         stream,
         receive,
         inbox,
@@ -256,7 +256,7 @@ struct Reader<D, S> {
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
-    fn run(mut self: Box<Self>, writer: JoinHandle<()>) {
+    fn run(&mut self, writer: JoinHandle<()>) {
         // A fault of ours costs this link alone, and its owner hears of it.
         let found = catch_unwind(AssertUnwindSafe(|| self.read()))
             .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
@@ -265,7 +265,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
 
     /// Everything after the last byte that was read.
     #[inline(never)]
-    fn end(mut self: Box<Self>, found: EndReason, writer: JoinHandle<()>) {
+    fn end(&mut self, found: EndReason, writer: JoinHandle<()>) {
         let reason = match (self.outbox.failure(), found) {
             (Some(error), _) => EndReason::Io(error),
             (None, EndReason::Protocol(e)) => EndReason::Protocol(e),

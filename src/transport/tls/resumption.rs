@@ -209,7 +209,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#[cfg(test)]
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod sessions {
     use super::super::{Acceptor, Connector, Secured};
     use super::*;
