@@ -1,13 +1,19 @@
-//! OpFlex on this machine: `cargo bench --bench opflex`. Server and element are
-//! processes of their own; the client is a raw one over TCP on loopback.
+//! OpFlex on this machine: `cargo bench --bench opflex` prints the whole table
+//! (about a minute). Server and elements are processes of their own; the client
+//! is a raw one over TCP on loopback, with answers of 454 bytes.
 //!
 //! | line | what is measured |
 //! |---|---|
-//! | resolve | round trips of `policy_resolve` with so many under way |
+//! | server | resident size with 6,000 policies |
+//! | resolve | round trips of `policy_resolve` with so many under way: the middle of 5 runs, and the best |
 //! | connect | TCP connect, identity and close, one after the other |
-//! | push | from a change until the last connection has the update |
-//! | memory | resident size of the server for each connection |
-//! | element | 5,000 policies with a child each: time and resident size |
+//! | push | from a change until the last connection has the update, 10 times |
+//! | memory | resident size of the server for each of those connections |
+//! | element | 5,000 policies with a child each: time and resident size, in clear and over TLS |
+//! | single | one policy after the other, each when the one before it is there |
+//! | crowd | 1,000 elements with 100 policies each: until all have them, until all have a change of each |
+//!
+//! A name of a line as argument measures that one alone.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -27,16 +33,24 @@ use ssntp::opflex::model::{ManagedObject, Uri};
 use ssntp::opflex::policy_element::{self, Event};
 use ssntp::opflex::run::{Control, ElementConfig, ServerConfig};
 use ssntp::opflex::{PolicyElement, Server, server};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::transport::Address;
+use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
 
+/// Policies with a child each.
 const POLICIES: usize = 5000;
+/// Policies alone, whose answers have 454 bytes.
+const PLAIN: usize = 1000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    match arguments.get(1).map(String::as_str) {
-        Some("serve") => serve(&arguments[2]),
-        Some("element") => element(&arguments[2]),
-        _ => measure(),
+    let argument = |n: usize| arguments.get(n).map(String::as_str);
+    match argument(1) {
+        Some("serve") => serve(&arguments[2], argument(3)),
+        Some("element") => element(&arguments[2], argument(3)),
+        Some("crowd-of") => crowd_of(&arguments[2], &arguments[3]),
+        // Cargo's own flag says nothing here.
+        only => measure(only.filter(|only| !only.starts_with('-'))),
     }
 }
 
@@ -64,58 +78,164 @@ fn policy() -> Vec<ManagedObject> {
     (0..POLICIES).flat_map(|n| [group(n, "0"), child(n)]).collect()
 }
 
-fn serve(control: &str) {
-    let config = ServerConfig::new(server::Settings::new("bench", "bench"))
-        .policy(policy())
+fn plain_at(n: usize) -> Uri {
+    format!("/PolicyUniverse/PolicySpace/bench/GbpContract/contract{n:04}/")
+        .parse()
+        .unwrap()
+}
+
+fn plain() -> Vec<ManagedObject> {
+    let text = "x".repeat(253);
+    let object = |n| ManagedObject::new("GbpContract", plain_at(n)).with("name", text.as_str());
+    (0..PLAIN).map(object).collect()
+}
+
+/// `certificates` has `ca.pem` and `server.pem`.
+fn serve(control: &str, certificates: Option<&str>) {
+    let mut config = ServerConfig::new(server::Settings::new("bench", "bench"))
+        .policy(policy().into_iter().chain(plain()).collect())
         .control(control)
         .listen(Address::tcp("127.0.0.1", 0));
+    if let Some(certificates) = certificates.map(Path::new) {
+        let identity = Identity::load(certificates.join("server.pem")).unwrap();
+        let trust = Trust::load(certificates.join("ca.pem")).unwrap();
+        config = config.tls(Acceptor::mutual(&identity, &trust).unwrap());
+    }
     let server = Server::start(config).unwrap();
     println!("{}", server.addresses()[0]);
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     server.stop();
 }
 
-fn element(address: &str) {
-    let settings = policy_element::Settings::new("bench", "bench", [address]);
-    let element = PolicyElement::start(ElementConfig::new(settings)).unwrap();
+/// Says `idle` before it connects, `ready` after that, then times.
+fn element(address: &str, certificates: Option<&str>) {
+    println!("idle");
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    let mut config = ElementConfig::new(policy_element::Settings::new("bench", "bench", [address]));
+    if let Some(certificates) = certificates.map(Path::new) {
+        let identity = Identity::load(certificates.join("server.pem")).unwrap();
+        let trust = Trust::load(certificates.join("ca.pem")).unwrap();
+        let check = ServerCheck::Authority(&trust);
+        config = config.tls(Connector::checking(check, Some(&identity)).unwrap());
+    }
+    let element = PolicyElement::start(config).unwrap();
     while element.recv().unwrap() != Event::Health(policy_element::Health::Healthy) {}
     println!("ready");
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    let resolved = |wanted: usize| {
+        let mut resolved = 0;
+        while resolved < wanted {
+            if let Event::Resolved { found, .. } = element.recv().unwrap() {
+                assert!(found);
+                resolved += 1;
+            }
+        }
+    };
     let begin = Instant::now();
     let references: Vec<_> = (0..POLICIES).map(|n| element.resolve(&at(n)).unwrap()).collect();
-    let mut resolved = 0;
-    while resolved < POLICIES {
-        if let Event::Resolved { found, .. } = element.recv().unwrap() {
-            assert!(found);
-            resolved += 1;
-        }
-    }
+    resolved(POLICIES);
     println!("{}", begin.elapsed().as_secs_f64());
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    let begin = Instant::now();
+    for n in 0..PLAIN {
+        let _policy = element.resolve(&plain_at(n)).unwrap();
+        resolved(1);
+    }
+    println!("{}", begin.elapsed().as_secs_f64() / PLAIN as f64);
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     drop(references);
 }
 
-/// This program again, in another role, and a line that it prints first.
-fn start(role: &str, argument: &str) -> (Child, BufReader<std::process::ChildStdout>) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([role, argument])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
-    (child, output)
+const CROWD: usize = 1000;
+const OF_EACH: usize = 100;
+
+/// Many elements in one process. Says when all have their policies, and when
+/// all have a change of each.
+fn crowd_of(address: &str, elements: &str) {
+    println!("idle");
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    let begin = Instant::now();
+    let crowd: Vec<_> = (0..elements.parse().unwrap())
+        .map(|n| {
+            let settings = policy_element::Settings::new(format!("pe{n}"), "bench", [address]);
+            let element = PolicyElement::start(ElementConfig::new(settings)).unwrap();
+            let held: Vec<_> = (0..OF_EACH).map(|n| element.resolve(&at(n)).unwrap()).collect();
+            (element, held)
+        })
+        .collect();
+    for (element, _) in &crowd {
+        let mut resolved = 0;
+        while resolved < OF_EACH {
+            resolved += usize::from(matches!(element.recv().unwrap(), Event::Resolved { .. }));
+        }
+    }
+    println!("{}", begin.elapsed().as_secs_f64());
+    // What came with the answers is not the change.
+    for (element, _) in &crowd {
+        element.events().try_iter().for_each(drop);
+    }
+    println!("waiting");
+    for (element, _) in &crowd {
+        let mut changed = 0;
+        while changed < OF_EACH {
+            if let Event::Changed { objects, .. } = element.recv().unwrap() {
+                changed += objects.len();
+            }
+        }
+    }
+    println!("changed");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-fn line(output: &mut impl BufRead) -> String {
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    line.trim().to_owned()
+/// This program again in another role, what it prints and what it reads.
+struct Other {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
 }
 
-fn rss_kb(child: &Child) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+impl Other {
+    fn start(role: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .arg(role)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    /// The next line that it prints.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn seconds(&mut self) -> f64 {
+        self.line().parse().unwrap()
+    }
+
+    /// Lets it go on.
+    fn go_on(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+
+    fn status(&self, name: &str) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    fn rss_mb(&self) -> f64 {
+        self.status("VmRSS") / 1024.0
+    }
+
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap();
+    }
 }
 
 struct Raw {
@@ -163,77 +283,166 @@ impl Raw {
 
     fn resolve(n: usize) -> String {
         format!(
-            "{{\"id\":[\"policy_resolve\",{n}],\"method\":\"policy_resolve\",\"params\":[{{\"subject\":\"GbpEpGroup\",\"policy_uri\":\"{}\",\"prr\":3600}}]}}",
-            at(n % 1000)
+            "{{\"id\":[\"policy_resolve\",{n}],\"method\":\"policy_resolve\",\"params\":[{{\"subject\":\"GbpContract\",\"policy_uri\":\"{}\",\"prr\":3600}}]}}",
+            plain_at(n % PLAIN)
         )
     }
 }
 
-fn measure() {
+fn measure(only: Option<&str>) {
+    let wanted = |name: &str| only.is_none_or(|only| only == name);
     let directory = tempfile::tempdir().unwrap();
     let control = directory.path().join("control");
-    let (mut server, mut output) = start("serve", control.to_str().unwrap());
-    let address = line(&mut output);
-    let idle = rss_kb(&server);
-    println!("server    {:.1} MB with {POLICIES} policies", idle / 1024.0);
-    resolves(&address);
-    connects(&address);
-    for connections in [100, 500, 1000] {
-        push(&address, &control, &server, connections);
-    }
-    let (mut child, mut output) = start("element", &address);
-    line(&mut output);
-    let before = rss_kb(&child);
-    let seconds: f64 = line(&mut output).parse().unwrap();
+    let mut server = Other::start("serve", &[control.to_str().unwrap()]);
+    let address = server.line();
     println!(
-        "element   {POLICIES} policies in {:.0} ms, {:.0}/s; {:.1} MB before, {:.1} MB with them",
+        "server    {:.1} MB with {} policies",
+        server.rss_mb(),
+        POLICIES + PLAIN
+    );
+    if wanted("resolve") {
+        resolves(&address);
+    }
+    if wanted("connect") {
+        connects(&address);
+    }
+    if wanted("push") || wanted("memory") {
+        for connections in [100, 500, 1000] {
+            push(&address, &control, &server, connections);
+        }
+    }
+    if wanted("element") || wanted("single") {
+        elements("in clear", &address, None);
+        let certificates = certificates(directory.path());
+        let control = directory.path().join("tls");
+        let mut secure = Other::start("serve", &[control.to_str().unwrap(), &certificates]);
+        elements("over TLS", &secure.line(), Some(&certificates));
+        secure.end();
+    }
+    if wanted("crowd") {
+        crowd(&address, &control, &server);
+    }
+    server.end();
+}
+
+fn certificates(directory: &Path) -> String {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let issued = authority
+        .issue(&CertificateRequest::new(ssntp::Role::SERVER))
+        .unwrap();
+    std::fs::write(directory.join("ca.pem"), authority.certificate_pem()).unwrap();
+    std::fs::write(directory.join("server.pem"), issued.to_pem()).unwrap();
+    directory.to_str().unwrap().to_owned()
+}
+
+fn elements(how: &str, address: &str, certificates: Option<&str>) {
+    let mut element = Other::start("element", &[&[address], certificates.as_slice()].concat());
+    element.line();
+    let idle = element.rss_mb();
+    element.go_on();
+    element.line();
+    let (before, threads) = (element.rss_mb(), element.status("Threads"));
+    element.go_on();
+    let seconds = element.seconds();
+    println!(
+        "element   {how}: {POLICIES} policies in {:.0} ms, {:.0}/s; {idle:.1} MB idle, {before:.1} MB connected ({threads} threads), {:.1} MB with them",
         seconds * 1e3,
         POLICIES as f64 / seconds,
-        before / 1024.0,
-        rss_kb(&child) / 1024.0
+        element.rss_mb()
     );
-    drop(child.stdin.take());
-    child.wait().unwrap();
-    drop(server.stdin.take());
-    server.wait().unwrap();
+    element.go_on();
+    println!("single    {how}: {:.3} ms each", element.seconds() * 1e3);
+    element.end();
+}
+
+fn crowd(address: &str, control: &Path, server: &Other) {
+    let mut control = Control::connect(control, Duration::from_secs(120)).unwrap();
+    until_alone(&mut control);
+    let before = server.rss_mb();
+    let mut crowd = Other::start("crowd-of", &[address, &CROWD.to_string()]);
+    crowd.line();
+    let idle = crowd.rss_mb();
+    crowd.go_on();
+    let held = crowd.seconds();
+    crowd.line();
+    let (of_server, of_crowd) = (server.rss_mb() - before, crowd.rss_mb() - idle);
+    let changes: Vec<_> = (0..OF_EACH).map(|n| group(n, "crowd")).collect();
+    let begin = Instant::now();
+    control.put(&changes, false).unwrap();
+    crowd.line();
+    println!(
+        "crowd     {CROWD} elements with {OF_EACH} policies each: in {held:.2} s, {:.0}/s; a change of each at all in {:.2} s",
+        (CROWD * OF_EACH) as f64 / held,
+        begin.elapsed().as_secs_f64()
+    );
+    println!(
+        "crowd     for each element: server {:.0} kB, element {:.0} kB",
+        of_server * 1024.0 / CROWD as f64,
+        of_crowd * 1024.0 / CROWD as f64
+    );
+    crowd.end();
+}
+
+/// Waits until those who were connected before are gone.
+fn until_alone(control: &mut Control) {
+    while control
+        .sessions()
+        .unwrap()
+        .as_array()
+        .is_none_or(|sessions| !sessions.is_empty())
+    {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn resolves(address: &str) {
     let mut raw = Raw::connect(address);
-    for window in [1usize, 16, 64] {
-        const COUNT: usize = 60_000;
-        let mut sent_at = std::collections::VecDeque::new();
-        let mut times = Vec::with_capacity(COUNT);
-        let begin = Instant::now();
-        let mut sent = 0;
-        while times.len() < COUNT {
-            let mut batch = String::new();
-            while sent < COUNT && sent_at.len() < window {
-                batch.push_str(&Raw::resolve(sent));
-                batch.push('\0');
-                sent_at.push_back(Instant::now());
-                sent += 1;
-            }
-            raw.stream.write_all(batch.as_bytes()).unwrap();
-            // As many answers as came together.
-            loop {
-                raw.until("\"policy\"");
-                times.push(sent_at.pop_front().unwrap().elapsed());
-                if sent_at.is_empty() || !raw.reader.buffer().contains(&0) {
-                    break;
-                }
-            }
-        }
-        let rate = COUNT as f64 / begin.elapsed().as_secs_f64();
+    // Not the first ones, which find everything cold.
+    window(&mut raw, 64, &mut Vec::new());
+    for size in [1usize, 16, 64] {
+        let mut times = Vec::new();
+        let mut rates: Vec<f64> = (0..5).map(|_| window(&mut raw, size, &mut times)).collect();
+        rates.sort_by(f64::total_cmp);
         times.sort_unstable();
-        let at = |percent: usize| times[COUNT * percent / 100].as_secs_f64() * 1e3;
+        let at = |percent: usize| times[times.len() * percent / 100].as_secs_f64() * 1e3;
         println!(
-            "resolve   window {window:2}: {rate:.0}/s, p50 {:.3} ms, p99 {:.3} ms, {} bytes each",
+            "resolve   window {size:2}: {:.0}/s (best {:.0}), p50 {:.3} ms, p99 {:.3} ms, {} bytes each",
+            rates[2],
+            rates[4],
             at(50),
             at(99),
             raw.text.len()
         );
     }
+}
+
+/// Round trips per second with so many under way.
+fn window(raw: &mut Raw, window: usize, times: &mut Vec<Duration>) -> f64 {
+    const COUNT: usize = 30_000;
+    let requests: Vec<String> = (0..PLAIN).map(|n| Raw::resolve(n) + "\0").collect();
+    let mut sent_at = std::collections::VecDeque::new();
+    let begin = Instant::now();
+    let (mut sent, mut answered) = (0, 0);
+    let mut batch = String::new();
+    while answered < COUNT {
+        batch.clear();
+        while sent < COUNT && sent_at.len() < window {
+            batch.push_str(&requests[sent % PLAIN]);
+            sent_at.push_back(Instant::now());
+            sent += 1;
+        }
+        raw.stream.write_all(batch.as_bytes()).unwrap();
+        // As many answers as came together.
+        loop {
+            raw.until("\"policy\"");
+            times.push(sent_at.pop_front().unwrap().elapsed());
+            answered += 1;
+            if sent_at.is_empty() || !raw.reader.buffer().contains(&0) {
+                break;
+            }
+        }
+    }
+    COUNT as f64 / begin.elapsed().as_secs_f64()
 }
 
 fn connects(address: &str) {
@@ -246,27 +455,20 @@ fn connects(address: &str) {
     println!("connect   {:.0}/s, {:.2} ms each", 1.0 / each, each * 1e3);
 }
 
-fn push(address: &str, control: &Path, server: &Child, connections: usize) {
+fn push(address: &str, control: &Path, server: &Other, connections: usize) {
     let mut control = Control::connect(control, Duration::from_secs(20)).unwrap();
-    // Those of the last time are gone.
-    while control
-        .sessions()
-        .unwrap()
-        .as_array()
-        .is_none_or(|sessions| !sessions.is_empty())
-    {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let before = rss_kb(server);
+    until_alone(&mut control);
+    let before = server.rss_mb();
     let mut clients: Vec<Raw> = (0..connections).map(|_| Raw::connect(address)).collect();
     for client in &mut clients {
         client.send(&Raw::resolve(1));
         client.until("\"policy\"");
     }
-    let each = (rss_kb(server) - before) / connections as f64;
+    let each = (server.rss_mb() - before) * 1024.0 / connections as f64;
     let mut times: Vec<f64> = (0..10)
         .map(|round| {
-            let change = group(1, &format!("{connections}.{round}"));
+            let change = ManagedObject::new("GbpContract", plain_at(1));
+            let change = change.with("name", format!("{connections}.{round}"));
             let begin = Instant::now();
             control.put(&[change], false).unwrap();
             for client in &mut clients {

@@ -111,6 +111,25 @@ const SCENARIOS: &[Scenario] = &[
         });
         cluster
     }),
+    (
+        "one of nodes of one name, all but one full; its READY follows",
+        |nodes| {
+            let mut cluster = Cluster::new(Policy::Strict, nodes, |_| (1 << 20, 1 << 20));
+            for node in 0..nodes {
+                cluster.placement.hostname(uuid(node), "localhost");
+                if node != nodes / 2 {
+                    cluster.placement.close(uuid(node));
+                }
+            }
+            cluster.needs.hostname = "localhost".into();
+            let ready = report(1 << 20, 1 << 20);
+            cluster.ready = Some(Ready {
+                hostname: cluster.needs.hostname.clone(),
+                ..ready
+            });
+            cluster
+        },
+    ),
 ];
 
 struct Cluster {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig};
-use ssntp::payload::{Payload, Stop};
+use ssntp::payload::Stop;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, Decision, Handler, Rules, Server, ServerConfig, SessionInfo};
@@ -17,10 +17,7 @@ use uuid::Uuid;
 
 /// The agent that a STOP is for.
 fn target(frame: &Frame) -> Option<Uuid> {
-    Stop::decode(frame.payload_bytes())
-        .ok()?
-        .workload_agent_uuid
-        .uuid()
+    frame.payload::<Stop>().ok()?.workload_agent_uuid.uuid()
 }
 
 /// Releases what waited for a node when it connects.
@@ -65,20 +62,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let controller = connect(Role::CONTROLLER, Uuid::new_v4())?;
     let node = Uuid::new_v4();
-    let stop = |instance: Uuid| {
-        Frame::of(&Stop {
-            instance_uuid: instance.into(),
-            workload_agent_uuid: node.into(),
-            stop: false,
-        })
+    let stop = |instance: Uuid| Stop {
+        instance_uuid: instance.into(),
+        workload_agent_uuid: node.into(),
+        stop: false,
     };
-    controller.send(stop(Uuid::new_v4()))?;
+    controller.send_payload(&stop(Uuid::new_v4()))?;
     controller.flush(Duration::from_secs(5));
     let agent = connect(Role::AGENT, node)?;
-    controller.send(stop(Uuid::new_v4()))?;
+    controller.send_payload(&stop(Uuid::new_v4()))?;
     for n in 1..=2 {
         let frame = agent.recv_frame_timeout(Duration::from_secs(5))?;
-        println!("STOP {n}: {}", Stop::decode(frame.payload_bytes())?.instance_uuid);
+        println!("STOP {n}: {}", frame.payload::<Stop>()?.instance_uuid);
     }
     agent.close();
     controller.close();

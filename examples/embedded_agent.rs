@@ -13,7 +13,7 @@ use ssntp::client::{Client, ClientConfig, Event, Offline};
 use ssntp::cluster::machine::Facts;
 use ssntp::payload::NodeStatus;
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{Command, Frame};
+use ssntp::proto::Command;
 use ssntp::transport::Limits;
 
 /// How long this tool works, and how often it reports.
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if reported.is_none_or(|at| at.elapsed() >= INTERVAL) {
             reported = Some(Instant::now());
             let facts = Facts::read(Path::new("/"));
-            client.send(Frame::of(&facts.stats(client.uuid(), NodeStatus::Ready)))?;
+            client.send_payload(&facts.stats(client.uuid(), NodeStatus::Ready))?;
         }
     }
     client.flush(Duration::from_secs(5));

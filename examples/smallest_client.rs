@@ -1,4 +1,4 @@
-//! The smallest client: sends one frame, and prints what comes back within a
+//! The smallest client: sends its statistics, and prints what comes back within a
 //! second.
 //!
 //! ```text
@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use ssntp::client::{Client, ClientConfig};
+use ssntp::payload::Stats;
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{Command, Frame};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -24,10 +24,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(server) = client.server() {
         println!("connected to {} ({})", server.uuid(), server.role());
     }
-    client.send(Frame::with_payload(
-        Command::STATS,
-        format!("node_uuid: {}\n", client.uuid()),
-    ))?;
+    client.send_payload(&Stats {
+        node_uuid: client.uuid().into(),
+        ..Stats::default()
+    })?;
     while let Ok(frame) = client.recv_frame_timeout(Duration::from_secs(1)) {
         println!(
             "{}: {}",

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
 use ssntp::server::{
     Context, Decision, DisconnectReason, Filter, FilterAction, Handler, HeldFrame, RuleError, Rules,
@@ -552,6 +553,43 @@ fn the_application_is_told_and_sends_to_uuid_role_and_all() {
     assert_eq!(
         handle.broadcast(Frame::new(Status::FULL)),
         Err(SendError::Stopped)
+    );
+}
+
+/// Answers a STOP with the failure that names the same instance.
+struct Stopped;
+
+impl Handler for Stopped {
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        let stop: Stop = frame.payload().unwrap();
+        let failure = StopFailure {
+            instance_uuid: stop.instance_uuid,
+            reason: StopFailureReason::AlreadyStopped,
+            ..StopFailure::default()
+        };
+        cx.send_payload(from.uuid(), &failure).unwrap();
+    }
+}
+
+#[test]
+fn an_application_reads_and_sends_payloads_as_types() {
+    let server = TestServer::start(Stopped, |c| c);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let stop = Stop {
+        instance_uuid: Uuid::new_v4().into(),
+        workload_agent_uuid: Uuid::new_v4().into(),
+        stop: false,
+    };
+    controller.send(&Frame::of(&stop));
+    let failure: StopFailure = controller.frame().payload().unwrap();
+    assert_eq!(failure.instance_uuid, stop.instance_uuid);
+    assert_eq!(failure.reason, StopFailureReason::AlreadyStopped);
+    server.handle().send_payload(controller.uuid, &stop).unwrap();
+    assert_eq!(controller.frame().payload::<Stop>().unwrap(), stop);
+    let nobody = Uuid::new_v4();
+    assert_eq!(
+        server.handle().send_payload(nobody, &stop),
+        Err(SendError::NotConnected(nobody))
     );
 }
 

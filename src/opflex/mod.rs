@@ -59,6 +59,12 @@
 //! connection. An update is built once; its bytes are shared by the queues of
 //! all who get it.
 //!
+//! The picture has four wakes of a thread for one round trip, and with little
+//! to do they cost more than all else. Two are left out where they can be:
+//! what the dispatcher has to say goes straight to a socket in clear on which
+//! nothing waits, and a reader that finds the server's dispatcher waiting deals
+//! with a few messages in its place.
+//!
 //! # Limits
 //!
 //! A message has a length and a depth ([`rpc::Limits`]), a URI too

@@ -29,7 +29,7 @@ impl Capacity {
     /// Reads the system's limits; raises the soft limit of descriptors to
     /// the hard one first.
     pub(crate) fn of_this_system() -> Self {
-        let descriptors = raise_descriptors();
+        let descriptors = descriptors();
         let read = |path: &str| {
             fs::read_to_string(path)
                 .ok()
@@ -96,7 +96,9 @@ impl Capacity {
     }
 }
 
-fn raise_descriptors() -> Option<u64> {
+/// How many files may be open, once the soft limit has been raised to the
+/// hard one; none where there is no limit.
+pub(crate) fn descriptors() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
         return current;

@@ -38,6 +38,16 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// timeout, else what the stream says.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
+    /// As [`write`](Self::write), but answers `WouldBlock` at once where not
+    /// one byte fits. A stream that can't do so always answers that.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = bytes;
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
     /// Ends one direction or both; wakes whoever waits in it.
     ///
     /// # Errors

@@ -68,6 +68,9 @@ pub struct Halves {
     pub transmit: Box<dyn Transmit>,
     /// What has been received and not decoded yet.
     pub inbox: Inbox,
+    /// Whether what is sent goes to the stream as it is, so that a thread other
+    /// than the writer may put it there too.
+    pub in_clear: bool,
 }
 
 /// Both directions of `stream` in clear.
@@ -85,6 +88,7 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
         }),
         stream,
         inbox: Inbox::new(pool),
+        in_clear: true,
     }
 }
 

@@ -41,6 +41,9 @@ pub struct LinkConfig {
     /// How long, after the last byte was sent, the peer may take to end its
     /// side. Default: 1 s.
     pub linger: Duration,
+    /// The stack of each of its two threads in bytes, of which only what is
+    /// touched costs memory. Default: 128 KiB.
+    pub stack: usize,
 }
 
 impl Default for LinkConfig {
@@ -49,6 +52,7 @@ impl Default for LinkConfig {
             name: "link".into(),
             write_timeout: Some(Duration::from_secs(30)),
             linger: Duration::from_secs(1),
+            stack: threads::SMALL_STACK,
         }
     }
 }
@@ -186,13 +190,17 @@ fn start<D: Decode>(
         receive,
         transmit,
         inbox,
+        in_clear,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
+    if in_clear {
+        outbox.open_line(Arc::clone(&stream));
+    }
     let (writing, written) = bounded(0);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
-        threads::spawn_small(format!("{}.w", config.name), move || {
+        threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
             write(&outbox, transmit, &*stream, linger, writing)
         })?
     };
@@ -205,7 +213,9 @@ fn start<D: Decode>(
         sink,
         written,
     };
-    threads::spawn_small(format!("{}.r", config.name), move || reader.run(writer))
+    threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
+        reader.run(writer)
+    })
 }
 
 struct Reader<D, S> {
@@ -395,6 +405,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 }
                 next = queue.try_recv().ok();
             }
+            let line = outbox.take_line()?;
             if !batch.is_empty() {
                 outbox.begin_writing();
                 transmit.transmit(&batch)?;
@@ -409,6 +420,7 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
                 transmit.finish()?;
                 return Ok(End::Closed);
             }
+            drop(line);
             next = queue.try_recv().ok();
         }
         transmit.idle();

@@ -239,6 +239,10 @@ impl Duplex for MemoryStream {
         self.outgoing.write(bytes, &Wait::Until(limit))
     }
 
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.outgoing.write(bytes, &Wait::Never)
+    }
+
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if matches!(how, Shutdown::Write | Shutdown::Both) {
             self.outgoing.end(|state| state.finished = true);

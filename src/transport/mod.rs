@@ -12,7 +12,8 @@
 //!   TCP, a Unix socket, or memory.
 //! * [`Halves`] are its two directions, in clear ([`plain`]) or as TLS
 //!   ([`tls`]). The reader never holds anything that the writer needs while
-//!   it waits, and only the writer puts bytes on the socket.
+//!   it waits, and only the writer puts bytes on the socket; in clear, whoever
+//!   has something for an idle writer may do so in its place.
 //! * [`Link`] runs one thread for each direction and is told when the stream
 //!   ends; its [`Outbox`] is the bounded queue towards the writer.
 //!
@@ -23,6 +24,7 @@
 //! | `cancel` | what ends a wait from another thread |
 //! | `deadline` | when a time limit ends, however long it is |
 //! | `duplex` | the [`Duplex`] trait |
+//! | `lookup` | names to addresses |
 //! | `tcp`, `unix`, `memory` | what implements it, and [`Listener`] |
 //! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
 //! | `halves` | [`Receive`], [`Transmit`], and both in clear |
@@ -31,6 +33,7 @@
 //! | `capacity` | how many links the system allows |
 //! | `codec` | [`Decode`]: what turns bytes into items |
 //! | `outbox` | the bounded queue of a writer |
+//! | `line` | sending past a writer that has nothing to do |
 //! | `link` | the two threads |
 //! | `threads` | names, stack sizes |
 
@@ -42,8 +45,10 @@ mod codec;
 mod deadline;
 mod duplex;
 mod halves;
+mod line;
 mod link;
 mod listener;
+mod lookup;
 pub mod memory;
 mod newcomers;
 mod outbox;
@@ -56,7 +61,7 @@ mod unix;
 pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
-pub(crate) use self::capacity::Capacity;
+pub(crate) use self::capacity::{Capacity, descriptors};
 pub use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};
 pub use self::duplex::{Duplex, PeerAddress};
@@ -66,5 +71,6 @@ pub use self::listener::{Listener, Waker};
 pub(crate) use self::newcomers::{Acceptance, Newcomer};
 pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
 pub(crate) use self::target::Target;
+pub(crate) use self::tcp::connect_unless;
 pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp};
 pub use self::unix::connect_unix;

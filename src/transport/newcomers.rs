@@ -401,6 +401,9 @@ impl Duplex for WatchedStream {
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.0.watch(|| self.0.stream.write(bytes))
     }
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.stream.try_write(bytes)
+    }
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.0.stream.shutdown(how)
     }

@@ -8,11 +8,14 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
+
+use super::Duplex;
+use super::line::{Line, Rest, Tried};
 
 /// What waits for the writer: up to eight bytes of its own, then shared ones.
 /// A clone shares the body.
@@ -148,6 +151,8 @@ struct Shared {
     closed: AtomicBool,
     aborted: AtomicBool,
     failure: OnceLock<std::io::Error>,
+    /// Past the writer, where the stream is in clear and the link has started.
+    line: OnceLock<Line>,
     waiters: AtomicU32,
     /// What had been written, plus one, when a producer last gave up holding
     /// back; 0 for never. Written under the gate.
@@ -203,6 +208,7 @@ impl Outbox {
                 closed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
                 failure: OnceLock::new(),
+                line: OnceLock::new(),
                 waiters: AtomicU32::new(0),
                 given_up_frames: AtomicU64::new(0),
                 given_up_bytes: AtomicU64::new(0),
@@ -217,6 +223,34 @@ impl Outbox {
     /// # Errors
     /// [`PushError`] with the item when a limit is reached or the link ends.
     pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
+        let (item, _) = self.count(item)?;
+        self.command(Command::Data(item));
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), but where nothing waits and the stream is in
+    /// clear, this thread writes what the system takes at once, and the writer
+    /// is woken for the rest only. For who has one item now and no more soon.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
+        let (item, waited) = self.count(item)?;
+        let (frames, bytes) = (u64::from(item.frames), item.len() as u64);
+        let tried = match self.shared.line.get() {
+            Some(line) if !waited => line.try_send(item),
+            _ => Tried::Busy(item),
+        };
+        match tried {
+            Tried::Sent => self.sent(1, frames, bytes),
+            Tried::Begun => self.command(Command::Flush),
+            Tried::Busy(item) => self.command(Command::Data(item)),
+        }
+        Ok(())
+    }
+
+    /// Counts an item in. Says whether something waited before it.
+    fn count(&self, item: Outgoing) -> Result<(Outgoing, bool), PushError> {
         let shared = &*self.shared;
         if shared.closed.load(Ordering::Acquire) {
             return Err(PushError::Closed(item));
@@ -232,8 +266,29 @@ impl Outbox {
             self.subtract(1, frames, bytes);
             return Err(PushError::Full(item));
         }
-        self.command(Command::Data(item));
-        Ok(())
+        Ok((item, frames_before > 0))
+    }
+
+    /// Lets [`push_now`](Self::push_now) write to the stream.
+    pub(super) fn open_line(&self, stream: Arc<dyn Duplex>) {
+        let _ = self.shared.line.set(Line::new(stream));
+    }
+
+    /// Keeps other threads off the stream while the guard lives. What one of
+    /// them began is sent first.
+    pub(super) fn take_line(&self) -> std::io::Result<Option<MutexGuard<'_, Option<Rest>>>> {
+        let Some(line) = self.shared.line.get() else {
+            return Ok(None);
+        };
+        let mut rest = line.lock();
+        if rest.is_some() {
+            self.begin_writing();
+        }
+        let (frames, bytes) = line.finish(&mut rest)?;
+        if frames > 0 {
+            self.sent(1, frames, bytes);
+        }
+        Ok(Some(rest))
     }
 
     /// Waits until a push of `len` bytes may succeed, or the limit passes;

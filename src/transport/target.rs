@@ -17,7 +17,7 @@ pub(crate) enum Target {
 
 impl Target {
     /// Connects within `limit`. Blocks, and ends at once when `cancel` is
-    /// cancelled; only the system's name look-up cannot be woken.
+    /// cancelled.
     pub(crate) fn connect(
         &self,
         options: &TcpOptions,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use super::{Cancel, Duplex, PeerAddress};
@@ -79,7 +79,7 @@ impl TcpOptions {
 const BACKLOG: i32 = 4096;
 
 /// Connects to the first address of `host` that answers, within `limit` for
-/// all of them. Blocks; name look-up has the system's own time limit.
+/// all of them, the look-up of the name included. Blocks.
 ///
 /// # Errors
 /// The last address's error, or `NotFound` when the name has no address.
@@ -87,9 +87,8 @@ pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration)
     connect_unless(host, port, options, limit, &Cancel::new())
 }
 
-/// As [`connect_tcp`], and ends at once when it is cancelled; only a name
-/// look-up under way cannot be woken.
-pub(super) fn connect_unless(
+/// As [`connect_tcp`], and ends at once when it is cancelled.
+pub(crate) fn connect_unless(
     host: &str,
     port: u16,
     options: &TcpOptions,
@@ -98,7 +97,7 @@ pub(super) fn connect_unless(
 ) -> io::Result<TcpStream> {
     let host = if host.is_empty() { "localhost" } else { host };
     let deadline = super::deadline(limit);
-    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+    let addresses = super::lookup::addresses(host, port, deadline, cancel)?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for (tried, address) in addresses.iter().enumerate() {
         // One that swallows packets leaves the others their share of the time.
@@ -257,6 +256,10 @@ impl Duplex for TcpStream {
         io::Write::write(&mut &*self, bytes)
     }
 
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        sent(|| send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL))
+    }
+
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         ended(TcpStream::shutdown(self, how))
     }
@@ -289,6 +292,16 @@ pub(super) fn received<N>(mut call: impl FnMut() -> rustix::io::Result<(N, usize
             Ok((_, n)) => return Ok(n),
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// As [`received`], for what is sent.
+pub(super) fn sent(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other?),
         }
     }
 }

@@ -8,10 +8,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::tcp::{at_least_a_tick, cancelled_error, ended, received};
+use super::tcp::{at_least_a_tick, cancelled_error, ended, received, sent};
 use super::{Cancel, Duplex, PeerAddress};
 
 /// Connects to the socket at `path`.
@@ -85,6 +85,10 @@ impl Duplex for UnixStream {
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         io::Write::write(&mut &*self, bytes)
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        sent(|| send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL))
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {

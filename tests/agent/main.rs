@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `processes` | from START to DELETE |
 //! | `survival` | agents that end and come back, and state that is damaged |
+//! | `fleet` | simulated agents by the hundred |
 //! | `cluster` | the cluster and its controller |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -22,6 +23,7 @@
 )]
 
 mod cluster;
+mod fleet;
 mod processes;
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::processes::{Done, LIMIT, Process, processes_inside, ssntp};
+use crate::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp};
 
 /// A demo whose directory for temporary files is its own.
 fn demo(place: &TempDir, words: &[&str]) -> Process {
@@ -77,19 +78,7 @@ fn the_demo_lasts_as_long_as_it_is_told() {
 fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     let place = tempfile::tempdir().unwrap();
     let mut demo = demo(&place, &["--hold"]);
-    let connect = variable(&demo.line_with("export SSNTP_CONNECT="), "SSNTP_CONNECT=");
-    let line = demo.line_with("export SSNTP_CA=");
-    let (ca, cert) = (variable(&line, "SSNTP_CA="), variable(&line, "SSNTP_CERT="));
-    let ctl = |words: &[&str]| {
-        let mut command = ssntp(Path::new("/"), &[&["ctl"], words].concat());
-        command
-            .env("SSNTP_CONNECT", &connect)
-            .env("SSNTP_CA", &ca)
-            .env("SSNTP_CERT", &cert);
-        let done = Done::of(command);
-        assert_eq!(done.code, Some(0), "{words:?}: {}", done.stderr);
-        done.stdout
-    };
+    let ctl = commander(&demo);
     assert_eq!(ctl(&["nodes"]).matches("READY").count(), 3);
     // What the lines that are told begin with can be done.
     ctl(&["start", "--count", "2", "--persistent", "--", "sleep", "1000"]);
@@ -101,6 +90,23 @@ fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     demo.line_with("all 6 instances were deleted");
     assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
     nothing_is_left(&place);
+}
+
+/// Runs `ssntp ctl` in a demo that is held, by what it says to try.
+fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
+    let connect = variable(&demo.line_with("export SSNTP_CONNECT="), "SSNTP_CONNECT=");
+    let line = demo.line_with("export SSNTP_CA=");
+    let (ca, cert) = (variable(&line, "SSNTP_CA="), variable(&line, "SSNTP_CERT="));
+    move |words| {
+        let mut command = ssntp(Path::new("/"), &[&["ctl"], words].concat());
+        command
+            .env("SSNTP_CONNECT", &connect)
+            .env("SSNTP_CA", &ca)
+            .env("SSNTP_CERT", &cert);
+        let done = Done::of(command);
+        assert_eq!(done.code, Some(0), "{words:?}: {}", done.stderr);
+        done.stdout
+    }
 }
 
 fn variable(line: &str, name: &str) -> String {
@@ -128,6 +134,51 @@ fn a_signal_at_any_time_leaves_nothing_behind() {
         );
         nothing_is_left(&place);
     }
+}
+
+#[test]
+fn a_demo_that_is_killed_leaves_nothing_behind() {
+    for held in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let mut demo = demo(&place, &["--hold"]);
+        if held {
+            // With a workload that runs elsewhere, and holds nothing open.
+            let named = temporary(&place).join("workload").display().to_string();
+            let quiet = "exec >/dev/null 2>&1; sleep 1000; true";
+            commander(&demo)(&["start", "--dir", "/", "--", "sh", "-c", quiet, &named]);
+        } else {
+            demo.line_with("a scheduler listens");
+        }
+        demo.signal(Signal::KILL);
+        assert_eq!(demo.end(LIMIT), None, "{}", demo.log());
+        let deadline = Instant::now() + LIMIT;
+        let left =
+            || fs::read_dir(temporary(&place)).unwrap().count() + processes_inside(&temporary(&place)).len();
+        while left() > 0 {
+            assert!(Instant::now() < deadline, "held: {held}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn a_demo_that_nobody_watches_has_not_been_seen() {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = ssntp(place.path(), &["demo"]);
+    command.env("TMPDIR", temporary(&place));
+    let log = place.path().join("log");
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(end_of(&mut child, LIMIT).code(), Some(1));
+    assert_eq!(
+        fs::read_to_string(&log).unwrap(),
+        "ssntp: the standard output was closed before every step was seen\n"
+    );
+    nothing_is_left(&place);
 }
 
 #[test]

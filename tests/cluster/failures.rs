@@ -119,6 +119,24 @@ fn a_program_that_ends_at_once_was_started() {
 }
 
 #[test]
+fn a_restarted_program_that_ends_at_once_was_restarted() {
+    let cluster = Cluster::with_agents(1);
+    let said: serde_json::Value =
+        serde_json::from_str(&cluster.done("start --persistent --json -- true")).unwrap();
+    let instance: Uuid = said["subject"].as_str().unwrap().parse().unwrap();
+    wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
+    for _ in 0..5 {
+        let said = cluster.done(&format!("restart {instance}"));
+        assert!(
+            said.contains("was started and has ended") || said.contains(" runs on node "),
+            "{said}"
+        );
+        // It is over only once STATS say so.
+        wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
+    }
+}
+
+#[test]
 fn commands_for_instances_in_the_wrong_state_say_why() {
     let cluster = Cluster::with_agents(1);
     let instance = cluster.start("");
@@ -191,6 +209,43 @@ fn what_nobody_knows_is_told_before_anything_is_sent() {
     let instance = cluster.start("");
     cluster.fails(&format!("stop {instance} {unknown}"));
     cluster.fails(&format!("restart {instance}"));
+}
+
+#[test]
+fn a_uuid_of_something_else_is_told_as_what_it_is() {
+    let cluster = Cluster::with_agents(1);
+    let node = cluster
+        .controller_sees(1)
+        .look(|view| view.nodes().next().unwrap().uuid);
+    let instance = cluster.start("");
+    for (line, why) in [
+        (
+            format!("stop {node}"),
+            format!("{node} is no instance: it is a node"),
+        ),
+        (
+            format!("attach {instance} {node}"),
+            format!("{node} is no volume: it is a node"),
+        ),
+        (
+            format!("attach {instance} {instance}"),
+            format!("{instance} is no volume: it is an instance"),
+        ),
+        (
+            format!("evacuate {instance}"),
+            format!("{instance} is no node: it is an instance"),
+        ),
+        (
+            format!("start --node {instance} -- true"),
+            format!("{instance} is no node: it is an instance"),
+        ),
+        (
+            format!("assign-ip {instance} 198.51.100.20 --cnci {node}"),
+            format!("{node} is no CNCI: it is a node"),
+        ),
+    ] {
+        assert_eq!(cluster.fails(&line), why, "{line}");
+    }
 }
 
 #[test]
@@ -288,14 +343,16 @@ fn the_scheduler_and_the_agents_say_why_themselves() {
         workload_agent_uuid: nobody.into(),
     };
     let words = "was refused: whom it names is not connected (not_connected)";
-    assert_eq!(failed(&controller, &evacuate), format!("EVACUATE {words}"));
-    assert_eq!(failed(&controller, &restore), format!("Restore {words}"));
+    let refused = |command: &str, node: Uuid| format!("{command} of node {node} {words}");
+    assert_eq!(failed(&controller, &evacuate), refused("EVACUATE", nobody));
+    assert_eq!(failed(&controller, &restore), refused("Restore", nobody));
     // A node of the wrong kind: a controller is none.
+    let own = controller.client().uuid();
     let evacuate = Evacuate {
-        workload_agent_uuid: controller.client().uuid().into(),
+        workload_agent_uuid: own.into(),
         ..Evacuate::default()
     };
-    assert_eq!(failed(&controller, &evacuate), format!("EVACUATE {words}"));
+    assert_eq!(failed(&controller, &evacuate), refused("EVACUATE", own));
 }
 
 #[test]
@@ -367,6 +424,18 @@ fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
         }
     }
     assert!(!cluster.path("cluster.yaml").exists());
+    // Some other document would set everything back.
+    fs::write(cluster.path("workload.yaml"), "command: [sleep, 1000]\n").unwrap();
+    assert_eq!(
+        cluster.fails("configure workload.yaml"),
+        "workload.yaml: it has no configure: at the top"
+    );
+    assert!(!cluster.path("cluster.yaml").exists());
+    fs::write(cluster.path("empty.yaml"), "").unwrap();
+    assert_eq!(
+        cluster.done("configure --no-wait empty.yaml").trim(),
+        "the configuration was sent"
+    );
 }
 
 #[test]

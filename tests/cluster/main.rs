@@ -17,7 +17,8 @@
     clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
-    reason = "a test may fail, and has time limits"
+    clippy::disallowed_types,
+    reason = "a test may fail, has time limits, and listens where nobody answers"
 )]
 #![allow(
     missing_debug_implementations,

@@ -137,6 +137,83 @@ fn what_is_not_shown_in_time_fails_and_says_how_far_it_came() {
 }
 
 #[test]
+fn the_first_line_of_each_program_is_json_where_asked() {
+    let cluster = Cluster::new("");
+    let (address, uuid) = (cluster.address().to_owned(), uuid::Uuid::new_v4().to_string());
+    let first = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let mut process = Process::of(cluster.command(&words), &cluster.path(""), "json");
+        let said: serde_json::Value = serde_json::from_str(&process.line()).unwrap();
+        process.signal(Signal::TERM);
+        assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
+        said
+    };
+    let said = first("--json scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem");
+    let listening = said["listening"][0].as_str().unwrap();
+    assert!(listening.starts_with("127.0.0.1:"), "{said}");
+    let connect = format!("--connect {address} --ca ca.pem");
+    let said = first(&format!("agent {connect} --cert agent.pem --state json --json"));
+    assert!(said["agent"].as_str().unwrap().parse::<uuid::Uuid>().is_ok());
+    let said = first(&format!(
+        "cnci {connect} --cert cnciagent.pem --json --uuid {uuid} --tenant {uuid} --ip 10.0.0.33 --state tables"
+    ));
+    assert_eq!(said["cnci"], uuid);
+
+    // With nothing to run, the tables that it has kept.
+    let show = |words: &[&str]| Done::of(ssntp(&cluster.path(""), words));
+    let tables = show(&["cnci", "--state", "tables", "--json"]);
+    assert_eq!(tables.stdout.lines().count(), 1);
+    let tables: serde_json::Value = serde_json::from_str(&tables.stdout).unwrap();
+    assert_eq!(
+        (&tables["ip"], &tables["tenant_uuid"]),
+        (&"10.0.0.33".into(), &uuid.as_str().into())
+    );
+    assert!(show(&["cnci", "--state", "tables"]).stdout.contains("no tunnels"));
+    for words in [
+        &["cnci"][..],
+        &["cnci", "--show"],
+        &["cnci", "--state", "tables", "--tenant", &uuid],
+    ] {
+        let usage = show(words);
+        assert_eq!(usage.code, Some(2), "{words:?}: {}", usage.stderr);
+    }
+}
+
+#[test]
+fn a_scheduler_that_never_answers_is_waited_for_as_long_as_is_told() {
+    let cluster = Cluster::new("");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let why = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
+    assert_eq!(why, "cannot connect: no scheduler has answered in 0.5 s");
+}
+
+#[test]
+fn what_goes_on_ends_once_nobody_reads_it() {
+    let cluster = Cluster::with_agents(1);
+    for words in [
+        &["ctl", "events", "--json"][..],
+        &["ctl", "instances", "--watch"],
+        &["ctl", "nodes", "--watch", "--json"],
+    ] {
+        let mut child = cluster.command(words);
+        let mut child = child
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut stdout, &mut first).unwrap();
+        assert!(!first.is_empty(), "{words:?}");
+        // Nothing more is to be told.
+        drop(stdout);
+        let status = crate::processes::end_of(&mut child, crate::processes::LIMIT);
+        assert_eq!(status.code(), Some(0), "{words:?}");
+    }
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let cluster = Cluster::with_agents(1);
     let mut child = cluster.command(&["ctl", "events"]);

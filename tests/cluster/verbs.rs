@@ -221,6 +221,8 @@ fn a_node_is_evacuated_and_restored() {
     let instance = cluster.start(&format!("--node {}", &node.to_string()[..13]));
     let said = cluster.done(&format!("evacuate {node}"));
     assert_eq!(said.trim(), format!("node {node} is empty, and in maintenance"));
+    // Again: well before the next STATS that come by themselves.
+    cluster.done(&format!("evacuate {node} --timeout 20"));
     wait_for(&controller, instance, &InstanceState::Exited);
     controller.look(|view| assert_eq!(view.node(node).unwrap().status, NodeStatus::Maintenance));
     let other = cluster.start("");

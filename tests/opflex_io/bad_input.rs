@@ -2,6 +2,7 @@
 //! nothing.
 
 use serde_json::{Value, json};
+use ssntp::opflex::message::Method;
 use ssntp::transport::memory::Faults;
 use ssntp::transport::{Duplex, Limits};
 
@@ -52,6 +53,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
     use Then::{Closed, Error, Nothing, Result};
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
     let rows: &[(&str, Then)] = &[
+        // Of the wrong direction, and of no direction at all.
         (
             r#"{"id":1,"method":"policy_update","params":[{}]}"#,
             Error("EUNSUPPORTED"),
@@ -61,19 +63,55 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
             Error("EUNSUPPORTED"),
         ),
         (
+            r#"{"id":1,"method":"custom","params":[{"method":"a","params":{}}]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
             r#"{"id":1,"method":"transact","params":[]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
+            r#"{"id":1,"method":"monitor","params":[]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (r#"{"id":1,"method":"update","params":[]}"#, Error("EUNSUPPORTED")),
+        (
+            r#"{"id":1,"method":"nobody knows this","params":[]}"#,
             Error("EUNSUPPORTED"),
         ),
         (
             r#"{"id":1,"method":"nobody knows this","params":{}}"#,
             Error("EUNSUPPORTED"),
         ),
+        (r#"{"id":1,"method":"","params":[]}"#, Error("EUNSUPPORTED")),
+        // No parameters, and such of the wrong kind.
+        (r#"{"id":1,"method":"echo"}"#, Result),
+        (r#"{"id":1,"method":"echo","params":null}"#, Result),
         (r#"{"id":1,"method":"echo","params":{}}"#, Error("ERROR")),
+        (r#"{"id":1,"method":"echo","params":7}"#, Error("ERROR")),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":{}}"#,
+            Error("ERROR"),
+        ),
+        (r#"{"id":1,"method":"state_report","params":"a"}"#, Error("ERROR")),
+        // Ids, which return as they came.
         (r#"{"id":null,"method":"echo","params":[]}"#, Result),
         (r#"{"id":{"a":[1]},"method":"echo"}"#, Result),
+        (r#"{"id":"text","method":"echo"}"#, Result),
+        (r#"{"id":["echo",18446744073709551616],"method":"echo"}"#, Result),
+        // The identity once more.
         (IDENTITY, Result),
+        // policy_resolve
         (
             r#"{"id":1,"method":"policy_resolve","params":[7]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[[]]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[null]}"#,
             Error("ERROR"),
         ),
         (
@@ -85,41 +123,156 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
             Error("ERROR"),
         ),
         (
-            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"no uri","prr":5}]}"#,
-            Result,
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/"}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":7,"policy_uri":"/a/","prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":7,"prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":"5"}]}"#,
+            Error("ERROR"),
         ),
         (
             r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":1.5}]}"#,
             Error("ERROR"),
         ),
         (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":9223372036854775808}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","policy_ident":{"name":"a","context":"/"},"prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"no uri","prr":5}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":0}]}"#,
+            Result,
+        ),
+        (
             r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":-5}]}"#,
             Result,
         ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":9223372036854775807}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"policy_resolve","params":[{"subject":"a","policy_uri":"/a/","prr":5,"nobody knows":1}]}"#,
+            Result,
+        ),
+        (r#"{"id":1,"method":"policy_resolve","params":[]}"#, Result),
+        // policy_unresolve
         (
             r#"{"id":1,"method":"policy_unresolve","params":[{"subject":"a","policy_uri":"/never/"}]}"#,
             Result,
         ),
         (
+            r#"{"id":1,"method":"policy_unresolve","params":[{"policy_uri":"/a/"}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_unresolve","params":[{"subject":"a"}]}"#,
+            Error("ERROR"),
+        ),
+        // endpoint_resolve and endpoint_unresolve
+        (
+            r#"{"id":1,"method":"endpoint_resolve","params":[{"subject":"a","endpoint_uri":"/a/"}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_resolve","params":[{"subject":"a","endpoint_uri":"/a/","prr":1.5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_resolve","params":[{"subject":"a","prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_unresolve","params":[{"subject":"a","endpoint_uri":"/never/"}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_unresolve","params":[7]}"#,
+            Error("ERROR"),
+        ),
+        // endpoint_declare and endpoint_undeclare
+        (
             r#"{"id":1,"method":"endpoint_declare","params":[{"endpoint":{}}]}"#,
             Error("ERROR"),
         ),
         (
+            r#"{"id":1,"method":"endpoint_declare","params":[{"prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_declare","params":[{"endpoint":[{"subject":"a"}],"prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_declare","params":[{"endpoint":[{"subject":"a","uri":"/a/","properties":7}],"prr":5}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_undeclare","params":[{"subject":"a","endpoint_uri":"/never/"}]}"#,
+            Result,
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_undeclare","params":[{"subject":"a"}]}"#,
+            Error("ERROR"),
+        ),
+        // state_report
+        (
             r#"{"id":1,"method":"state_report","params":[{"observable":[{"uri":"/a/"}]}]}"#,
             Error("ERROR"),
         ),
+        (
+            r#"{"id":1,"method":"state_report","params":[{"observable":7}]}"#,
+            Error("ERROR"),
+        ),
+        // Answers that nobody waits for.
         (r#"{"id":["policy_update",1],"result":{}}"#, Nothing),
         (r#"{"id":["policy_update",1],"error":{"code":7}}"#, Nothing),
+        (r#"{"id":["endpoint_update",1],"result":{}}"#, Nothing),
+        (
+            r#"{"id":["endpoint_update",1],"result":null,"error":{"code":"ERROR","message":"no"}}"#,
+            Nothing,
+        ),
+        (r#"{"id":["policy_resolve",1],"result":{"policy":7}}"#, Nothing),
         (r#"{"id":["nobody knows this",1],"result":{}}"#, Nothing),
+        (r#"{"id":["nobody knows this",1],"error":{}}"#, Nothing),
+        // Blanks.
         ("  \r\n ", Nothing),
         ("", Nothing),
+        // What no answer could belong to.
         ("{", Closed),
+        ("{]", Closed),
         ("[1]", Closed),
         ("7", Closed),
+        ("null", Closed),
+        (r#""text""#, Closed),
+        ("GET / HTTP/1.1\r\n", Closed),
         (r#"{"method":"echo","params":[]}"#, Closed),
         (r#"{"id":1,"method":7,"params":[]}"#, Closed),
+        (r#"{"id":1,"method":null,"params":[]}"#, Closed),
         (r#"{"id":1}"#, Closed),
+        (r#"{"id":1,"result":{}}"#, Closed),
+        (r#"{"id":"echo","result":{}}"#, Closed),
+        (r#"{"id":null,"error":{}}"#, Closed),
         (r#"{"id":["echo",1],"error":7}"#, Closed),
+        (r#"{"id":["echo",1],"error":"text"}"#, Closed),
+        (r#"{"id":["echo",1],"result":{},"error":{}}"#, Closed),
+        (r#"{"id":["echo",1]}"#, Closed),
+        (r#"{"id":1,"id":2,"method":"echo"}"#, Closed),
         (
             r#"{"id":1,"method":"echo","params":[]}{"id":2,"method":"echo","params":[]}"#,
             Closed,
@@ -147,10 +300,36 @@ fn before_the_identity_only_echo_is_answered() {
         br#"{"id":1,"method":"echo","params":[7]}"#,
         &Then::Result,
     );
-    let mut raw = Raw::connect(&address);
-    raw.send(&json!({"id": 1, "method": "policy_resolve", "params": []}));
-    assert_eq!(raw.recv_other().unwrap()["error"]["code"], "ESTATE");
-    assert_eq!(raw.recv_other(), None);
+    for method in [
+        "policy_resolve",
+        "policy_unresolve",
+        "policy_update",
+        "endpoint_declare",
+        "endpoint_undeclare",
+        "endpoint_resolve",
+        "endpoint_unresolve",
+        "endpoint_update",
+        "state_report",
+        "nobody knows this",
+    ] {
+        for params in [json!([]), json!({}), json!(null)] {
+            let mut raw = Raw::connect(&address);
+            raw.send(&json!({"id": 1, "method": method, "params": params}));
+            assert_eq!(raw.recv_other().unwrap()["error"]["code"], "ESTATE", "{method}");
+            assert_eq!(raw.recv_other(), None, "{method}");
+        }
+        if Method::from_name(method).is_some() {
+            for answer in [json!({"result": {}}), json!({"error": {}})] {
+                let mut answer = answer;
+                answer["id"] = json!([method, 1]);
+                let mut raw = Raw::connect(&address);
+                raw.send(&answer);
+                assert_eq!(raw.recv_other(), None, "{answer}");
+            }
+        }
+    }
+    let custom = br#"{"id":1,"method":"custom","params":[{"method":"a","params":{}}]}"#;
+    say(&address, false, custom, &Then::Error("EUNSUPPORTED"));
     for (member, value, code) in [
         ("proto_version", json!("2.0"), "EPROTO"),
         ("domain", json!("other"), "EDOMAIN"),
@@ -247,6 +426,28 @@ fn a_slow_client_delays_nobody() {
     let begin = Instant::now();
     server.stop();
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+/// What the dispatcher writes itself, what it leaves to the writer, and what is
+/// queued meanwhile: all of it arrives, and in its order.
+#[test]
+fn answers_come_whole_and_in_order_however_late_they_are_taken() {
+    let at = |n: usize| format!("/a/{n}/");
+    let length = |n: usize| [10, 200_000, 3_000, 1_500_000][n % 4] + n;
+    let policy = (0..8).map(|n| object(&at(n), &"x".repeat(length(n)))).collect();
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).policy(policy));
+    let mut raw = Raw::identified(&address, "raw", "test");
+    const COUNT: usize = 60;
+    for n in 0..COUNT {
+        let params = json!([{"subject": "GbpEpGroup", "policy_uri": at(n % 8), "prr": 3600}]);
+        raw.send(&json!({"id": n, "method": "policy_resolve", "params": params}));
+    }
+    for n in 0..COUNT {
+        let answer = raw.recv_other().unwrap();
+        assert_eq!(answer["id"], n);
+        let value = &answer["result"]["policy"][0]["properties"][0]["data"];
+        assert_eq!(value.as_str().unwrap().len(), length(n % 8));
+    }
 }
 
 /// One that asks without end and takes no answers holds back itself alone.

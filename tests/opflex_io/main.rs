@@ -11,12 +11,14 @@
     reason = "tests with sockets and a clock"
 )]
 
+mod bad_answers;
 mod bad_input;
 mod control;
 mod many;
 mod methods;
 mod raw;
 mod recorded;
+mod recorded_servers;
 mod servers;
 
 use std::sync::OnceLock;

@@ -286,3 +286,45 @@ fn an_element_refreshes_what_it_holds_in_time() {
     assert_eq!(handle.with(|cx| cx.core().endpoints().len()).unwrap(), 1);
     assert_eq!(element.health().unwrap(), Health::Healthy);
 }
+
+#[test]
+fn events_that_nobody_takes_are_dropped_and_counted() {
+    let (server, place) = serve_in_memory("pr1", vec![object(GROUP, "0")]);
+    let mut config = ElementConfig::new(element_settings("pe1", &["pr1:1"]));
+    config.events = 3;
+    let element = PolicyElement::start(config.connect_in_memory("pr1:1", &place)).unwrap();
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    for n in 1..20 {
+        until_value(&element, Subject::Policy, GROUP, Some(&(n - 1).to_string()));
+        let change = object(GROUP, &n.to_string());
+        assert_eq!(server.handle().merge_policy(vec![change]).unwrap(), 1);
+    }
+    until_value(&element, Subject::Policy, GROUP, Some("19"));
+    assert_eq!(element.events().try_iter().count(), 3);
+    server.handle().merge_policy(vec![object(GROUP, "last")]).unwrap();
+    let missed = element.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(missed, Event::Missed(n) if n >= 18), "{missed:?}");
+    assert!(matches!(
+        element.recv_timeout(LIMIT).unwrap(),
+        Event::Changed { .. }
+    ));
+}
+
+/// Nothing but the end of its time makes an endpoint go: no echo, no request.
+#[test]
+fn what_ends_soon_ends_in_time_while_nothing_else_happens() {
+    let mut settings = server_settings("pr1");
+    settings.keepalive.first = Duration::from_secs(3600);
+    let (_server, address) = serve_tcp(ServerConfig::new(settings));
+    let mut resolver = Raw::identified(&address, "pe1", "test");
+    let resolve = json!({"id": 2, "method": "endpoint_resolve",
+        "params": [{"subject": "EprL3Ep", "endpoint_uri": ENDPOINT, "prr": 3600}]});
+    assert_eq!(resolver.ask(&resolve)["result"]["endpoint"], json!([]));
+    let mut owner = Raw::identified(&address, "pe2", "test");
+    owner.ask(&json!({"id": 3, "method": "endpoint_declare",
+        "params": [{"endpoint": [{"subject": "EprL3Ep", "uri": ENDPOINT}], "prr": 1}]}));
+    let came = resolver.recv_method("endpoint_update");
+    assert_eq!(came["params"][0]["replace"][0]["uri"], ENDPOINT);
+    let went = resolver.recv_method("endpoint_update");
+    assert_eq!(went["params"][0]["delete"][0]["uri"], ENDPOINT);
+}

@@ -22,7 +22,7 @@ impl Raw {
         Self::over(listener.accept().unwrap().0)
     }
 
-    fn over(stream: TcpStream) -> Self {
+    pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.set_nodelay(true).unwrap();
         let reader = BufReader::new(stream.try_clone().unwrap());
@@ -48,6 +48,11 @@ impl Raw {
         self.stream.write_all(bytes).unwrap();
     }
 
+    /// False when the other side is gone.
+    pub(crate) fn try_send(&mut self, message: &Value) -> bool {
+        self.stream.write_all(format!("{message}\0").as_bytes()).is_ok()
+    }
+
     /// The next message; `None` at the end of the connection.
     pub(crate) fn recv(&mut self) -> Option<Value> {
         let mut text = Vec::new();
@@ -65,6 +70,16 @@ impl Raw {
             let message = self.recv()?;
             if message["method"] != "echo" {
                 return Some(message);
+            }
+        }
+    }
+
+    /// The next request of this method; what comes before is skipped.
+    pub(crate) fn recv_method(&mut self, method: &str) -> Value {
+        loop {
+            let message = self.recv().expect(method);
+            if message["method"] == method {
+                return message;
             }
         }
     }

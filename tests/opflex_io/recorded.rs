@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::TcpListener;
 
 use serde_json::{Value, json};
+use ssntp::opflex::message::IdentityResult;
 use ssntp::opflex::model::Target;
 
 use super::raw::Raw;
+use super::servers::free;
 use super::*;
 
 const TOUR: &str = include_str!("../fixtures/opflex/01_tour_testmodel.jsonl");
@@ -28,7 +30,7 @@ fn said(capture: &str, direction: &str, address: &str) -> Vec<Value> {
 }
 
 /// Lists whose order says nothing, in one order.
-fn ordered(value: Value) -> Value {
+pub(crate) fn ordered(value: Value) -> Value {
     match value {
         Value::Array(values) => {
             let mut values: Vec<Value> = values.into_iter().map(ordered).collect();
@@ -104,6 +106,90 @@ fn the_recorded_tour_is_answered_as_by_libopflex() {
 #[test]
 fn the_recorded_agent_is_answered_as_by_the_real_server() {
     replay_element(AGENT, "openstack");
+}
+
+/// A server like the one of a capture, at an address of its own, says to the
+/// element of that capture exactly what the recorded one said. `own` is where
+/// that was, as the lists of servers have it.
+fn answers_are_the_same(capture: &str, own: Option<&str>) {
+    let mut connections: BTreeMap<u64, Vec<(bool, String)>> = BTreeMap::new();
+    for line in capture.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        if let Some(text) = line["msg"].as_str() {
+            let of_connection = connections.entry(line["conn"].as_u64().unwrap()).or_default();
+            of_connection.push((line["dir"] == "srv>pe", text.to_owned()));
+        }
+    }
+    for messages in connections.into_values() {
+        let [address] = free();
+        let messages: Vec<(bool, Value)> = messages
+            .iter()
+            .map(|(by_server, text)| {
+                (
+                    *by_server,
+                    own.map_or(text.clone(), |own| text.replace(own, &address)),
+                )
+            })
+            .map(|(by_server, text)| (by_server, serde_json::from_str(&text).unwrap()))
+            .collect();
+        let is_identity =
+            |message: &Value| message["id"][0] == "send_identity" && message.get("result").is_some();
+        let (_, identity) = messages.iter().find(|(_, message)| is_identity(message)).unwrap();
+        let identity: IdentityResult = serde_json::from_value(identity["result"].clone()).unwrap();
+        let mut settings = server_settings(identity.name.as_deref().unwrap());
+        settings.proxies = identity.proxies();
+        settings.domain = identity.domain.unwrap();
+        settings.roles = identity.my_role;
+        settings.peers = identity.peers;
+        settings.default_location = identity.your_location;
+        let server = serve(ServerConfig::new(settings).listen(address.parse().unwrap()));
+        let mut element = Raw::connect(&address);
+        let mut answers = HashMap::new();
+        for (_, message) in messages.iter().filter(|(by_server, _)| !by_server) {
+            if message.get("method").is_some() {
+                answers.insert(message["id"].to_string(), element.ask(message));
+            } else {
+                element.send(message);
+            }
+        }
+        let of_server = messages.iter().filter(|(by_server, _)| *by_server);
+        let expected = of_server.filter(|(_, message)| message.get("method").is_none());
+        assert!(expected.clone().count() >= 2);
+        for (_, expected) in expected {
+            let answer = answers[&expected["id"].to_string()].clone();
+            assert_eq!(ordered(answer), ordered(expected.clone()));
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn the_recorded_bootstrap_is_answered_as_by_libopflex() {
+    answers_are_the_same(include_str!("../fixtures/opflex/02_bootstrap_A.jsonl"), None);
+    for (capture, own) in [
+        (
+            include_str!("../fixtures/opflex/02_bootstrap_B.jsonl"),
+            "127.0.0.1:18402",
+        ),
+        (
+            include_str!("../fixtures/opflex/02_bootstrap_B2.jsonl"),
+            "127.0.0.1:18402",
+        ),
+        (
+            include_str!("../fixtures/opflex/02_bootstrap_C.jsonl"),
+            "127.0.0.1:18403",
+        ),
+    ] {
+        answers_are_the_same(capture, Some(own));
+    }
+}
+
+#[test]
+fn the_recorded_proxies_are_answered_as_by_libopflex() {
+    answers_are_the_same(
+        include_str!("../fixtures/opflex/08_transport_mode_identity.jsonl"),
+        None,
+    );
 }
 
 /// The server of the tour, whose element wanted two policies and an endpoint.

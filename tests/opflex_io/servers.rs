@@ -30,7 +30,7 @@ fn serve_at(address: &str, roles: bool, others: &[&str]) -> Server {
 }
 
 /// Addresses that nobody listens at.
-fn free<const N: usize>() -> [String; N] {
+pub(crate) fn free<const N: usize>() -> [String; N] {
     let listeners: [std::net::TcpListener; N] =
         std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().to_string())

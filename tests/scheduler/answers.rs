@@ -115,6 +115,28 @@ fn a_public_ip_for_a_cnci_that_is_not_connected_has_no_instance() {
 }
 
 #[test]
+fn a_failure_names_all_that_the_command_did_with_or_without_an_instance() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let nobody = Uuid::from_u128(9);
+    controller.send_text(
+        Command::ASSIGN_PUBLIC_IP,
+        &format!("assign_public_ip: {{concentrator_uuid: {nobody}, public_ip: 198.51.100.20}}\n"),
+    );
+    let failure: AssignPublicIpFailure = controller.expect_payload();
+    assert_eq!(failure.reason, PublicIpFailureReason::NoInstance);
+    assert_eq!(failure.concentrator_uuid, nobody);
+    assert_eq!(failure.public_ip, "198.51.100.20");
+    controller.send_text(
+        Command::STOP,
+        &format!("stop: {{workload_agent_uuid: {nobody}}}\n"),
+    );
+    let failure: StopFailure = controller.expect_payload();
+    assert_eq!(failure.reason, StopFailureReason::InvalidData);
+    assert_eq!(failure.node_uuid, nobody);
+}
+
+#[test]
 fn commands_without_a_failure_of_their_own_come_back_as_not_connected() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();

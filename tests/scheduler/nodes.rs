@@ -154,6 +154,25 @@ fn a_new_controller_is_told_of_connected_concentrators_and_their_addresses() {
 }
 
 #[test]
+fn events_longer_than_they_can_be_are_passed_on_and_not_kept() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
+    let mut cnci = cluster.connect(Role::CNCIAGENT);
+    let long = "x".repeat(1 << 16);
+    for (sender, kind) in [
+        (&mut agent, Event::INSTANCE_DELETED),
+        (&mut cnci, Event::CONCENTRATOR_INSTANCE_ADDED),
+    ] {
+        sender.send_text(kind, &long);
+        assert_eq!(controller.expect(kind).payload_bytes(), long.as_bytes());
+    }
+    let mut new = cluster.controller();
+    new.expect(Event::NODE_CONNECTED);
+    new.expect_nothing();
+}
+
+#[test]
 fn more_stats_than_a_queue_should_hold_are_told_bit_by_bit() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();

@@ -352,6 +352,22 @@ fn starts_of_an_agent_that_vanishes_are_answered_unless_confirmed() {
 }
 
 #[test]
+fn a_start_too_many_in_flight_is_answered() {
+    let config = SchedulerConfig::new().policy(Policy::Opportunistic).in_flight(2);
+    let cluster = Cluster::new(config);
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [first, second, third] = [1, 1, 1].map(start);
+    start_on(&mut controller, &mut node, &first);
+    start_on(&mut controller, &mut node, &second);
+    refused(&mut controller, &third, Reason::FullCloud);
+    // Nothing but the node's word makes room.
+    node.send_payload(&stats(node.uuid, &[first.instance_uuid]));
+    controller.expect(Command::STATS);
+    start_on(&mut controller, &mut node, &third);
+}
+
+#[test]
 fn another_nodes_word_does_not_confirm_a_start() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();

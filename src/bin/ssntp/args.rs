@@ -25,6 +25,9 @@ pub(crate) enum Command {
     #[cfg(feature = "cli")]
     Bench(cmd::bench::Args),
     #[cfg(feature = "cli")]
+    #[command(hide = true)]
+    Caretaker(cmd::demo::caretaker::Args),
+    #[cfg(feature = "cli")]
     Cert(cmd::cert::Args),
     #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),

@@ -74,6 +74,19 @@ impl Connection {
         Ok(config)
     }
 
+    /// The identity, the trust and the one address, for what is no client of
+    /// the library's.
+    pub(crate) fn parts(&self) -> Result<(Identity, Trust, Address), Failure> {
+        let [address] = &self.connect[..] else {
+            return Err(Failure::usage("--connect is needed, once"));
+        };
+        Ok((
+            Identity::load(&self.cert)?,
+            Trust::load(&self.ca)?,
+            address.clone(),
+        ))
+    }
+
     /// Whether the command line says the UUID.
     pub(crate) fn has_uuid(&self) -> bool {
         self.uuid.is_some()

@@ -44,6 +44,11 @@ impl Failure {
         Self::new(format!("standard output: {error}"))
     }
 
+    /// Whether it is one: a reader that has seen enough is none.
+    pub(crate) fn is_failure(&self) -> bool {
+        self.code != 0
+    }
+
     /// Tells the user in one line.
     pub(crate) fn report(self) -> ExitCode {
         if let Some(message) = self.message {

@@ -4,6 +4,8 @@
 use std::fmt::Display;
 use std::io::{self, BufWriter, StdoutLock, Write};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::failure::Failure;
 
 /// The standard output, held for the time of a subcommand. What is buffered
@@ -32,6 +34,24 @@ impl Output {
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|error| Failure::output(&error))
     }
+}
+
+/// Prints a line of a program that goes on, for people or as JSON. Flushed and
+/// let go of, since somebody may wait for it.
+pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
+    let mut output = Output::new();
+    output.line(as_json.unwrap_or(text))?;
+    output.flush()
+}
+
+/// Whether nobody reads the standard output any more, as after `| head -1`:
+/// for programs that would otherwise not hear of it before their next line.
+pub(crate) fn reader_is_gone() -> bool {
+    let stdout = io::stdout();
+    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+    let at_once = Timespec::default();
+    poll(&mut polled, Some(&at_once)).is_ok()
+        && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// Writes one line to the standard error, which may be closed as well:

@@ -64,11 +64,14 @@
 //! | `worker` | the threads that do what takes a moment |
 //! | `store` | the state directory |
 //! | [`driver`] | what runs an instance |
+//! | `fleet` | [`Fleet`]: simulated agents by the thousand, to load a cluster |
 
 mod control;
 pub mod driver;
+mod fleet;
 mod runner;
 mod store;
 mod worker;
 
+pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};

@@ -49,7 +49,7 @@
 //! |---|---|
 //! | `tables` | [`Tables`] and what they hold |
 //! | `plane` | [`DataPlane`], [`TablesOnly`] |
-//! | `concentrator` | what each frame does to them: no I/O of its own |
+//! | `concentrator/` | what each frame does to them: no I/O of its own |
 //! | `runner` | [`Cnci`]: the thread |
 
 mod concentrator;

@@ -65,7 +65,11 @@ impl Confirmations {
         running.threads.retain(|thread| !thread.is_finished());
         let over = self.over.clone();
         let confirm = move || {
-            let config = config.reconnect(false).attempts(1).connect_timeout(SESSION);
+            let config = config
+                .reconnect(false)
+                .attempts(1)
+                .first_attempts(1)
+                .connect_timeout(SESSION);
             while shared.waits(order) {
                 if over.recv_timeout(PAUSE) == Err(RecvTimeoutError::Disconnected) {
                     return;

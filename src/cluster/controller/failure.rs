@@ -205,7 +205,11 @@ impl Failure {
             ..
         } = self;
         if self.error == ErrorCode::INVALID_FRAME_TYPE {
-            return write!(f, "{} was refused", self.command);
+            write!(f, "{}", self.command)?;
+            if !self.node.is_empty() {
+                write!(f, " of node {}", self.node)?;
+            }
+            return f.write_str(" was refused");
         }
         match Command(self.command.operand) {
             Command::START => write!(f, "instance {instance} was not started"),

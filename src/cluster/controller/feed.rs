@@ -230,9 +230,9 @@ impl State {
                     let fits = orders.iter().enumerate();
                     let fits = fits.filter_map(|(at, order)| Some((order.goal.refused(failure, view)?, at)));
                     if let Some((_, at)) = fits.max() {
-                        orders
-                            .remove(at)
-                            .settle(Err(OrderError::Failed(Box::new(failure.clone()))));
+                        let order = orders.remove(at);
+                        let failure = order.goal.named(failure.clone());
+                        order.settle(Err(OrderError::Failed(Box::new(failure))));
                     }
                 }
                 _ => {}

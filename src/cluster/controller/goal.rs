@@ -3,7 +3,7 @@
 //!
 //! | command | shown done by |
 //! |---|---|
-//! | START, RESTART | STATS in which the instance is `active`, or has ended already |
+//! | START, RESTART | STATS in which the instance is `active`, or has ended already; for RESTART not those in which one that was `active` has |
 //! | STOP | STATS in which it is `exited` or missing, InstanceStopped, InstanceDeleted |
 //! | DELETE | InstanceDeleted, STATS that no longer list it; InstanceStopped where it was only to leave its node |
 //! | AttachVolume, DetachVolume | STATS that list the volume, or no longer do |
@@ -216,6 +216,16 @@ impl Goal {
                     state,
                 },
             ) if own == instance => up(*instance, *node, state),
+            // It had ended before it was started again: that is to come.
+            (
+                Self::Restarted { instance: own },
+                C::InstanceState {
+                    instance,
+                    before: InstanceState::Active,
+                    state: InstanceState::Exited,
+                    ..
+                },
+            ) if own == instance => None,
             (
                 Self::Started { instance: own } | Self::Restarted { instance: own },
                 C::InstanceState {
@@ -241,7 +251,13 @@ impl Goal {
             ) if own == instance => Some(Shown::Stopped { instance: *instance }),
             (
                 Self::Stopped { instance: own } | Self::Deleted { instance: own, .. },
-                C::InstanceGone { instance, .. } | C::InstanceDeleted { instance, .. },
+                C::InstanceGone { instance, .. }
+                | C::InstanceDeleted { instance, .. }
+                | C::InstanceState {
+                    instance,
+                    state: InstanceState::Deleted,
+                    ..
+                },
             ) if own == instance => Some(Shown::Gone { instance: *instance }),
             (
                 Self::Deleted {
@@ -348,8 +364,23 @@ impl Goal {
         Some(u8::from(failure.reason == "not_connected" && !connected))
     }
 
+    /// A failure that names nobody, as this command's.
+    pub(super) fn named(&self, mut failure: Failure) -> Failure {
+        if let Self::Evacuated { node, .. } | Self::Restored { node } = self {
+            failure.node = node.clone();
+        }
+        failure
+    }
+
     /// How far it has come, as far as the view tells.
     pub(super) fn progress(&self, view: &View) -> String {
+        match view.is_online() {
+            true => self.progress_seen(view),
+            false => format!("{}; the scheduler is not connected", self.progress_seen(view)),
+        }
+    }
+
+    fn progress_seen(&self, view: &View) -> String {
         let gone = |node: Uuid| match view.node(node) {
             Some(node) if node.connected => "",
             _ => ", which is not connected",
@@ -357,7 +388,7 @@ impl Goal {
         if let Self::Evacuated { node, .. } | Self::Restored { node } = self {
             return match node.uuid().and_then(|node| view.node(node)) {
                 None => "the node is not known".into(),
-                Some(node) if !node.connected => "the node is not connected".into(),
+                Some(node) if view.is_online() && !node.connected => "the node is not connected".into(),
                 Some(node) => {
                     let alive = view.instances_of(node.uuid).filter(|i| i.is_alive()).count();
                     format!("the node is {}, and {alive} instances run", node.status)
@@ -371,7 +402,8 @@ impl Goal {
         {
             Some(instance) => {
                 let (state, node) = (&instance.state, instance.node);
-                format!("the instance is {state} on node {node}{}", gone(node))
+                let gone = if view.is_online() { gone(node) } else { "" };
+                format!("the instance is {state} on node {node}{gone}")
             }
             None if *self == Self::Configured => "neither refused nor taken up".into(),
             None => "no node has the instance".into(),

@@ -66,7 +66,7 @@ fn invalid_frame(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind, reason
 
 /// What a command is about, as far as it can be read when the command as a
 /// whole cannot.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct About {
     workload_agent_uuid: Id,
@@ -83,11 +83,18 @@ struct About {
 impl About {
     fn of(frame: &Frame) -> Self {
         // Only START has more than one document.
-        yaml::documents(frame.payload_bytes())
+        let mut found: Vec<_> = yaml::documents(frame.payload_bytes())
             .take(3)
             .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
-            .find_map(|roots| roots.into_values().find(|about| !about.instance_uuid.is_empty()))
-            .unwrap_or_default()
+            .flat_map(BTreeMap::into_values)
+            .filter(|about| *about != Self::default())
+            .collect();
+        let names_instance = |about: &Self| !about.instance_uuid.is_empty();
+        let best = found.iter().position(names_instance).unwrap_or(0);
+        match found.is_empty() {
+            true => Self::default(),
+            false => found.swap_remove(best),
+        }
     }
 }
 

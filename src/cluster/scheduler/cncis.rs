@@ -14,6 +14,9 @@ use crate::server::SessionInfo;
 
 /// How many public addresses of one concentrator are remembered.
 const MOST_ADDRESSES: usize = 4096;
+/// How long an event may be that is remembered, in bytes: they say some UUIDs
+/// and addresses.
+const MAX_EVENT: usize = 4096;
 
 /// Every connected concentrator that has announced itself, by its UUID.
 #[derive(Debug, Default)]
@@ -32,7 +35,7 @@ struct Cnci {
 impl Cncis {
     /// Takes in an event; the rules have forwarded it.
     pub(super) fn event(&mut self, from: &SessionInfo, frame: &Frame) {
-        if !from.role().contains(Role::CNCIAGENT) {
+        if !from.role().contains(Role::CNCIAGENT) || frame.payload_bytes().len() > MAX_EVENT {
             return;
         }
         let cnci = self.by_uuid.entry(from.uuid()).or_default();

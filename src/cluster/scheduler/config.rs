@@ -38,6 +38,7 @@ pub struct SchedulerConfig {
     pub(super) held_starts: usize,
     pub(super) held_bytes: usize,
     pub(super) held_time: Duration,
+    pub(super) in_flight: usize,
     pub(super) configuration: Bytes,
     pub(super) configuration_file: Option<PathBuf>,
 }
@@ -50,6 +51,7 @@ impl Default for SchedulerConfig {
             held_starts: 1024,
             held_bytes: 64 << 20,
             held_time: Duration::from_secs(60),
+            in_flight: 1 << 20,
             configuration: Bytes::new(),
             configuration_file: None,
         }
@@ -83,6 +85,15 @@ impl SchedulerConfig {
     #[must_use]
     pub fn held(mut self, starts: usize, bytes: usize, time: Duration) -> Self {
         (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time);
+        self
+    }
+
+    /// How many STARTs may be with their nodes and not be answered yet, by
+    /// STATS or a failure. One more is answered with `full_cloud`.
+    /// Default: 1,048,576, of about 100 bytes each.
+    #[must_use]
+    pub fn in_flight(mut self, starts: usize) -> Self {
+        self.in_flight = starts;
         self
     }
 

@@ -14,14 +14,28 @@ pub(super) struct Flight {
     pub(super) restart: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct InFlight {
     by_instance: HashMap<Uuid, Flight>,
     /// How many each node has; none where it has none.
     by_node: HashMap<Uuid, usize>,
+    max: usize,
 }
 
 impl InFlight {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            by_instance: HashMap::new(),
+            by_node: HashMap::new(),
+            max,
+        }
+    }
+
+    /// Whether so many wait for an answer that no node should get another.
+    pub(super) fn is_full(&self) -> bool {
+        self.by_instance.len() >= self.max
+    }
+
     pub(super) fn add(&mut self, instance: Uuid, flight: Flight) {
         *self.by_node.entry(flight.handed.node).or_default() += 1;
         if let Some(old) = self.by_instance.insert(instance, flight) {
@@ -108,11 +122,12 @@ mod tests {
 
     #[test]
     fn stats_of_the_node_that_list_the_instance_confirm_it() {
-        let mut in_flight = InFlight::default();
+        let mut in_flight = InFlight::new(3);
         let instances = [1, 2, 3].map(Uuid::from_u128);
         for instance in instances {
             in_flight.add(instance, flight(NODE));
         }
+        assert!(in_flight.is_full());
         let [first, second, third] = instances;
         let upper = second.to_string().to_uppercase();
         let stats = format!("instances:\n- instance_uuid: {first}\n- {{instance_uuid: \"{upper}\"}}\n");
@@ -120,6 +135,7 @@ mod tests {
         assert_eq!(in_flight.node_of(first), Some(NODE), "another node cannot say");
         in_flight.confirm(NODE, stats.as_bytes());
         assert_eq!(instances.map(|i| in_flight.node_of(i)), [None, None, Some(NODE)]);
+        assert!(!in_flight.is_full());
         let left = in_flight.take_all(NODE);
         assert_eq!(left.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [third]);
         assert!(in_flight.take_all(NODE).is_empty() && in_flight.by_node.is_empty());
@@ -127,7 +143,7 @@ mod tests {
 
     #[test]
     fn an_instance_given_to_another_node_is_that_nodes() {
-        let mut in_flight = InFlight::default();
+        let mut in_flight = InFlight::new(3);
         let instance = Uuid::from_u128(1);
         in_flight.add(instance, flight(NODE));
         in_flight.add(instance, flight(OTHER));

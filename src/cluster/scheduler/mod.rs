@@ -41,6 +41,8 @@
 //!   again, unless the reason is `full_cn` or `node_maintenance`.
 //! * **A START of an instance that is in flight** goes to the node that has
 //!   it already, which knows what to answer.
+//! * **A START too many**, when so many are in flight that no more are kept
+//!   track of, is answered with `full_cloud`.
 //! * **Disk.** A START asks for the disk of its volumes that are `local`.
 //! * **An agent that vanishes** is one whose session ends for any reason, be
 //!   it that the same agent connects again.
@@ -144,7 +146,7 @@ impl Scheduler {
             cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: Held::new(config.held_starts, config.held_bytes, config.held_time),
-            in_flight: InFlight::default(),
+            in_flight: InFlight::new(config.in_flight),
             configuration,
             invalid_frames: 0,
         })

@@ -17,6 +17,8 @@ use crate::server::{Context, SessionInfo};
 /// More events than this between two STATS of a node are not kept for new
 /// controllers; its next STATS tell the same.
 const MAX_EVENTS: usize = 1024;
+/// Nor are those that are longer, in bytes: they say one UUID.
+const MAX_EVENT: usize = 1024;
 
 /// Every connected agent.
 #[derive(Debug, Default)]
@@ -59,6 +61,7 @@ impl Nodes {
     pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid)
             && node.since.len() < MAX_EVENTS
+            && event.payload_bytes().len() <= MAX_EVENT
         {
             // A copy of its own: the payload is a piece of a longer read.
             let payload = Bytes::copy_from_slice(event.payload_bytes());

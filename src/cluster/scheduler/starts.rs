@@ -98,6 +98,11 @@ impl Scheduler {
             }
             return;
         }
+        if self.in_flight.is_full() {
+            warn!(target: "ssntp::scheduler", "START of {}: too many are in flight", start.instance);
+            answers::to_controllers(cx, &start.failure(StartFailureReason::FullCloud));
+            return;
+        }
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
                 // Each node that does not take it is closed: this comes to an end.

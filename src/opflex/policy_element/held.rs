@@ -42,6 +42,16 @@ impl Key {
         }
     }
 
+    /// What it is told with.
+    pub(super) fn method(&self) -> Method {
+        match self {
+            Self::Resolve(Subject::Policy, ..) => Method::PolicyResolve,
+            Self::Resolve(Subject::Endpoint, ..) => Method::EndpointResolve,
+            Self::Declaration(_) => Method::EndpointDeclare,
+            Self::Report(_) => Method::StateReport,
+        }
+    }
+
     /// What it is about, for people.
     pub(super) fn about(&self) -> String {
         match self {
@@ -274,21 +284,18 @@ impl Held {
         }
     }
 
-    /// A server answered. Returns what the request was for; `None` when it is
-    /// no answer to anything that is waited for.
-    pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
-        let call = self.calls.value_mut(xid)?;
-        if !call.waiting.remove(&connection) {
-            return None;
+    /// A server answered: it is not asked again.
+    pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) {
+        let Some(call) = self.calls.value_mut(xid) else {
+            return;
+        };
+        call.waiting.remove(&connection);
+        if call.waiting.is_empty()
+            && let Some(call) = self.calls.end(xid)
+            && let Some(item) = self.items.get_mut(&call.key)
+        {
+            item.xids.retain(|other| *other != xid);
         }
-        let key = call.key.clone();
-        if call.waiting.is_empty() {
-            self.calls.end(xid);
-            if let Some(item) = self.items.get_mut(&key) {
-                item.xids.retain(|other| *other != xid);
-            }
-        }
-        Some(key)
     }
 
     /// What a server was asked, when it is one that has not answered.

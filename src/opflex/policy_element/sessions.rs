@@ -5,7 +5,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{debug, info, warn};
 
-use super::held::Key;
 use super::pool::{Need, Verdict};
 use super::{Action, ElementCore, Event, Subject};
 use crate::opflex::message::{
@@ -287,18 +286,20 @@ impl ElementCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        let method = reply.method();
-        let Some(key) = id.xid().and_then(|xid| self.held.answered(connection, xid)) else {
+        let asked = id
+            .xid()
+            .and_then(|xid| Some((xid, self.held.asked(connection, xid)?)));
+        let Some((xid, key)) = asked else {
             // An unresolve, an undeclare, or an answer that comes too late.
             return;
         };
-        match (&key, reply) {
-            (Key::Resolve(Subject::Policy, ..), Reply::PolicyResolve(objects))
-            | (Key::Resolve(Subject::Endpoint, ..), Reply::EndpointResolve(objects)) => {
-                self.resolved(&key, objects, now, actions);
-            }
-            (Key::Declaration(_) | Key::Report(_), Reply::Done(..)) => {}
-            _ => warn!("{connection}: an answer to {method} has the number of another request"),
+        let method = reply.method();
+        if method != key.method() {
+            return warn!("{connection}: an answer to {method} has the number of another request");
+        }
+        self.held.answered(connection, xid);
+        if let Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects) = reply {
+            self.resolved(&key, objects, now, actions);
         }
     }
 

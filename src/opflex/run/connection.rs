@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -24,6 +25,10 @@ pub(super) const EVENTS: usize = 256;
 /// Batches of one connection that may wait for the dispatcher, so that who
 /// sends much gets its turn and no more. A batch is what one read brought.
 const TURNS: usize = 4;
+
+/// Frames of one connection that follow each other go to it together, up to so
+/// many bytes.
+const RUN: usize = 64 * 1024;
 
 /// From this length on the buffer of an unfinished message doubles.
 const LONG: usize = 32 * 1024;
@@ -82,6 +87,13 @@ pub(super) fn open(id: ConnectionId, peer: String, queue: Limits) -> (Opened, Un
     (opened, unstarted)
 }
 
+/// Who may deal with messages on the thread of the reader that found them.
+pub(super) trait AtOnce: Send + Sync {
+    /// Deals with the messages, and says whether the connection goes on;
+    /// `None` where they have to wait for their turn.
+    fn deal(&self, id: ConnectionId, messages: &mut Vec<Incoming>) -> Option<bool>;
+}
+
 impl Unstarted {
     /// Starts both threads, and tells the dispatcher.
     pub(super) fn start<E: From<LinkEvent> + Send + 'static>(
@@ -89,11 +101,13 @@ impl Unstarted {
         halves: Halves,
         decoder: Decoder,
         events: &Sender<E>,
+        at_once: Option<Arc<dyn AtOnce>>,
         config: LinkConfig,
     ) {
         let id = self.id;
         let sink = Deliver {
             id,
+            at_once,
             events: events.clone(),
             turns: self.turns,
             outbox: self.outbox.clone(),
@@ -150,6 +164,7 @@ impl<E: From<LinkEvent> + Send + 'static> Decode for Codec<E> {
 /// Hands what a reader finds to the dispatcher.
 struct Deliver<E> {
     id: ConnectionId,
+    at_once: Option<Arc<dyn AtOnce>>,
     events: Sender<E>,
     turns: Sender<()>,
     outbox: Outbox,
@@ -166,6 +181,11 @@ impl<E: From<LinkEvent> + Send + 'static> Sink<Incoming> for Deliver<E> {
         if self.outbox.is_half_full() {
             let half = usize::try_from(self.queue.bytes / 2).unwrap_or(usize::MAX);
             self.outbox.wait_for_room(half, None);
+        }
+        if let Some(desk) = self.at_once.as_ref().filter(|_| self.turns.is_empty())
+            && let Some(goes_on) = desk.deal(self.id, items)
+        {
+            return goes_on;
         }
         // The dispatcher drops the other end with the connection.
         self.turns.send(()).is_ok()
@@ -188,6 +208,15 @@ impl<E: From<LinkEvent> + Send + 'static> Sink<Incoming> for Deliver<E> {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     open: HashMap<ConnectionId, Entry>,
+    run: Run,
+}
+
+/// Frames for one connection that have not been given to it yet.
+#[derive(Debug, Default)]
+struct Run {
+    to: Option<ConnectionId>,
+    frames: Vec<Bytes>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -222,15 +251,51 @@ impl Links {
         self.open.get(&id).map_or("nobody", |entry| &entry.peer)
     }
 
-    /// Queues a frame; false where the queue is full.
-    pub(super) fn send(&self, id: ConnectionId, frame: Bytes) -> bool {
-        let Some(entry) = self.open.get(&id) else {
-            return true;
+    /// Takes a frame to be sent. It goes out with the next one for somebody
+    /// else, or with [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// Who did not get what was taken before, because its queue is full.
+    pub(super) fn send(&mut self, id: ConnectionId, frame: Bytes) -> Result<(), ConnectionId> {
+        let sent = if self.run.to == Some(id) && self.run.bytes < RUN {
+            Ok(())
+        } else {
+            self.flush()
         };
-        !matches!(
-            entry.outbox.push(Outgoing::whole(frame, 1)),
-            Err(PushError::Full(_))
-        )
+        self.run.to = Some(id);
+        self.run.bytes += frame.len();
+        self.run.frames.push(frame);
+        sent
+    }
+
+    /// Sends all that was taken.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(super) fn flush(&mut self) -> Result<(), ConnectionId> {
+        let Some(id) = self.run.to.take() else {
+            return Ok(());
+        };
+        let bytes = std::mem::take(&mut self.run.bytes);
+        let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
+        let body = match self.run.frames.pop() {
+            // One alone may be shared with others.
+            Some(only) if self.run.frames.is_empty() => only,
+            last => {
+                let mut body = Vec::with_capacity(bytes);
+                for frame in self.run.frames.drain(..).chain(last) {
+                    body.extend_from_slice(&frame);
+                }
+                Bytes::from(body)
+            }
+        };
+        let Some(entry) = self.open.get(&id) else {
+            return Ok(());
+        };
+        match entry.outbox.push_now(Outgoing::whole(body, frames)) {
+            Err(PushError::Full(_)) => Err(id),
+            _ => Ok(()),
+        }
     }
 
     /// The queue of a connection, for an answer that comes later.
@@ -245,8 +310,17 @@ impl Links {
         }
     }
 
+    /// Whether a connection is there and has not been closed here.
+    pub(super) fn is_open(&self, id: ConnectionId) -> bool {
+        self.open.get(&id).is_some_and(|entry| entry.turns.is_some())
+    }
+
     /// Ends a connection once what waits is sent.
     pub(super) fn close(&mut self, id: ConnectionId) {
+        // Who is closed need not be told that it is too slow.
+        if self.run.to == Some(id) {
+            let _ = self.flush();
+        }
         if let Some(entry) = self.open.get_mut(&id) {
             // Its reader waits for no turn any more.
             entry.turns = None;

@@ -140,6 +140,6 @@ impl Dialer {
             ..LinkConfig::default()
         };
         let decoder = Decoder::new(self.framing, self.limits);
-        unstarted.start(halves, decoder, &self.events, config);
+        unstarted.start(halves, decoder, &self.events, None, config);
     }
 }

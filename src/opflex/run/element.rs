@@ -27,7 +27,7 @@ pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 /// The owner of every thread of the element; `Send`. Calls come with its
 /// [`ElementHandle`], which it dereferences to. [`stop`](Self::stop), or
 /// dropping it, ends all threads: it blocks for at most the configured grace
-/// and a moment, and for as long as the system looks up a name.
+/// and a moment.
 ///
 /// Events are taken by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
 /// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`.
@@ -46,7 +46,7 @@ impl PolicyElement {
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ElementConfig) -> Result<Self, StartError> {
         let (sender, queue) = crossbeam_channel::bounded(EVENTS);
-        let (tell, events) = crossbeam_channel::bounded(config.events.max(1));
+        let (tell, events) = crossbeam_channel::unbounded();
         let dialer = Dialer::new(&config, sender.clone())?;
         let released = Released::default();
         // Random keys are what the standard library has of chance.
@@ -58,6 +58,7 @@ impl PolicyElement {
             queue,
             Released::clone(&released),
             tell,
+            config.events.max(1),
             config.grace,
         );
         let dispatcher =

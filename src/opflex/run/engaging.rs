@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::{info, warn};
 
 use super::connection::{LinkEvent, Links, Opened};
@@ -113,29 +113,38 @@ pub(super) struct Dispatcher {
 }
 
 /// The way to whoever takes events.
+///
+/// The channel itself has no bound: one with a bound takes the memory of every
+/// place in it from the beginning. Nobody else sends, so what is counted before
+/// sending is the bound.
 struct Tell {
     events: Sender<core::Event>,
+    most: usize,
     missed: u64,
 }
 
 impl Tell {
     fn tell(&mut self, event: core::Event) {
-        if self.missed > 0 {
-            match self.events.try_send(core::Event::Missed(self.missed)) {
-                Ok(()) => self.missed = 0,
-                Err(_) => {
-                    self.missed += 1;
-                    return;
-                }
-            }
+        if self.missed > 0 && self.has_room() {
+            let missed = std::mem::take(&mut self.missed);
+            self.send(core::Event::Missed(missed));
         }
+        if self.has_room() {
+            return self.send(event);
+        }
+        if self.missed == 0 {
+            warn!(target: LOG, "nobody takes events: they are dropped");
+        }
+        self.missed += 1;
+    }
+
+    fn has_room(&self) -> bool {
+        self.events.len() < self.most
+    }
+
+    fn send(&self, event: core::Event) {
         // Without anybody to take it, it is nobody's loss.
-        if let Err(TrySendError::Full(_)) = self.events.try_send(event) {
-            if self.missed == 0 {
-                warn!(target: LOG, "nobody takes events: they are dropped");
-            }
-            self.missed += 1;
-        }
+        let _ = self.events.send(event);
     }
 }
 
@@ -146,6 +155,7 @@ impl Dispatcher {
         events: Receiver<Event>,
         released: Released,
         tell: Sender<core::Event>,
+        most_events: usize,
         grace: Duration,
     ) -> Self {
         Self {
@@ -158,6 +168,7 @@ impl Dispatcher {
             released,
             tell: Tell {
                 events: tell,
+                most: most_events,
                 missed: 0,
             },
             grace,
@@ -272,6 +283,12 @@ impl Dispatcher {
         }
     }
 
+    fn too_slow(&mut self, id: ConnectionId, now: Instant) {
+        warn!(target: LOG, "{id} ({}) takes no data: its queue is full", self.links.peer(id));
+        self.links.abort(id);
+        self.core.disconnected(id, now, &mut self.actions);
+    }
+
     /// Does what the core wants done; what comes of that, too.
     fn perform(&mut self, now: Instant) {
         let mut actions = std::mem::take(&mut self.actions);
@@ -288,13 +305,8 @@ impl Dispatcher {
                         }
                     },
                     Action::Send { connection, frame } => {
-                        if !self.links.send(connection, frame) {
-                            warn!(target: LOG,
-                                "{connection} ({}) takes no data: its queue is full",
-                                self.links.peer(connection)
-                            );
-                            self.links.abort(connection);
-                            self.core.disconnected(connection, now, &mut self.actions);
+                        if let Err(slow) = self.links.send(connection, frame) {
+                            self.too_slow(slow, now);
                         }
                     }
                     Action::Close { connection, .. } => {
@@ -305,6 +317,9 @@ impl Dispatcher {
                     }
                     Action::Tell(event) => self.tell.tell(event),
                 }
+            }
+            if let Err(slow) = self.links.flush() {
+                self.too_slow(slow, now);
             }
             std::mem::swap(&mut actions, &mut self.actions);
         }

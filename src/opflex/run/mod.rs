@@ -31,7 +31,8 @@
 //! | `config` | what both are told before they begin, and why they don't |
 //! | `connection` | codec, delivery, the table of connections |
 //! | `server` | [`Server`], [`ServerHandle`] |
-//! | `serving` | the server's dispatcher |
+//! | `serving` | the server's dispatcher: its state |
+//! | `desk` | the server's dispatcher: its thread, and the readers that take its place |
 //! | `keeper` | the file that policy is kept in |
 //! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
@@ -44,6 +45,7 @@
 mod config;
 mod connection;
 mod control;
+mod desk;
 mod dial;
 mod element;
 mod engaging;

@@ -10,7 +10,8 @@ use std::thread::{JoinHandle, ThreadId};
 use crossbeam_channel::Sender;
 use log::{info, warn};
 
-use super::connection::{EVENTS, open};
+use super::connection::{AtOnce, EVENTS, open};
+use super::desk::Desk;
 use super::keeper::{self, Keeper};
 use super::serving::{Dispatcher, Event, ServerContext};
 use super::{CallError, ServerConfig, StartError, guard, now};
@@ -86,13 +87,14 @@ impl Server {
         let connections = Arc::new(AtomicUsize::new(0));
         let dispatcher = Dispatcher::new(
             core,
-            queue,
             keeper.as_ref().map(Keeper::sender),
             Arc::clone(&connections),
             config.grace,
         );
+        let desk = Desk::new(dispatcher, events.clone());
+        let at_once = Arc::clone(&desk);
         let dispatcher =
-            threads::spawn("opflex-dispatch", move || dispatcher.run()).map_err(StartError::Thread)?;
+            threads::spawn("opflex-dispatch", move || desk.run(&queue)).map_err(StartError::Thread)?;
         let handle = ServerHandle {
             events: events.clone(),
             dispatcher: dispatcher.thread().id(),
@@ -111,6 +113,7 @@ impl Server {
             acceptor: config.tls,
             pool: BufferPool::new(),
             events,
+            at_once,
             connections,
             max,
             next: AtomicU64::new(1),
@@ -194,6 +197,7 @@ struct Shared {
     acceptor: Option<Acceptor>,
     pool: BufferPool,
     events: Sender<Event>,
+    at_once: Arc<Desk>,
     connections: Arc<AtomicUsize>,
     max: usize,
     next: AtomicU64,
@@ -262,9 +266,12 @@ impl Shared {
         let config = LinkConfig {
             name: format!("opflex{id}"),
             write_timeout: Some(self.write_timeout),
+            // A reader does the dispatcher's work at times.
+            stack: 256 * 1024,
             ..LinkConfig::default()
         };
-        unstarted.start(halves, decoder, &self.events, config);
+        let at_once: Arc<dyn AtOnce> = Arc::<Desk>::clone(&self.at_once);
+        unstarted.start(halves, decoder, &self.events, Some(at_once), config);
         true
     }
 }

@@ -1,16 +1,15 @@
-//! The thread that owns a [`ServerCore`].
+//! What owns a [`ServerCore`]: the state of a server's dispatcher.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
 use log::{info, warn};
 
 use super::connection::{LinkEvent, Links, Opened};
 use super::server::LOG;
-use super::{control, keeper, now};
+use super::{control, keeper};
 use crate::opflex::message::Incoming;
 use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::ConnectionId;
@@ -29,6 +28,8 @@ pub(super) enum Event {
     Stop,
     /// Nobody will send anything more but the readers.
     Exit,
+    /// See what is due.
+    Look,
 }
 
 impl From<LinkEvent> for Event {
@@ -101,7 +102,8 @@ pub(super) struct Dispatcher {
     links: Links,
     controls: HashSet<ConnectionId>,
     actions: Vec<Action>,
-    events: Receiver<Event>,
+    /// Until when the dispatcher waits.
+    waits_until: Option<Instant>,
     keeper: Option<keeper::Ask>,
     connections: Arc<AtomicUsize>,
     grace: Duration,
@@ -112,7 +114,6 @@ pub(super) struct Dispatcher {
 impl Dispatcher {
     pub(super) fn new(
         core: ServerCore,
-        events: Receiver<Event>,
         keeper: Option<keeper::Ask>,
         connections: Arc<AtomicUsize>,
         grace: Duration,
@@ -122,7 +123,7 @@ impl Dispatcher {
             links: Links::default(),
             controls: HashSet::new(),
             actions: Vec::new(),
-            events,
+            waits_until: None,
             keeper,
             connections,
             grace,
@@ -131,32 +132,62 @@ impl Dispatcher {
         }
     }
 
-    /// Runs until [`Event::Exit`] has come and every connection has ended.
-    pub(super) fn run(mut self) {
-        while !(self.exiting && self.links.is_empty()) {
-            let deadline = [self.core.next_deadline(), self.stopping]
-                .into_iter()
-                .flatten()
-                .min();
-            let event = match deadline {
-                Some(deadline) => self.events.recv_deadline(deadline),
-                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            let now = now();
-            match event {
-                Ok(event) => self.step(event, now),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                self.core.tick(now, &mut self.actions);
-                if self.stopping.is_some_and(|end| end <= now) {
-                    self.stopping = None;
-                    self.links.abort_all();
-                }
-            }
-            self.perform(now);
+    /// Whether [`Event::Exit`] has come and every connection has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.exiting && self.links.is_empty()
+    }
+
+    /// Until when the dispatcher waits for an event.
+    pub(super) fn wait(&mut self) -> Option<Instant> {
+        self.waits_until = self.deadline();
+        self.waits_until
+    }
+
+    /// Whether something is due before the dispatcher looks.
+    pub(super) fn waits_too_long(&self) -> bool {
+        let (due, until) = (self.deadline(), self.waits_until);
+        due.is_some_and(|due| until.is_none_or(|until| due < until))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        [self.core.next_deadline(), self.stopping]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// The dispatcher has waited: what came, and what is due.
+    pub(super) fn turn(&mut self, event: Option<Event>, deadline: Option<Instant>, now: Instant) {
+        if let Some(event) = event {
+            self.step(event, now);
         }
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            self.core.tick(now, &mut self.actions);
+            if self.stopping.is_some_and(|end| end <= now) {
+                self.stopping = None;
+                self.links.abort_all();
+            }
+        }
+        self.perform(now);
+    }
+
+    /// A reader deals with its messages in the dispatcher's place: says
+    /// whether its connection goes on, or `None` where that is not for it.
+    pub(super) fn deal(
+        &mut self,
+        id: ConnectionId,
+        messages: &mut Vec<Incoming>,
+        now: Instant,
+    ) -> Option<bool> {
+        let ends = self.stopping.is_some() || self.exiting;
+        if ends || self.controls.contains(&id) || !self.links.is_open(id) {
+            return None;
+        }
+        for message in messages.drain(..) {
+            self.core.message(id, message, now, &mut self.actions);
+        }
+        self.perform(now);
+        Some(self.links.is_open(id))
     }
 
     fn step(&mut self, event: Event, now: Instant) {
@@ -206,6 +237,8 @@ impl Dispatcher {
                 self.links.close_all();
             }
             Event::Exit => self.exiting = true,
+            // That is done after every event.
+            Event::Look => {}
         }
     }
 
@@ -260,6 +293,12 @@ impl Dispatcher {
         self.actions.push(Action::Send { connection, frame });
     }
 
+    fn too_slow(&mut self, id: ConnectionId, now: Instant) {
+        warn!(target: LOG, "{id} ({}) is too slow: its queue is full, it is disconnected", self.links.peer(id));
+        self.links.abort(id);
+        self.core.disconnected(id, now, &mut self.actions);
+    }
+
     /// Does what the core wants done; what comes of that, too.
     fn perform(&mut self, now: Instant) {
         let mut actions = std::mem::take(&mut self.actions);
@@ -267,17 +306,15 @@ impl Dispatcher {
             for action in actions.drain(..) {
                 match action {
                     Action::Send { connection, frame } => {
-                        if !self.links.send(connection, frame) {
-                            warn!(target: LOG,
-                                "{connection} ({}) is too slow: its queue is full, it is disconnected",
-                                self.links.peer(connection)
-                            );
-                            self.links.abort(connection);
-                            self.core.disconnected(connection, now, &mut self.actions);
+                        if let Err(slow) = self.links.send(connection, frame) {
+                            self.too_slow(slow, now);
                         }
                     }
                     Action::Close { connection, .. } => self.links.close(connection),
                 }
+            }
+            if let Err(slow) = self.links.flush() {
+                self.too_slow(slow, now);
             }
             std::mem::swap(&mut actions, &mut self.actions);
         }

@@ -121,6 +121,7 @@ pub struct ClientConfig {
     pub(super) handshake_timeout: Duration,
     pub(super) backoff: Backoff,
     pub(super) attempts: Option<u32>,
+    pub(super) first_attempts: Option<u32>,
     pub(super) reconnect: bool,
     pub(super) offline: Offline,
     pub(super) queue: Limits,
@@ -148,6 +149,7 @@ impl ClientConfig {
             handshake_timeout: Duration::from_secs(10),
             backoff: Backoff::default(),
             attempts: None,
+            first_attempts: None,
             reconnect: true,
             offline: Offline::default(),
             queue: Limits::default(),
@@ -258,6 +260,15 @@ impl ClientConfig {
     #[must_use]
     pub fn attempts(mut self, rounds: u32) -> Self {
         self.attempts = Some(rounds.max(1));
+        self
+    }
+
+    /// As [`attempts`](Self::attempts), until the first session stands: for a
+    /// program that is soon to say that nobody is there, and yet is to outlast
+    /// the restart of a server. Default: as `attempts`.
+    #[must_use]
+    pub fn first_attempts(mut self, rounds: u32) -> Self {
+        self.first_attempts = Some(rounds.max(1));
         self
     }
 

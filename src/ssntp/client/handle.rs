@@ -13,6 +13,7 @@ use super::inbound::Inbound;
 use super::line::{Line, Obstacle};
 use super::{ClientError, Counters, DisconnectReason, Event, SendError, SendFault, ServerInfo};
 use crate::Role;
+use crate::payload::Payload;
 use crate::proto::{Frame, may_be_sent};
 use crate::transport::{Cancel, Outbox, deadline};
 
@@ -61,6 +62,15 @@ impl ClientHandle {
     /// in time, a kind that cannot be sent, too long, or the client ended.
     pub fn send(&self, frame: Frame) -> Result<(), SendError> {
         self.shared.send(frame, Patience::For(self.shared.send_timeout))
+    }
+
+    /// Sends the frame that carries `payload`, of the kind that its schema
+    /// belongs to. As [`send`](Self::send) otherwise.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_payload<T: Payload>(&self, payload: &T) -> Result<(), SendError> {
+        self.send(Frame::of(payload))
     }
 
     /// As [`send`](Self::send), but fails at once when the queue is full.

@@ -30,16 +30,20 @@
 //!
 //! ```no_run
 //! use ssntp::client::{Client, ClientConfig, Event};
+//! use ssntp::payload::{Ready, Start};
 //! use ssntp::pki::{Identity, Trust};
-//! use ssntp::proto::{Command, Frame};
+//! use ssntp::proto::Command;
 //!
 //! let config = ClientConfig::new(Identity::load("agent.pem")?, Trust::load("ca.pem")?)
 //!     .address("scheduler.example".parse()?);
 //! let client = Client::connect(config)?;
-//! client.send(Frame::with_payload(Command::STATS, "load: 1\n"))?;
+//! client.send_payload(&Ready { node_uuid: client.uuid().into(), load: 1, ..Ready::default() })?;
 //! for event in &client {
 //!     match event {
 //!         Event::Connected(server) => println!("connected to {server}"),
+//!         Event::Frame(frame) if frame.kind() == Command::START => {
+//!             println!("START {}", frame.payload::<Start>()?.instance_uuid);
+//!         }
 //!         Event::Frame(frame) => println!("{}", frame.kind()),
 //!         Event::Disconnected { reason, .. } => println!("{reason}"),
 //!         Event::Closed(why) => println!("{why}"),
@@ -103,6 +107,7 @@ pub use self::event::{Counters, Event, ServerInfo};
 pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;
+use crate::payload::Payload;
 use crate::proto::Frame;
 use crate::transport::{deadline, threads};
 
@@ -241,6 +246,15 @@ impl Client {
     /// [`SendError`], which gives the frame back.
     pub fn send(&self, frame: Frame) -> Result<(), SendError> {
         self.handle.send(frame)
+    }
+
+    /// Sends the frame that carries `payload`, see
+    /// [`ClientHandle::send_payload`].
+    ///
+    /// # Errors
+    /// [`SendError`], which gives the frame back.
+    pub fn send_payload<T: Payload>(&self, payload: &T) -> Result<(), SendError> {
+        self.handle.send_payload(payload)
     }
 
     /// Sends a frame or fails at once, see [`ClientHandle::try_send`].

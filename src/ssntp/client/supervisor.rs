@@ -37,6 +37,8 @@ pub(super) struct Supervisor {
     servers: Vec<Server>,
     backoff: Backoff,
     attempts: Option<u32>,
+    /// The same until the first session stands.
+    first_attempts: Option<u32>,
     reconnect: bool,
     write_timeout: Duration,
     grace: Duration,
@@ -85,6 +87,7 @@ impl Supervisor {
             servers: servers.collect(),
             backoff: config.backoff,
             attempts: config.attempts,
+            first_attempts: config.first_attempts.or(config.attempts),
             reconnect: config.reconnect,
             write_timeout: config.write_timeout,
             grace: config.grace,
@@ -108,11 +111,13 @@ impl Supervisor {
 
     /// Connects again and again, and says why it does not any more.
     fn serve(&mut self) -> ClientError {
+        let mut attempts = self.first_attempts;
         loop {
-            let established = match self.connect() {
+            let established = match self.connect(attempts) {
                 Ok(established) => established,
                 Err(reason) => return reason,
             };
+            attempts = self.attempts;
             let server = established.server.name().to_owned();
             let began = now();
             match self.session(established) {
@@ -135,7 +140,7 @@ impl Supervisor {
     }
 
     /// Rounds of attempts until a session stands.
-    fn connect(&mut self) -> Result<Established, ClientError> {
+    fn connect(&mut self, attempts: Option<u32>) -> Result<Established, ClientError> {
         let mut rounds = 0;
         loop {
             let mut errors = Vec::new();
@@ -157,7 +162,7 @@ impl Supervisor {
                 return Err(ClientError::NoServerLeft(errors));
             }
             rounds += 1;
-            if self.attempts.is_some_and(|attempts| rounds >= attempts) {
+            if attempts.is_some_and(|attempts| rounds >= attempts) {
                 return Err(ClientError::GaveUp {
                     attempts: rounds,
                     last: errors,
@@ -216,6 +221,7 @@ impl Supervisor {
             name: "ssntp-client".into(),
             write_timeout: Some(self.write_timeout),
             linger: LINGER.min(self.grace),
+            ..LinkConfig::default()
         };
         // The reader waits at this lock with its first frame until the
         // application has been told of the session.

@@ -126,6 +126,7 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
         name: id.to_string(),
         write_timeout: Some(shared.write_timeout),
         linger: LINGER,
+        ..LinkConfig::default()
     };
     let link = Link::start(halves, decoder, admitted.outbox, sink, config);
     let _ = events.send(Event::Started(id, link));

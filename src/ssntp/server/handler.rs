@@ -12,6 +12,7 @@ use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Counters, Directory, SessionInfo};
 use crate::Role;
+use crate::payload::Payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run};
 
 /// An application on top of a server. Every method has a default that does
@@ -187,6 +188,14 @@ impl Context<'_> {
     /// [`SendError`]; the frame was not queued.
     pub fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.state.send(to, frame)
+    }
+
+    /// Queues the frame that carries `payload` for one entity.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn send_payload<T: Payload>(&mut self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        self.send(to, &Frame::of(payload))
     }
 
     /// Queues a frame that came from a session for another entity, as a rule

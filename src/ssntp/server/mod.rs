@@ -76,6 +76,7 @@ pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
 use crate::Role;
+use crate::payload::Payload;
 use crate::proto::Frame;
 use crate::transport::{Acceptance, Address, Capacity, Listener, threads};
 
@@ -250,6 +251,14 @@ impl ServerHandle {
     /// [`SendError`]; the frame was not queued.
     pub fn send(&self, to: Uuid, frame: Frame) -> Result<(), SendError> {
         self.with(move |cx| cx.send(to, &frame))?
+    }
+
+    /// Queues the frame that carries `payload` for one entity.
+    ///
+    /// # Errors
+    /// [`SendError`]; the frame was not queued.
+    pub fn send_payload<T: Payload>(&self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        self.send(to, Frame::of(payload))
     }
 
     /// Queues a frame for every session with at least one of the roles, and

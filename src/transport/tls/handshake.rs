@@ -47,6 +47,7 @@ pub(super) fn handshake(
         receive: Box::new(receive),
         transmit: Box::new(transmit),
         inbox,
+        in_clear: false,
     };
     Ok(Secured {
         halves,

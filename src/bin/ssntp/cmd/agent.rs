@@ -8,11 +8,11 @@ use crossbeam_channel::select;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
-use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES};
+use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig, FleetCounters};
 
 use crate::connection::{Connection, closed};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -60,6 +60,16 @@ pub(crate) struct Args {
     /// The most instances, stopped ones included
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
+    /// Pretend to be that many agents, over a few threads, to load a cluster;
+    /// only with --driver simulate, and one --connect. Says when all of them
+    /// are connected, and at its end how much they sent and received
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with_all = ["state", "uuid", "role", "server_name", "grace", "confinement"],
+        value_parser = value_parser!(u32).range(1..=100_000),
+    )]
+    count: Option<u32>,
     /// How often it reports
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     interval: Seconds,
@@ -69,6 +79,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,6 +103,9 @@ enum ConfinementName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    if let Some(count) = args.count {
+        return fleet(&args, count as usize);
+    }
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
     let mut client = args
         .connection
@@ -124,11 +140,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.disk_mb(mb);
     }
     let agent = Agent::start(config).map_err(Failure::new)?;
-    // Flushed and let go of: somebody may wait for this line.
-    let mut output = Output::new();
-    output.line(format!("agent {}", agent.uuid()))?;
-    output.flush()?;
-    drop(output);
+    let uuid = agent.uuid();
+    lone_line(
+        format!("agent {uuid}"),
+        args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
+    )?;
     loop {
         select! {
             recv(agent.ended()) -> why => {
@@ -157,6 +173,58 @@ fn qemu(confinement: ConfinementName, images: Option<&Path>) -> Result<QemuDrive
         None => driver,
     })
 }
+
+/// Agents that are nothing but their messages.
+fn fleet(args: &Args, count: usize) -> Result<(), Failure> {
+    if args.driver != [DriverName::Simulate] {
+        return Err(Failure::usage("--count is for --driver simulate"));
+    }
+    let stop = Stop::install()?;
+    let (identity, trust, address) = args.connection.parts()?;
+    let mut config = FleetConfig::new(identity, trust, address, count)
+        .max_instances(args.max_instances as usize)
+        .interval(args.interval.into());
+    if let Some(mb) = args.mem {
+        config = config.mem_mb(mb);
+    }
+    if let Some(mb) = args.disk {
+        config = config.disk_mb(mb);
+    }
+    let fleet = Fleet::start(config).map_err(Failure::new)?;
+    let mut told = false;
+    while !stop.requested() {
+        let connected = fleet.counters().connected;
+        if connected == count && !told {
+            told = true;
+            lone_line(
+                format!("agents {connected}"),
+                args.json.then(|| format!("{{\"agents\":{connected}}}")),
+            )?;
+        }
+        select! {
+            recv(stop.channel()) -> _ => break,
+            default(LOOK) => {}
+        }
+    }
+    let counters = fleet.counters();
+    drop(fleet);
+    let FleetCounters {
+        sent,
+        received,
+        launched,
+        lost,
+        ..
+    } = counters;
+    lone_line(
+        format!("sent {sent}, received {received}, launched {launched}, lost {lost}"),
+        args.json.then(|| {
+            format!("{{\"sent\":{sent},\"received\":{received},\"launched\":{launched},\"lost\":{lost}}}")
+        }),
+    )
+}
+
+/// How often a fleet is looked at until all of it is connected.
+const LOOK: Duration = Duration::from_millis(100);
 
 impl From<ConfinementName> for Confinement {
     fn from(name: ConfinementName) -> Self {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use comfy_table::{Table, presets};
 use crossbeam_channel::select;
+use serde_json::json;
 use ssntp::Role;
 use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
@@ -12,23 +13,24 @@ use uuid::Uuid;
 
 use crate::connection::{Connection, closed};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, lone_line, printable};
 use crate::signals::Stop;
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it.
+/// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
+/// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 #[command(mut_args(unless_shown))]
 pub(crate) struct Args {
     #[command(flatten)]
     connection: Option<Connection>,
     /// The tenant
-    #[arg(long, value_name = "UUID", required_unless_present = "show")]
+    #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
     /// Its address in the cluster's network
-    #[arg(long, value_name = "IP", required_unless_present = "show")]
+    #[arg(long, value_name = "IP")]
     ip: Option<IpAddr>,
     /// Where its tables are kept [default: nowhere]
     #[arg(long, value_name = "DIR")]
@@ -36,29 +38,32 @@ pub(crate) struct Args {
     /// Print the tables in --state, of a concentrator that runs or not, and end
     #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip", "ca", "cert"])]
     show: bool,
-    /// Print them as JSON
-    #[arg(long, requires = "show")]
+    /// Print JSON
+    #[arg(long)]
     json: bool,
 }
 
 /// What a connection needs is not needed to print tables.
 fn unless_shown(arg: clap::Arg) -> clap::Arg {
-    if !matches!(arg.get_id().as_str(), "ca" | "cert") {
-        return arg;
+    match arg.get_id().as_str() {
+        "ca" | "cert" => arg.required(false),
+        _ => arg,
     }
-    arg.required(false).required_unless_present("show")
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    match (args.show, &args.state) {
-        (true, Some(state)) => show(state, args.json),
+    let runs = args.connection.is_some() || args.tenant.is_some() || args.ip.is_some();
+    match &args.state {
+        Some(state) if args.show || !runs => show(state, args.json),
         _ => serve(args),
     }
 }
 
 fn serve(args: Args) -> Result<(), Failure> {
     let (Some(connection), Some(tenant), Some(ip)) = (&args.connection, args.tenant, args.ip) else {
-        return Err(Failure::usage("--ca, --cert, --tenant and --ip are needed"));
+        return Err(Failure::usage(
+            "--ca, --cert, --uuid, --tenant and --ip are needed to run one, --state to print its tables",
+        ));
     };
     let stop = Stop::install()?;
     if !connection.settles_uuid()? {
@@ -70,11 +75,11 @@ fn serve(args: Args) -> Result<(), Failure> {
         config = config.state(state);
     }
     let cnci = Cnci::start(config).map_err(Failure::new)?;
-    // Flushed and let go of: somebody may wait for this line.
-    let mut output = Output::new();
-    output.line(format!("cnci {}", cnci.uuid()))?;
-    output.flush()?;
-    drop(output);
+    let uuid = cnci.uuid();
+    lone_line(
+        format!("cnci {uuid}"),
+        args.json.then(|| json!({ "cnci": uuid }).to_string()),
+    )?;
     select! {
         recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
         recv(stop.channel()) -> _ => {}
@@ -89,7 +94,7 @@ fn show(state: &Path, json: bool) -> Result<(), Failure> {
         tables.ok_or_else(|| Failure::new(format!("{}: no tables are kept there", state.display())))?;
     let mut output = Output::new();
     if json {
-        let text = serde_json::to_string_pretty(&tables).map_err(Failure::new)?;
+        let text = serde_json::to_string(&tables).map_err(Failure::new)?;
         output.line(text)?;
         return output.flush();
     }

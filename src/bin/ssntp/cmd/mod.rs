@@ -50,6 +50,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "cli")]
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "cli")]
+        Command::Caretaker(args) => demo::caretaker::run(&args),
+        #[cfg(feature = "cli")]
         Command::Cert(args) => cert::run(args),
         #[cfg(feature = "cli")]
         Command::Cnci(args) => cnci::run(args),

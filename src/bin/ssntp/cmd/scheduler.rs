@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -91,7 +94,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(server_failure)?;
-    announce(&server)?;
+    announce(&server, args.json)?;
     stop.wait();
     server.stop();
     Ok(())

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::{Receiver, Sender};
+use serde_json::json;
 use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
@@ -13,7 +14,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -63,6 +64,9 @@ pub(crate) struct Args {
     /// End when the standard input does: for whoever starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -140,7 +144,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.listen(address);
     }
     let server = Server::start(config, ()).map_err(server_failure)?;
-    announce(&server)?;
+    announce(&server, args.json)?;
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
@@ -176,13 +180,11 @@ pub(crate) fn server_failure(error: ServerError) -> Failure {
     }
 }
 
-/// Prints where a server listens. Flushed and let go of: somebody waits for
-/// this line.
-pub(crate) fn announce(server: &Server) -> Result<(), Failure> {
+/// Prints where a server listens.
+pub(crate) fn announce(server: &Server, json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
-    let mut output = Output::new();
-    output.line(format!("listening at {}", addresses.join(", ")))?;
-    output.flush()
+    let text = format!("listening at {}", addresses.join(", "));
+    lone_line(text, json.then(|| json!({ "listening": addresses }).to_string()))
 }
 
 /// Reads a cluster configuration and checks it; its bytes go out unchanged.

@@ -197,6 +197,7 @@ impl Control {
             volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
+            restart_untold: false,
         };
         self.instances.insert(id, instance);
         self.job(Job::Launch(Box::new(LaunchJob {
@@ -354,6 +355,7 @@ impl Control {
             return Err(Reason::NoInstance);
         };
         instance.phase = Phase::Launching { restart: true };
+        instance.restart_untold = true;
         instance.start = Some(Arc::clone(&payload));
         let record = instance.record.clone();
         self.job(Job::Launch(Box::new(LaunchJob {
@@ -377,6 +379,7 @@ impl Control {
         };
         if self.offline {
             self.announce(true);
+            self.stats_soon(now);
             return;
         }
         match &evacuate.next_state {
@@ -388,7 +391,9 @@ impl Control {
             self.job(Job::SaveNode(NodeRecord { maintenance: true }));
         }
         if self.mode == Mode::Maintenance {
+            // Whoever asked again looks at STATS as well.
             self.announce(true);
+            self.stats_soon(now);
         } else {
             self.mode = Mode::Evacuating;
             self.evacuate_all(now);

@@ -208,6 +208,8 @@ struct Instance {
     /// The first one is being done.
     volume_ops: VecDeque<VolumeOp>,
     usage: Usage,
+    /// It is started again, and the last STATS told that it had ended.
+    restart_untold: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,6 +341,7 @@ impl Control {
             volumes: stored.volumes,
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
+            restart_untold: false,
         };
         if !recorded {
             self.recover_record(&mut instance);
@@ -549,7 +552,7 @@ impl Control {
                 self.volume_done(instance, op, result);
                 self.stats_soon(now);
             }
-            Done::Measured { facts, usages } => self.measured(now, facts, usages),
+            Done::Measured { facts, usages } => self.measured(facts, usages),
         }
     }
 
@@ -615,6 +618,14 @@ impl Control {
             return;
         }
         info!("{}: instance {id} ended: {}", self.settings.node, ended.exit);
+        // Otherwise the STATS before and after were the same, and nobody would
+        // see that it was restarted.
+        if instance.restart_untold {
+            self.send_stats();
+        }
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
         let after = instance.record.after;
         instance.record = instance.record.stopped(ended.exit);
         instance.usage = Usage::default();

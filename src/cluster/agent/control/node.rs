@@ -157,7 +157,7 @@ impl Control {
             Some(since) if now >= since + PATIENCE => {
                 // A file system that doesn't answer, say.
                 self.measuring_since = Some(now);
-                self.send_stats(now);
+                self.send_stats();
             }
             Some(_) => {}
             None if now >= self.stats_due => {
@@ -190,7 +190,7 @@ impl Control {
         }
     }
 
-    pub(super) fn measured(&mut self, now: Instant, facts: Facts, usages: Vec<(Uuid, Usage)>) {
+    pub(super) fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
         self.measuring_since = None;
         self.facts = facts;
         for (id, usage) in usages {
@@ -201,7 +201,7 @@ impl Control {
         if self.is_news() {
             self.announce(true);
         }
-        self.send_stats(now);
+        self.send_stats();
     }
 
     /// Whether the status changed, or the figures by more than the noise of
@@ -227,10 +227,13 @@ impl Control {
             || moved(before.disk_available_mb, now.disk_available_mb, now.disk_total_mb)
     }
 
-    fn send_stats(&mut self, _now: Instant) {
+    pub(super) fn send_stats(&mut self) {
         if self.connected {
             let frame = Frame::of(&self.stats());
             self.actions.push(Action::Send(frame));
+            for instance in self.instances.values_mut() {
+                instance.restart_untold = false;
+            }
         }
     }
 

@@ -966,6 +966,33 @@ fn what_is_asked_while_it_launches_is_done_afterwards() {
 }
 
 #[test]
+fn a_restarted_program_that_ends_at_once_is_told_of_as_active_before() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.end(ONE, 0);
+    stage.measure();
+    stage.sent.clear();
+    let told = |stage: &mut Stage| stage.next::<Stats>().instances[0].state.clone();
+    stage.send(&restart(ONE));
+    stage.launched(ONE);
+    stage.end(ONE, 0);
+    stage.measure();
+    assert_eq!(told(&mut stage), InstanceState::Active);
+    assert_eq!(told(&mut stage), InstanceState::Exited);
+    stage.nothing::<Stats>();
+
+    // Where STATS have told of it meanwhile, no others are needed.
+    stage.send(&restart(ONE));
+    stage.launched(ONE);
+    stage.measure();
+    stage.end(ONE, 0);
+    stage.measure();
+    assert_eq!(told(&mut stage), InstanceState::Active);
+    assert_eq!(told(&mut stage), InstanceState::Exited);
+    stage.nothing::<Stats>();
+}
+
+#[test]
 fn a_failed_restart_keeps_the_instance() {
     let mut stage = Stage::new();
     stage.run(&persistent(ONE));
@@ -1028,8 +1055,13 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
         stage.next::<StartFailure>().reason,
         StartFailureReason::NodeMaintenance
     );
+    // Asked again, it says so again, in STATS as well.
+    stage.measure();
+    stage.sent.clear();
     stage.send(&evacuate());
     stage.next::<Maintenance>();
+    stage.measure();
+    assert_eq!(stage.next::<Stats>().status, NodeStatus::Maintenance);
 
     stage.send(&restore());
     stage.job(|job| matches!(job, Job::SaveNode(NodeRecord { maintenance: false })).then_some(()));

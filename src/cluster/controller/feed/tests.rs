@@ -313,6 +313,30 @@ fn a_restart_is_done_when_it_is_active_again() {
 }
 
 #[test]
+fn a_restart_that_ended_at_once_is_done_and_an_end_before_it_is_not() {
+    let told = Told::with(InstanceState::Active);
+    let order = told.order(&restart());
+    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
+    open(&order);
+    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Pending)]);
+    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
+    assert!(shown(&order).ends_with("was started and has ended"));
+}
+
+#[test]
+fn an_instance_that_is_deleted_is_neither_running_nor_there() {
+    for command in ["STOP", "DELETE"] {
+        let told = Told::with(InstanceState::Active);
+        let order = match command {
+            "STOP" => told.order(&stop()),
+            _ => told.order(&delete()),
+        };
+        told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Deleted)]);
+        assert!(shown(&order).ends_with("is gone"), "{command}");
+    }
+}
+
+#[test]
 fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
     let told = Told::with(InstanceState::Active);
     let order = told.order(&delete());
@@ -456,7 +480,7 @@ fn a_refusal_that_names_nobody_is_taken_for_the_command_that_it_fits_best() {
     open(&known);
     assert_eq!(
         failed(&unknown),
-        "EVACUATE was refused: whom it names is not connected (not_connected)"
+        format!("EVACUATE of node {VOLUME} was refused: whom it names is not connected (not_connected)")
     );
     told.frame(&refused("role_not_allowed"));
     assert!(failed(&known).contains("may not command"));

@@ -17,7 +17,15 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_node(&self, text: &str) -> Result<Uuid, FindError> {
-        find("node", text, self.nodes.keys().copied())
+        let found = find("node", text, self.nodes.keys().copied())?;
+        match self.instances.contains_key(&found) && !self.nodes.contains_key(&found) {
+            true => Err(FindError::Other {
+                what: "node",
+                uuid: found,
+                is: "an instance",
+            }),
+            false => Ok(found),
+        }
     }
 
     /// The instance whose UUID begins with `text`. A whole UUID need not be
@@ -26,7 +34,8 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
-        find("instance", text, self.instances.keys().copied())
+        let found = find("instance", text, self.instances.keys().copied())?;
+        self.no_node("instance", found, self.instances.contains_key(&found))
     }
 
     /// The concentrator whose UUID begins with `text`. A whole UUID need not
@@ -35,7 +44,8 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_cnci(&self, text: &str) -> Result<Uuid, FindError> {
-        find("CNCI", text, self.cncis.keys().copied())
+        let found = find("CNCI", text, self.cncis.keys().copied())?;
+        self.no_node("CNCI", found, self.cncis.contains_key(&found))
     }
 
     /// The volume that some instance has and whose name begins with `text`.
@@ -49,7 +59,27 @@ impl View {
         if let Some(whole) = attached.iter().find(|volume| **volume == text) {
             return Ok((*whole).clone());
         }
-        find("volume", text, attached.iter().filter_map(|volume| volume.uuid())).map(Id::from)
+        let found = find("volume", text, attached.iter().filter_map(|volume| volume.uuid()))?;
+        if self.instances.contains_key(&found) {
+            return Err(FindError::Other {
+                what: "volume",
+                uuid: found,
+                is: "an instance",
+            });
+        }
+        self.no_node("volume", found, false).map(Id::from)
+    }
+
+    /// A whole UUID, unless it is known to be a node's and nothing else.
+    fn no_node(&self, what: &'static str, found: Uuid, known: bool) -> Result<Uuid, FindError> {
+        match !known && self.nodes.contains_key(&found) {
+            true => Err(FindError::Other {
+                what,
+                uuid: found,
+                is: "a node",
+            }),
+            false => Ok(found),
+        }
     }
 }
 
@@ -101,6 +131,15 @@ pub enum FindError {
         /// The text.
         text: String,
     },
+    /// It is known, and something else.
+    Other {
+        /// What was looked for.
+        what: &'static str,
+        /// Whose UUID it is.
+        uuid: Uuid,
+        /// What it is: `a node`, `an instance`.
+        is: &'static str,
+    },
     /// More than one begins so: give more of it.
     Several {
         /// What was looked for.
@@ -119,6 +158,7 @@ impl fmt::Display for FindError {
                 write!(f, "{text:?} names no {what}: it is not the beginning of a UUID")
             }
             Self::None { what, text } => write!(f, "no {what} is known whose UUID begins with {text}"),
+            Self::Other { what, uuid, is } => write!(f, "{uuid} is no {what}: it is {is}"),
             Self::Several { what, text, matches } => {
                 write!(f, "{text} is the beginning of {} {what}s: ", matches.len())?;
                 for (at, uuid) in matches.iter().take(NAMED).enumerate() {

@@ -156,6 +156,25 @@ fn no_answer_and_an_error_are_repeated_alike_with_the_same_number() {
 }
 
 #[test]
+fn an_answer_to_another_method_with_the_number_of_a_request_is_none() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    let asked = world.heard(server).pop().unwrap();
+    for method in ["policy_unresolve", "endpoint_resolve", "state_report"] {
+        let answer = json!({"id": [method, asked["id"][1]], "result": {"endpoint": [object("/a/", 1)]}});
+        world.say(server, &answer);
+    }
+    assert!(known(&world).is_empty());
+    world.pass(11.0);
+    assert_eq!(world.requests(server), [sent("policy_resolve", "/a/")]);
+    world.say(
+        server,
+        &json!({"id": asked["id"], "result": {"policy": [object("/a/", 1)]}}),
+    );
+    assert_eq!(known(&world), ["/a/"]);
+}
+
+#[test]
 fn an_endpoint_resolve_is_not_repeated_once_answered() {
     let (mut world, server) = World::ready(Settings::default());
     world.act(|element, now, actions| element.resolve_endpoint("class", uri("/ep/"), now, actions));

@@ -92,6 +92,21 @@ fn attempts_run_out() {
 }
 
 #[test]
+fn the_first_attempts_are_counted_for_themselves() {
+    let client = Client::start(agent().address(nobody()).first_attempts(1)).unwrap();
+    assert!(matches!(closed(&client), ClientError::GaveUp { attempts: 1, .. }));
+
+    let (client, peer, server) = pair(|config| config.first_attempts(1));
+    peer.cut();
+    disconnected(&client);
+    for _ in 0..3 {
+        server.tls().unwrap().cut();
+    }
+    let _peer = server.session();
+    connected(&client);
+}
+
+#[test]
 fn a_lost_session_is_stood_up_again_and_events_keep_their_order() {
     let (client, mut peer, server) = pair(|config| config);
     for round in 0..3 {

@@ -1,6 +1,7 @@
 //! What is sent, in which order, and what waits or is refused.
 
 use super::*;
+use crate::payload::{Maintenance, Ready, Stop};
 use crate::proto::{FrameKind, FrameType, Status, Trace};
 use crate::transport::Limits;
 
@@ -32,6 +33,32 @@ fn frames_of_many_threads_arrive_each_thread_in_order() {
     threads.into_iter().for_each(|t| t.join().unwrap());
     assert!(client.flush(LIMIT));
     assert_eq!(client.counters().sent_frames, u64::from(THREADS * EACH));
+}
+
+#[test]
+fn a_payload_is_sent_as_the_frame_it_belongs_to() {
+    let (client, mut peer, _server) = pair(|config| config.max_payload(100));
+    let stop = Stop {
+        instance_uuid: "one".into(),
+        workload_agent_uuid: "node".into(),
+        stop: false,
+    };
+    client.send_payload(&stop).unwrap();
+    let ready = Ready::default();
+    let error = client.send_payload(&ready).unwrap_err();
+    assert!(
+        matches!(error.fault(), SendFault::TooLong { limit: 100, .. }),
+        "{error}"
+    );
+    assert_eq!(error.into_frame().kind(), Status::READY);
+    client
+        .handle()
+        .send_payload(&Maintenance { ready: None })
+        .unwrap();
+    let frame = peer.recv();
+    assert_eq!(frame.kind(), Command::STOP);
+    assert_eq!(frame.payload::<Stop>().unwrap(), stop);
+    assert_eq!(peer.recv().kind(), Status::MAINTENANCE);
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Server {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(|e| Failure::new(format!("cannot start the server: {e}")))?;
-        let line = first_line(&mut child);
+        let line = lone_line(&mut child);
         let pid = child.id();
         match line.rsplit(' ').next().and_then(|text| text.parse().ok()) {
             Some(address) => Ok(Self { child, pid, address }),
@@ -108,7 +108,7 @@ impl Server {
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::new(format!("cannot start {name}: {e}")))?;
-        let pid = first_line(&mut child).parse().unwrap_or(0);
+        let pid = lone_line(&mut child).parse().unwrap_or(0);
         let server = Self {
             child,
             pid,
@@ -187,7 +187,7 @@ fn send(pid: u32, signal: Signal) {
     }
 }
 
-fn first_line(child: &mut Child) -> String {
+fn lone_line(child: &mut Child) -> String {
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         let _ = BufReader::new(stdout.take(4096)).read_line(&mut line);

@@ -8,7 +8,7 @@ use super::json;
 use super::list::{Complaints, ended};
 use super::options::Options;
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, reader_is_gone};
 use crate::signals::Stop;
 
 /// Print what happens in the cluster, until a signal comes
@@ -31,6 +31,9 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         let first = crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
             recv(look) -> _ => {
+                if reader_is_gone() {
+                    return Ok(());
+                }
                 complaints.tell(&controller);
                 continue;
             }

@@ -12,7 +12,7 @@ use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
 use crate::failure::Failure;
-use crate::output::{Output, note};
+use crate::output::{Output, note, reader_is_gone};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -83,6 +83,9 @@ fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
         crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
             recv(pace) -> _ => {}
+        }
+        if reader_is_gone() {
+            return Ok(());
         }
         for change in changes.try_iter() {
             match change {

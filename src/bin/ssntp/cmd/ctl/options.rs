@@ -63,13 +63,15 @@ pub(super) struct Options {
     /// Print JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// How long to wait until a command is shown to be done
+    /// How long to wait until the scheduler answers, and again until a command
+    /// is shown to be done
     #[arg(long, value_name = "SECONDS", global = true, default_value = "60")]
     timeout: Seconds,
 }
 
 /// How long the scheduler is tried before a program that has one thing to do
-/// gives up: six rounds, in between some three seconds at most.
+/// gives up: six rounds, in between some three seconds at most. Once it was
+/// there it may come back, for as long as the command is waited for.
 const ATTEMPTS: u32 = 6;
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
@@ -101,7 +103,8 @@ impl Default for Addresses {
 }
 
 impl Options {
-    /// How long to wait until a command is shown to be done.
+    /// How long to wait until the scheduler answers, and again until a command
+    /// is shown to be done.
     pub(super) fn limit(&self) -> Duration {
         self.timeout.into()
     }
@@ -141,7 +144,7 @@ impl Options {
             config = config.server_name(name);
         }
         if !goes_on {
-            config = config.attempts(ATTEMPTS);
+            config = config.first_attempts(ATTEMPTS);
         }
         Ok(ControllerConfig::new(config))
     }

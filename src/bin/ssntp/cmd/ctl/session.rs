@@ -2,7 +2,7 @@
 //! first word, the end of its commands, a signal.
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ssntp::cluster::controller::{Controller, Order, OrderError, Shown};
@@ -40,9 +40,17 @@ impl<'a> Session<'a> {
     /// Connects; none where a signal comes first.
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Option<Self>, Failure> {
         let controller = Controller::start(options.config(false)?).map_err(Failure::new)?;
-        while !controller.wait_connected(LOOK).map_err(Failure::new)? {
+        let limit = options.limit();
+        let deadline = now() + limit;
+        while !controller.wait_connected(LOOK.min(limit)).map_err(Failure::new)? {
             if stop.requested() {
                 return Ok(None);
+            }
+            if now() >= deadline {
+                let seconds = limit.as_secs_f64();
+                return Err(Failure::new(format!(
+                    "cannot connect: no scheduler has answered in {seconds} s"
+                )));
             }
         }
         Ok(Some(Self {
@@ -165,13 +173,19 @@ impl<'a> Session<'a> {
         }
         let mut output = Output::new();
         for order in orders {
-            match self.json {
-                true => output.line(json::accepted(order.subject()))?,
-                false => output.line(order.subject())?,
+            match order.subject() {
+                subject if self.json => output.line(json::accepted(subject))?,
+                "" => output.line("the configuration was sent")?,
+                subject => output.line(subject)?,
             }
         }
         output.flush()
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "connecting has a time limit")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 /// A bar on the standard error, where several things are awaited and somebody

@@ -1,12 +1,14 @@
 //! The commands of `ssntp ctl`: give orders, wait for them, report.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use serde::de::IgnoredAny;
 use ssntp::cluster::controller::{CommandError, Controller, FindError, Order, View};
-use ssntp::payload::{AssignPublicIp, Configure, Id, NextState, ReleasePublicIp};
+use ssntp::payload::{AssignPublicIp, Configure, Id, NextState, ReleasePublicIp, yaml};
 use uuid::Uuid;
 
 use super::options::Options;
@@ -47,7 +49,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     let mut workload = args.workload.workload()?;
     // A node may be named by the beginning of its UUID; and an instance that is
     // there already must not be taken for the one that is started.
-    let told = workload.is_named() || workload.node().is_some_and(|node| Uuid::try_parse(node).is_err());
+    let told = workload.is_named() || workload.node().is_some();
     let session = match told {
         true => Session::open_told(options, stop)?,
         false => Session::open(options, stop)?,
@@ -229,6 +231,12 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     // The scheduler checks it as well, but has no way to say what is wrong.
     let checked = Configure::decode_valid(&configuration);
     checked.map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
+    // Unknown keys are ignored, so that any other document would be one that
+    // sets everything back.
+    if !is_configuration(&configuration) {
+        let file = args.file.display();
+        return Err(Failure::new(format!("{file}: it has no configure: at the top")));
+    }
     let Some(session) = Session::open(options, stop)? else {
         return Ok(());
     };
@@ -237,6 +245,12 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
         .configure(configuration)
         .map_err(Failure::new)?;
     session.finish(vec![order], args.waiting.wait())
+}
+
+/// Whether it has the key of a configuration, or none at all.
+fn is_configuration(document: &[u8]) -> bool {
+    let keys: Result<BTreeMap<String, IgnoredAny>, _> = yaml::decode(document);
+    keys.is_ok_and(|keys| keys.is_empty() || keys.contains_key("configure"))
 }
 
 #[derive(Debug, clap::Args)]

@@ -29,6 +29,7 @@ use std::path::PathBuf;
 
 use clap::value_parser;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use ssntp::payload::{
     FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, Start, StartPayload, Storage,
     VmType, yaml,
@@ -263,15 +264,14 @@ struct Identified {
 
 fn parse(file: &[u8]) -> Result<Workload, String> {
     let documents: Vec<_> = yaml::documents(file).take(3).collect();
-    let roots = documents.iter().map(|document| {
-        let rooted = yaml::decode::<Rooted>(document.bytes);
-        rooted.ok().and_then(|rooted| rooted.start)
+    let rooted = documents.iter().position(|document| {
+        let keys = yaml::decode::<BTreeMap<String, IgnoredAny>>(document.bytes);
+        keys.is_ok_and(|keys| keys.contains_key("start"))
     });
-    let rooted = roots.enumerate().find_map(|(at, root)| Some((at, root?)));
-    if rooted
-        .as_ref()
-        .is_some_and(|(_, start)| !start.instance_uuid.is_empty())
-    {
+    let command = rooted.unwrap_or(0);
+    let bytes = documents.get(command).map_or(&[][..], |document| document.bytes);
+    let identified = yaml::decode::<Rooted>(bytes).ok().and_then(|rooted| rooted.start);
+    if identified.is_some_and(|start| !start.instance_uuid.is_empty()) {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
         return Ok(Workload {
             payload,
@@ -279,8 +279,6 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
             count: 1,
         });
     }
-    let command = rooted.as_ref().map_or(0, |(at, _)| *at);
-    let bytes = documents.get(command).map_or(&[][..], |document| document.bytes);
     let keys = match rooted {
         None => yaml::decode::<Keys>(bytes),
         Some(_) => yaml::decode::<BTreeMap<String, Keys>>(bytes)
@@ -377,6 +375,8 @@ mod tests {
             ("vm_type: process", "command"),
             ("start: {instance_uuid: x, vm_type: qemu}", "instance_uuid"),
             ("a: [", "line 1"),
+            ("start: [sleep]", "start: expected a map, found a list"),
+            ("start:\n  command: sleep", "start.command: expected a list"),
         ] {
             let error = parse(file.as_bytes()).err().unwrap();
             assert!(error.contains(why), "{file}: {error}");

@@ -11,15 +11,18 @@
 //!
 //! Every step is told once it has been seen to happen, in STATS or an event;
 //! one that is not fails the demo. Whatever happens, the processes are ended
-//! and the directory, in which all that they write stands, is removed.
+//! and the directory, in which all that they write stands, is removed: even
+//! when the demo itself is killed, by a process that waits for its end.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `steps` | what is done, and what has to be seen |
 //! | `watch` | the waits until it is seen |
 //! | `processes` | the child processes and the directory |
+//! | `caretaker` | the process that removes what a killed demo leaves |
 //! | `screen` | the live table, or plain lines |
 
+pub(crate) mod caretaker;
 mod processes;
 mod screen;
 mod steps;
@@ -29,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use clap::value_parser;
 
+use self::caretaker::Caretaker;
 use self::processes::{Directory, Processes};
 use self::screen::Screen;
 use self::steps::{Demo, Interrupt};
@@ -82,6 +86,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let began = now();
     let mut screen = Screen::new(began);
     let directory = Directory::new()?;
+    let caretaker = Caretaker::start(directory.path())?;
     let mut processes = Processes::new(&directory);
     let pace = args.pace(&screen);
     let until = args.seconds.map(|seconds| began + Duration::from(seconds));
@@ -96,19 +101,27 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         seen
     });
     // Told before the table is drawn over or the logs are removed.
-    screen.end()?;
-    if matches!(seen, Err(Interrupt::Failed(_))) {
+    let ended = screen.end();
+    if matches!(&seen, Err(Interrupt::Failed(failure)) if failure.is_failure()) {
         processes.tell_logs();
     }
     let clean = processes.end();
     let removed = directory.remove();
+    // Which finds nothing left to do.
+    drop(caretaker);
     match seen {
-        Err(Interrupt::Failed(failure)) => return Err(failure),
+        Err(Interrupt::Failed(failure)) if failure.is_failure() => return Err(failure),
+        Err(Interrupt::Failed(_)) => {
+            return Err(Failure::new(
+                "the standard output was closed before every step was seen",
+            ));
+        }
         Err(Interrupt::Stopped) => return Err(Failure::new("interrupted before every step was seen")),
         Ok(()) => {}
     }
     clean?;
     removed?;
+    ended?;
     screen.step("no process and no file is left")
 }
 

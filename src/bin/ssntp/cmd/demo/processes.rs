@@ -7,16 +7,17 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use rustix::process::{Pid, Signal, kill_process};
 use uuid::Uuid;
 
+use super::caretaker::end_instances;
 use super::now;
 use super::steps::Interrupt;
 use crate::failure::Failure;
-use crate::output::printable;
+use crate::output::{note, printable};
 use crate::signals::Stop;
 
 /// How long a process may take to say its first line.
@@ -35,6 +36,8 @@ impl Directory {
         let path = std::env::temp_dir().join(name);
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+        // As the system calls it when it says where a process runs.
+        let path = path.canonicalize().unwrap_or(path);
         Ok(Self(Some(path)))
     }
 
@@ -154,7 +157,7 @@ impl Processes {
             let text = fs::read_to_string(&process.log).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(5)..] {
-                eprintln!("{}: {}", process.name, printable(line));
+                note(format_args!("{}: {}", process.name, printable(line)));
             }
         }
     }
@@ -169,7 +172,7 @@ impl Processes {
                 wrong.get_or_insert_with(|| format!("the {} did not end in order", process.name));
             }
         }
-        let left = end_all_inside(&self.directory);
+        let left = end_instances(&self.directory);
         if left > 0 {
             wrong.get_or_insert_with(|| format!("{left} processes were left, and had to be killed"));
         }
@@ -194,17 +197,23 @@ impl Process {
         }
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let asked = pid.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
-        let deadline = now() + END;
-        while asked && now() < deadline {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return status.success();
-            }
-            pause();
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        false
+        let patience = if asked { END } else { Duration::ZERO };
+        end_of(&mut self.child, now() + patience)
     }
+}
+
+/// Waits for the end of a child that has been asked to end, and kills it where
+/// it has not by then. Says whether it ended by itself, and well.
+pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
+    while now() < deadline {
+        if let Ok(Some(status)) = child.try_wait() {
+            return status.success();
+        }
+        pause();
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    false
 }
 
 fn wait_for(line: &crossbeam_channel::Receiver<String>, stop: &Stop) -> Result<String, Option<&'static str>> {
@@ -215,37 +224,8 @@ fn wait_for(line: &crossbeam_channel::Receiver<String>, stop: &Stop) -> Result<S
     }
 }
 
-/// Kills every process that runs in the directory of an instance: what our
-/// agents have started, and nobody else. Gives how many there were at first.
-fn end_all_inside(directory: &Path) -> usize {
-    let first = inside(directory).len();
-    let deadline = now() + END;
-    while now() < deadline {
-        let left = inside(directory);
-        if left.is_empty() {
-            break;
-        }
-        for pid in left {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-        pause();
-    }
-    first
-}
-
-fn inside(directory: &Path) -> Vec<Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let is_instance = |pid: &i32| {
-        let cwd = fs::read_link(format!("/proc/{pid}/cwd"));
-        let mut below = cwd.iter().filter_map(|cwd| cwd.strip_prefix(directory).ok());
-        below.any(|place| place.components().any(|part| part.as_os_str() == "instances"))
-    };
-    pids.filter(is_instance).filter_map(Pid::from_raw).collect()
-}
-
 /// What is waited for here wakes nobody.
-fn pause() {
+pub(super) fn pause() {
     let never = crossbeam_channel::never::<()>();
     let _: Result<(), RecvTimeoutError> = never.recv_timeout(LOOK);
 }

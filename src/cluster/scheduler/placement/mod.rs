@@ -12,7 +12,9 @@
 //! ```
 //!
 //! Each kind of node (compute, network) has two such trees: nodes that take
-//! a START now, and nodes that are only waiting for their READY. A search,
+//! a START now, and nodes that are only waiting for their READY. So do the
+//! nodes of each name, for STARTs that ask for one: names need not be unique,
+//! and many nodes may have the same. A search,
 //! and a change of a node, takes time with the logarithm of the number of
 //! nodes; nodes that are full cost nothing. When memory is free on some nodes
 //! and disk on others, but never both on one, the search looks at all of
@@ -20,12 +22,19 @@
 //!
 //! What a node does not know of itself (-1 in READY) is no reason to refuse
 //! it: its agent has the last word, with `full_cn`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `ring` | the trees, and what they hold of a node |
+
+mod ring;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap};
 
 use uuid::Uuid;
 
+use self::ring::{Rings, Room, State};
 use crate::Role;
 use crate::payload::{Id, Ready, Start};
 
@@ -142,9 +151,8 @@ pub struct Placement {
     free: BinaryHeap<Reverse<usize>>,
     by_uuid: HashMap<Uuid, usize>,
     /// In lower case.
-    by_hostname: HashMap<String, BTreeSet<usize>>,
-    compute: Ring,
-    network: Ring,
+    by_hostname: HashMap<String, Host>,
+    rings: Rings,
     reports: u64,
 }
 
@@ -153,6 +161,8 @@ struct Node {
     uuid: Uuid,
     roles: Role,
     hostname: String,
+    /// Its place among the nodes of that name, where it has one.
+    seat: usize,
     state: State,
     /// By its last READY, and less what it was handed since where that is
     /// forecast.
@@ -160,14 +170,36 @@ struct Node {
     report: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// It takes a START.
-    Ready,
-    /// It says READY when it takes the next.
-    Waiting,
-    /// It is full, offline or in maintenance.
-    Closed,
+/// The nodes of one name.
+#[derive(Debug, Default)]
+struct Host {
+    /// Their slots; in the rings they go by their seats.
+    seats: Vec<Option<usize>>,
+    /// The seats of nodes that left, the lowest first.
+    free: BinaryHeap<Reverse<usize>>,
+    rings: Rings,
+}
+
+impl Host {
+    fn join(&mut self, slot: usize) -> usize {
+        let seat = match self.free.pop() {
+            Some(Reverse(seat)) => seat,
+            None => {
+                self.seats.push(None);
+                self.seats.len() - 1
+            }
+        };
+        self.seats[seat] = Some(slot);
+        seat
+    }
+
+    /// Says whether nobody is left.
+    fn leave(&mut self, seat: usize) -> bool {
+        self.rings.clear(seat);
+        self.seats[seat] = None;
+        self.free.push(Reverse(seat));
+        self.free.len() == self.seats.len()
+    }
 }
 
 impl Placement {
@@ -195,13 +227,12 @@ impl Placement {
             uuid,
             roles,
             hostname: String::new(),
+            seat: 0,
             state: State::Waiting,
             room: Room::UNKNOWN,
             report: 0,
         });
-        for ring in self.rings(roles) {
-            ring.connected += 1;
-        }
+        self.rings.of_roles(roles).for_each(|ring| ring.connected += 1);
         self.enter(slot);
     }
 
@@ -213,12 +244,11 @@ impl Placement {
         let Some(node) = self.slots[slot].take() else {
             return;
         };
-        for ring in self.rings(node.roles) {
-            ring.connected -= 1;
-            ring.ready.set(slot, Room::NONE);
-            ring.waiting.set(slot, Room::NONE);
-        }
-        self.rename(slot, &node.hostname, "");
+        self.rings
+            .of_roles(node.roles)
+            .for_each(|ring| ring.connected -= 1);
+        self.rings.clear(slot);
+        self.leave_host(&node.hostname, node.seat);
         self.free.push(Reverse(slot));
     }
 
@@ -254,7 +284,12 @@ impl Placement {
             return;
         };
         let old = std::mem::replace(&mut node.hostname, hostname.clone());
-        self.rename(slot, &old, &hostname);
+        let old_seat = std::mem::take(&mut node.seat);
+        if !hostname.is_empty() {
+            node.seat = self.by_hostname.entry(hostname).or_default().join(slot);
+        }
+        self.leave_host(&old, old_seat);
+        self.enter(slot);
     }
 
     /// Finds a node: the first that fits after the one used last. `except` is
@@ -263,25 +298,18 @@ impl Placement {
         let except = except.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
         let role = needs.role();
         let of_kind = |slot: usize| self.node(slot).is_some_and(|node| node.roles.contains(role));
-        let ring = match needs.network_node {
-            true => &self.network,
-            false => &self.compute,
-        };
+        let ring = self.rings.of(needs.network_node);
         if ring.connected == usize::from(except.is_some_and(of_kind)) {
             return Verdict::NoNode;
         }
-        let found = |state| {
-            if needs.node_id.is_empty() && needs.hostname.is_empty() {
-                let tree = match state {
-                    State::Ready => &ring.ready,
-                    _ => &ring.waiting,
-                };
-                return tree.first_after(ring.last, needs.room(), except);
+        let found = |state| match (needs.node_id.is_empty(), needs.hostname.is_empty()) {
+            (true, true) => ring.first(state, needs.room(), except),
+            (true, false) => self.called(needs, state, except),
+            (false, _) => {
+                let slot = *self.by_uuid.get(&needs.node_id.uuid()?)?;
+                let node = self.node(slot)?;
+                (Some(slot) != except && node.state == state && node.suits(needs)).then_some(slot)
             }
-            let fits = |node: &Node| node.state == state && node.suits(needs);
-            self.named(needs, ring.last)
-                .filter(|slot| Some(*slot) != except)
-                .find(|slot| self.node(*slot).is_some_and(fits))
         };
         if let Some(slot) = found(State::Ready) {
             return self.hand(slot, needs).map_or(Verdict::NoRoom, Verdict::Placed);
@@ -345,26 +373,27 @@ impl Placement {
         self.node(*self.by_uuid.get(&uuid)?)
     }
 
-    /// The slots that a UUID or a name leaves, in the order of the search.
-    fn named<'a>(&'a self, needs: &Needs, last: usize) -> impl Iterator<Item = usize> + use<'a> {
-        let uuid = needs.node_id.uuid();
-        let by_uuid = uuid.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
+    /// The first node that fits of those with the name that is asked for.
+    fn called(&self, needs: &Needs, state: State, except: Option<usize>) -> Option<usize> {
         let hostname = needs.hostname.to_ascii_lowercase();
-        let called = needs.node_id.is_empty().then(|| self.by_hostname.get(&hostname));
-        let called = called.flatten().into_iter();
-        let in_order =
-            move |slots: &'a BTreeSet<usize>| slots.range(last + 1..).chain(slots.range(..=last)).copied();
-        by_uuid.into_iter().chain(called.flat_map(in_order))
+        let host = self.by_hostname.get(&hostname)?;
+        let except = except.and_then(|slot| self.node(slot));
+        let except = except
+            .filter(|node| node.hostname == hostname)
+            .map(|node| node.seat);
+        let ring = host.rings.of(needs.network_node);
+        let seat = ring.first(state, needs.room(), except)?;
+        *host.seats.get(seat)?
     }
 
     /// Takes a START out of the room of the node in `slot`.
     fn hand(&mut self, slot: usize, needs: &Needs) -> Option<Handed> {
-        match needs.network_node {
-            true => self.network.last = slot,
-            false => self.compute.last = slot,
-        }
+        self.rings.of_mut(needs.network_node).last = slot;
         let policy = self.policy;
         let node = self.slots.get_mut(slot)?.as_mut()?;
+        if let Some(host) = self.by_hostname.get_mut(&node.hostname) {
+            host.rings.of_mut(needs.network_node).last = node.seat;
+        }
         let mut handed = Handed {
             node: node.uuid,
             report: node.report,
@@ -394,33 +423,19 @@ impl Placement {
 
     /// Brings the trees up to date with the node in `slot`.
     fn enter(&mut self, slot: usize) {
-        let Some(node) = self.node(slot) else {
+        let Some(node) = self.slots.get(slot).and_then(Option::as_ref) else {
             return;
         };
-        let (roles, state, room) = (node.roles, node.state, node.room);
-        let room_as = |wanted| if state == wanted { room } else { Room::NONE };
-        let (ready, waiting) = (room_as(State::Ready), room_as(State::Waiting));
-        for ring in self.rings(roles) {
-            ring.ready.set(slot, ready);
-            ring.waiting.set(slot, waiting);
+        self.rings.set(node.roles, slot, node.state, node.room);
+        if let Some(host) = self.by_hostname.get_mut(&node.hostname) {
+            host.rings.set(node.roles, node.seat, node.state, node.room);
         }
     }
 
-    fn rings(&mut self, roles: Role) -> impl Iterator<Item = &mut Ring> {
-        let compute = roles.contains(Role::AGENT).then_some(&mut self.compute);
-        let network = roles.contains(Role::NETAGENT).then_some(&mut self.network);
-        compute.into_iter().chain(network)
-    }
-
-    fn rename(&mut self, slot: usize, old: &str, new: &str) {
-        if let Some(slots) = self.by_hostname.get_mut(old) {
-            slots.remove(&slot);
-            if slots.is_empty() {
-                self.by_hostname.remove(old);
-            }
-        }
-        if !new.is_empty() {
-            self.by_hostname.entry(new.to_owned()).or_default().insert(slot);
+    fn leave_host(&mut self, hostname: &str, seat: usize) {
+        let host = self.by_hostname.get_mut(hostname);
+        if host.is_some_and(|host| host.leave(seat)) {
+            self.by_hostname.remove(hostname);
         }
     }
 }
@@ -435,155 +450,5 @@ impl Node {
     }
 }
 
-/// Nodes of one kind.
-#[derive(Debug, Default)]
-struct Ring {
-    connected: usize,
-    ready: Tree,
-    waiting: Tree,
-    /// The slot that was used last.
-    last: usize,
-}
-
-/// Memory and disk in MB, and CPUs: of a node, or asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
-    mem_mb: i64,
-    disk_mb: i64,
-    vcpus: i64,
-}
-
-impl Room {
-    /// Holds nothing, not even what asks for nothing.
-    const NONE: Self = Self {
-        mem_mb: -1,
-        disk_mb: -1,
-        vcpus: -1,
-    };
-    /// Holds whatever is asked for.
-    const UNKNOWN: Self = Self {
-        mem_mb: i64::MAX,
-        disk_mb: i64::MAX,
-        vcpus: i64::MAX,
-    };
-
-    fn of(ready: &Ready) -> Self {
-        let known = |value: i64| if value < 0 { i64::MAX } else { value };
-        Self {
-            mem_mb: known(ready.mem_available_mb),
-            disk_mb: known(ready.disk_available_mb),
-            vcpus: known(ready.cpus_online),
-        }
-    }
-
-    fn holds(&self, wanted: Self) -> bool {
-        self.mem_mb >= wanted.mem_mb && self.disk_mb >= wanted.disk_mb && self.vcpus >= wanted.vcpus
-    }
-
-    fn most(self, other: Self) -> Self {
-        Self {
-            mem_mb: self.mem_mb.max(other.mem_mb),
-            disk_mb: self.disk_mb.max(other.disk_mb),
-            vcpus: self.vcpus.max(other.vcpus),
-        }
-    }
-
-    /// What is unknown stays so.
-    fn plus(self, mem_mb: i64, disk_mb: i64) -> Self {
-        let add = |have: i64, more| if have == i64::MAX { have } else { have + more };
-        Self {
-            mem_mb: add(self.mem_mb, mem_mb),
-            disk_mb: add(self.disk_mb, disk_mb),
-            vcpus: self.vcpus,
-        }
-    }
-
-    fn minus(self, mem_mb: i64, disk_mb: i64) -> Self {
-        self.plus(-mem_mb, -disk_mb)
-    }
-}
-
-/// The room of every slot, and the most of every part of them: node `n` has
-/// the children `2n` and `2n + 1`, and the leaves stand at the end.
-#[derive(Debug, Default)]
-struct Tree {
-    most: Vec<Room>,
-}
-
-impl Tree {
-    fn leaves(&self) -> usize {
-        self.most.len() / 2
-    }
-
-    fn set(&mut self, slot: usize, room: Room) {
-        if slot >= self.leaves() {
-            if room == Room::NONE {
-                return;
-            }
-            self.grow(slot);
-        }
-        let mut at = self.leaves() + slot;
-        self.most[at] = room;
-        while at > 1 {
-            at /= 2;
-            let most = self.most[2 * at].most(self.most[2 * at + 1]);
-            if self.most[at] == most {
-                return;
-            }
-            self.most[at] = most;
-        }
-    }
-
-    fn grow(&mut self, slot: usize) {
-        let old = std::mem::take(&mut self.most);
-        let leaves = (slot + 1).next_power_of_two();
-        self.most = vec![Room::NONE; 2 * leaves];
-        let kept = &old[old.len() / 2..];
-        self.most[leaves..leaves + kept.len()].copy_from_slice(kept);
-        for at in (1..leaves).rev() {
-            self.most[at] = self.most[2 * at].most(self.most[2 * at + 1]);
-        }
-    }
-
-    /// The first slot that fits after `last`, wrapping round, but not
-    /// `except`.
-    fn first_after(&self, last: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
-        let leaves = self.leaves();
-        let start = (last + 1).min(leaves);
-        self.first_within(start, leaves, wanted, except)
-            .or_else(|| self.first_within(0, start, wanted, except))
-    }
-
-    fn first_within(&self, from: usize, to: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
-        let found = self.descend(1, 0, self.leaves(), (from, to), wanted)?;
-        match except {
-            Some(except) if found == except => self.descend(1, 0, self.leaves(), (found + 1, to), wanted),
-            _ => Some(found),
-        }
-    }
-
-    /// The first slot in `range` that fits, below the node `at`, which stands
-    /// for `count` slots from `first` on.
-    fn descend(
-        &self,
-        at: usize,
-        first: usize,
-        count: usize,
-        range: (usize, usize),
-        wanted: Room,
-    ) -> Option<usize> {
-        if first >= range.1 || first + count <= range.0 || !self.most.get(at)?.holds(wanted) {
-            return None;
-        }
-        if count == 1 {
-            return Some(first);
-        }
-        let half = count / 2;
-        self.descend(2 * at, first, half, range, wanted)
-            .or_else(|| self.descend(2 * at + 1, first + half, half, range, wanted))
-    }
-}
-
 #[cfg(test)]
-#[path = "placement_tests.rs"]
 mod tests;

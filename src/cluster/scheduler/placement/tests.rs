@@ -201,6 +201,23 @@ fn a_uuid_or_a_name_leaves_no_choice() {
 }
 
 #[test]
+fn nodes_of_one_name_take_turns_and_are_forgotten_with_it() {
+    let mut placement = nodes(Policy::Strict, &[8, 1, 8, 8]);
+    placement.hostname(uuid(3), "other");
+    let called = Needs {
+        hostname: "host-a".into(),
+        ..needs(2)
+    };
+    assert_eq!([0; 3].map(|_| place(&mut placement, &called)), [4, 1, 0]);
+    assert_eq!(placement.place(&called, None), Verdict::Wait(uuid(4)));
+    assert_eq!(placement.place(&called, Some(uuid(4))), Verdict::Wait(uuid(1)));
+    for node in 1..=4 {
+        placement.disconnect(uuid(node));
+    }
+    assert!(placement.by_hostname.is_empty());
+}
+
+#[test]
 fn the_sender_itself_is_never_picked() {
     let mut placement = nodes(Policy::Opportunistic, &[8]);
     let own = |placement: &mut Placement| placement.place(&needs(1), Some(uuid(1)));
@@ -280,17 +297,20 @@ impl Plain {
 proptest! {
     #[test]
     fn the_trees_find_what_a_search_from_end_to_end_finds(
-        steps in prop::collection::vec((0..5_u8, 1..20_u128, 0..16_i64, 0..16_i64), 1..200),
+        steps in prop::collection::vec((0..8_u8, 1..20_u128, 0..16_i64, 0..16_i64), 1..200),
     ) {
         let mut placement = Placement::new(Policy::Opportunistic);
         let mut plain = Plain::default();
+        let mut names = HashMap::new();
         for (what, node, mem_mb, disk_mb) in steps {
-            let node = uuid(node);
+            let (name, node) = (format!("host-{}", node % 3), uuid(node));
             let report = Ready { mem_available_mb: mem_mb, disk_available_mb: disk_mb, ..Ready::default() };
+            let report = Ready { hostname: name.clone(), ..report };
             match what {
                 0 => {
                     placement.connect(node, Role::AGENT);
                     placement.ready(node, &report);
+                    names.insert(node, name);
                     if let Some(slot) = plain.slots.iter_mut().find(|s| matches!(s, Some((u, _, _)) if *u == node)) {
                         *slot = None;
                     }
@@ -310,6 +330,29 @@ proptest! {
                     placement.close(node);
                     if let Some(entry) = plain.at(node) {
                         entry.1 = State::Closed;
+                    }
+                }
+                3 => {
+                    let name = format!("host-{}", mem_mb % 3);
+                    placement.hostname(node, &name);
+                    names.insert(node, name);
+                }
+                4 => {
+                    let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, ..Needs::default() };
+                    let verdict = placement.place(&Needs { hostname: name.clone(), ..needs.clone() }, None);
+                    let fits = |slot: &Option<(Uuid, State, Room)>| slot.is_some_and(|(uuid, state, room)| {
+                        names[&uuid] == name && state == State::Ready && room.holds(needs.room())
+                    });
+                    let Verdict::Placed(handed) = verdict else {
+                        prop_assert!(!plain.slots.iter().any(fits), "{name} has room: {verdict:?}");
+                        continue;
+                    };
+                    let slot = plain.slots.iter().position(|s| s.is_some_and(|(uuid, _, _)| uuid == handed.node));
+                    let slot = slot.expect("it is connected");
+                    prop_assert!(fits(&plain.slots[slot]));
+                    plain.last = slot;
+                    if let Some((_, _, room)) = &mut plain.slots[slot] {
+                        *room = room.minus(needs.mem_mb, needs.disk_mb);
                     }
                 }
                 _ => {

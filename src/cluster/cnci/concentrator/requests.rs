@@ -1,0 +1,228 @@
+//! AssignPublicIP and ReleasePublicIP: each is confirmed, or answered with its
+//! failure. The tables, the data plane and the disk have the same addresses
+//! afterwards, whichever of them refuses.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use log::{info, warn};
+use serde::Deserialize;
+
+use super::super::tables::PublicIp;
+use super::Concentrator;
+use crate::cluster::subnet::is_mac;
+use crate::payload::PublicIpFailureReason as Reason;
+use crate::payload::{
+    AssignPublicIp, AssignPublicIpFailure, Error, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp,
+    UnassignPublicIpFailure, yaml,
+};
+use crate::proto::Frame;
+
+impl Concentrator {
+    pub(super) fn assign_command(&mut self, frame: &Frame) {
+        match frame.payload::<AssignPublicIp>() {
+            Ok(request) => match self.assign(&request) {
+                Ok(()) => {
+                    info!(
+                        "{}: {} is {}'s",
+                        self.uuid, request.public_ip, request.instance_uuid
+                    );
+                    self.answer(&PublicIpAssigned {
+                        concentrator_uuid: request.concentrator_uuid,
+                        instance_uuid: request.instance_uuid,
+                        public_ip: request.public_ip,
+                        private_ip: request.private_ip,
+                    });
+                }
+                Err((reason, why)) => {
+                    warn!("{}: {} is not assigned: {why}", self.uuid, request.public_ip);
+                    self.answer(&AssignPublicIpFailure::new(request, reason));
+                }
+            },
+            Err(e) => {
+                let about = About::of(frame, &e);
+                self.answer(&AssignPublicIpFailure::new(about.into(), Reason::from(&e)));
+            }
+        }
+    }
+
+    fn assign(&mut self, request: &AssignPublicIp) -> Result<(), (Reason, String)> {
+        let address = self.check(
+            &request.concentrator_uuid,
+            &request.tenant_uuid,
+            &request.instance_uuid,
+            &request.public_ip,
+        )?;
+        let invalid = |text: &str, what: &str| (Reason::InvalidData, format!("{text:?} is no {what}"));
+        let private = &request.private_ip;
+        if !private.is_empty() && private.parse::<IpAddr>().is_err() {
+            return Err(invalid(private, "IP address"));
+        }
+        if !request.vnic_mac.is_empty() && !is_mac(&request.vnic_mac) {
+            return Err(invalid(&request.vnic_mac, "MAC address"));
+        }
+        let ip = PublicIp {
+            public_ip: address.to_string(),
+            instance_uuid: request.instance_uuid.clone(),
+            private_ip: private.clone(),
+            vnic_mac: request.vnic_mac.clone(),
+        };
+        let refuse = |why: String| Err((Reason::AssignFailure, why));
+        match self.tables.public_ip(address) {
+            Some(there) if *there == ip => return Ok(()),
+            Some(there) if there.instance_uuid != ip.instance_uuid => {
+                return refuse(format!("it is {}'s", there.instance_uuid));
+            }
+            _ => {}
+        }
+        let mut others = self
+            .tables
+            .public_ips
+            .iter()
+            .filter(|other| other.public_ip != ip.public_ip);
+        if let Some(other) = others.find(|other| !private.is_empty() && other.private_ip == *private) {
+            return refuse(format!("{private} has {} already", other.public_ip));
+        }
+        self.plane.assign(&ip).or_else(refuse)?;
+        let before = self.tables.clone();
+        self.tables.insert_public_ip(ip.clone());
+        if let Err(e) = (self.keep)(&self.tables) {
+            self.tables = before;
+            if let Err(why) = self.plane.release(&ip) {
+                warn!("{}: the data plane: {why}", self.uuid);
+            }
+            return refuse(format!("the tables can't be saved: {e}"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn release_command(&mut self, frame: &Frame) {
+        match frame.payload::<ReleasePublicIp>() {
+            Ok(request) => match self.release(&request) {
+                Ok(ip) => {
+                    info!(
+                        "{}: {} is {}'s no more",
+                        self.uuid, ip.public_ip, ip.instance_uuid
+                    );
+                    self.answer(&PublicIpUnassigned {
+                        concentrator_uuid: request.concentrator_uuid,
+                        instance_uuid: request.instance_uuid,
+                        public_ip: request.public_ip,
+                        private_ip: ip.private_ip,
+                    });
+                }
+                Err((reason, why)) => {
+                    warn!("{}: {} is not released: {why}", self.uuid, request.public_ip);
+                    self.answer(&UnassignPublicIpFailure::new(request, reason));
+                }
+            },
+            Err(e) => {
+                let about = About::of(frame, &e);
+                self.answer(&UnassignPublicIpFailure::new(about.into(), Reason::from(&e)));
+            }
+        }
+    }
+
+    fn release(&mut self, request: &ReleasePublicIp) -> Result<PublicIp, (Reason, String)> {
+        let address = self.check(
+            &request.concentrator_uuid,
+            &request.tenant_uuid,
+            &request.instance_uuid,
+            &request.public_ip,
+        )?;
+        let refuse = |why: String| (Reason::ReleaseFailure, why);
+        let instance = &request.instance_uuid;
+        if !self
+            .tables
+            .public_ips
+            .iter()
+            .any(|ip| ip.instance_uuid == *instance)
+        {
+            return Err((Reason::NoInstance, format!("{instance} has no address here")));
+        }
+        let ip = match self.tables.public_ip(address) {
+            Some(ip) if ip.instance_uuid == *instance => ip.clone(),
+            _ => return Err(refuse(format!("{instance} has another address"))),
+        };
+        self.plane.release(&ip).map_err(refuse)?;
+        let before = self.tables.clone();
+        self.tables.remove_public_ip(address);
+        if let Err(e) = (self.keep)(&self.tables) {
+            self.tables = before;
+            if let Err(why) = self.plane.assign(&ip) {
+                warn!("{}: the data plane: {why}", self.uuid);
+            }
+            return Err(refuse(format!("the tables can't be saved: {e}")));
+        }
+        Ok(ip)
+    }
+
+    /// What both requests have to say; the address.
+    fn check(
+        &self,
+        concentrator: &Id,
+        tenant: &Id,
+        instance: &Id,
+        address: &str,
+    ) -> Result<IpAddr, (Reason, String)> {
+        if *concentrator != self.uuid {
+            return Err((Reason::NoInstance, format!("it is for {concentrator}")));
+        }
+        if !tenant.is_empty() && *tenant != self.tenant {
+            return Err((Reason::InvalidData, format!("it is about the tenant {tenant}")));
+        }
+        if instance.uuid().is_none() {
+            return Err((Reason::InvalidData, format!("{instance:?} is no instance")));
+        }
+        let invalid = |_| (Reason::InvalidData, format!("{address:?} is no IP address"));
+        address.parse().map_err(invalid)
+    }
+}
+
+/// What a request is about, as far as it can be read when it can't as a whole.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct About {
+    concentrator_uuid: Id,
+    tenant_uuid: Id,
+    instance_uuid: Id,
+    public_ip: String,
+    private_ip: String,
+    vnic_mac: String,
+}
+
+impl About {
+    fn of(frame: &Frame, error: &Error) -> Self {
+        warn!("{} refused: {error}", frame.kind());
+        let roots: Option<BTreeMap<String, Self>> = yaml::decode(frame.payload_bytes()).ok();
+        roots
+            .and_then(|roots| roots.into_values().next())
+            .unwrap_or_default()
+    }
+}
+
+impl From<About> for AssignPublicIp {
+    fn from(about: About) -> Self {
+        Self {
+            concentrator_uuid: about.concentrator_uuid,
+            tenant_uuid: about.tenant_uuid,
+            instance_uuid: about.instance_uuid,
+            public_ip: about.public_ip,
+            private_ip: about.private_ip,
+            vnic_mac: about.vnic_mac,
+        }
+    }
+}
+
+impl From<About> for ReleasePublicIp {
+    fn from(about: About) -> Self {
+        Self {
+            concentrator_uuid: about.concentrator_uuid,
+            tenant_uuid: about.tenant_uuid,
+            instance_uuid: about.instance_uuid,
+            public_ip: about.public_ip,
+            private_ip: about.private_ip,
+            vnic_mac: about.vnic_mac,
+        }
+    }
+}
