@@ -385,12 +385,7 @@ fn crowd(address: &str, control: &Path, server: &Other) {
 
 /// Waits until those who were connected before are gone.
 fn until_alone(control: &mut Control) {
-    while control
-        .sessions()
-        .unwrap()
-        .as_array()
-        .is_none_or(|sessions| !sessions.is_empty())
-    {
+    while !control.sessions().unwrap().is_empty() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -71,12 +71,15 @@ fn policy_is_served_watched_changed_and_read_again() {
     let dir = dir.path();
     let policy = include_str!("../examples/policy.json");
     fs::write(dir.join("policy.json"), policy).unwrap();
+    fs::write(dir.join("model.yaml"), include_str!("../examples/model.yaml")).unwrap();
     let arguments = [
         "serve",
         "--listen",
         "127.0.0.1:0",
         "--policy",
         "policy.json",
+        "--model",
+        "model.yaml",
         "--control",
         "control",
     ];
@@ -120,7 +123,7 @@ fn policy_is_served_watched_changed_and_read_again() {
     );
     fs::write(dir.join("change.json"), object).unwrap();
     let put = run(dir, &["policy", "put", "change.json", "--control", "control"]);
-    assert_eq!(String::from_utf8(put.stdout).unwrap(), "1 objects changed\n");
+    assert_eq!(String::from_utf8(put.stdout).unwrap(), "1 object changed\n");
     assert_eq!(changed(&mut events, WEB), "web2");
     let dump = run(dir, &["policy", "dump", WEB, "--control", "control"]);
     let dumped: Value = serde_json::from_slice(&dump.stdout).unwrap();
@@ -139,12 +142,224 @@ fn policy_is_served_watched_changed_and_read_again() {
     assert_eq!(gone.status.code(), Some(1));
 }
 
+/// The lines of a program that is to succeed, as JSON.
+fn lines(dir: &Path, arguments: &[&str]) -> Vec<Value> {
+    let output = run(dir, arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// What a program that is to fail says.
+fn failure(dir: &Path, arguments: &[&str]) -> String {
+    let output = run(dir, arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {text}");
+    text
+}
+
+#[test]
+fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let endpoint = r#"[{"subject": "EprL3Ep", "uri": "/EprL3Universe/EprL3Ep/10.0.0.1/",
+        "properties": [{"name": "context", "data": "/t/"}, {"name": "ip", "data": "10.0.0.1"}]}]"#;
+    let report =
+        r#"[{"subject": "Counter", "uri": "/Counter/1/", "properties": [{"name": "packets", "data": 7}]}]"#;
+    fs::write(dir.join("endpoint.json"), endpoint).unwrap();
+    fs::write(dir.join("report.json"), report).unwrap();
+    let (server, mut output) = start(
+        dir,
+        &[
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--control",
+            "control",
+            "--json",
+            "--roll-up",
+            "10x3",
+            "--element-location",
+            "pe1=rack 7",
+            "--proxies",
+            "192.0.2.1,192.0.2.2,192.0.2.3",
+        ],
+    );
+    let listening: Value = serde_json::from_str(&line(&mut output)).unwrap();
+    let address = listening["listening"][0].as_str().unwrap();
+    let control = ["--control", "control", "--json"];
+    let show = |what: &'static str| lines(dir, &[&[what][..], &control].concat());
+
+    let (element, mut events) = start(
+        dir,
+        &[
+            "element",
+            "--connect",
+            address,
+            "--name",
+            "pe1",
+            "--declare",
+            "endpoint.json",
+            "--report",
+            "report.json",
+            "--watch",
+            "--json",
+        ],
+    );
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        let event: Value = serde_json::from_str(&line(&mut events)).unwrap();
+        if event["event"] == "location" {
+            assert_eq!(event["location"], "rack 7");
+            told.push(event);
+        } else if event["event"] == "proxies" {
+            assert_eq!(event["mac"], "192.0.2.3");
+            told.push(event);
+        }
+    }
+    let began = Instant::now();
+    let report = loop {
+        if let [report] = &show("reports")[..] {
+            break report.clone();
+        }
+        assert!(began.elapsed() < Duration::from_secs(30));
+    };
+    assert_eq!(report["element"], "pe1");
+    assert_eq!(report["object"]["uri"], "/Counter/1/");
+    assert_eq!(report["numbers"]["packets"][0]["interval"], 10);
+    let text = run(dir, &["reports", "--control", "control"]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.contains("packets over 10 s: 7.0 to 7.0 in 1 samples"),
+        "{text}"
+    );
+    let endpoints = show("endpoints");
+    assert_eq!(endpoints[0]["element"], "pe1");
+    let text = run(dir, &["endpoints", "/EprL3Universe/", "--control", "control"]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        text.contains("EprL3Ep /EprL3Universe/EprL3Ep/10.0.0.1/ (pe1, for "),
+        "{text}"
+    );
+    let sessions = show("sessions");
+    assert_eq!(
+        (&sessions[0]["name"], &sessions[0]["location"]),
+        (&"pe1".into(), &"rack 7".into())
+    );
+    let text = run(dir, &["sessions", "--control", "control"]).stdout;
+    assert!(String::from_utf8(text).unwrap().contains("rack 7"));
+
+    // Another element finds the endpoint by its URI and by its address.
+    let found = |arguments: &[&str]| {
+        let element = ["element", "--connect", address, "--name", "pe2", "--json"];
+        lines(dir, &[&element, arguments].concat())
+    };
+    let uri = "/EprL3Universe/EprL3Ep/10.0.0.1/";
+    assert_eq!(found(&["--resolve-endpoint", "EprL3Ep", uri])[0]["uri"], uri);
+    let by_address = found(&["--resolve-endpoint-ident", "EprL3Ep", "/t/", "10.0.0.1"]);
+    assert_eq!(by_address[0]["uri"], uri);
+    // One that only declares ends when that is answered.
+    assert_eq!(found(&["--declare", "endpoint.json"]), [Value::Null; 0]);
+    assert_eq!(show("endpoints")[0]["element"], "pe2");
+    end(element, Signal::TERM);
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("policy.json"), include_str!("../examples/policy.json")).unwrap();
+    fs::write(
+        dir.join("endpoint.json"),
+        r#"[{"subject": "EprL3Ep", "uri": "/EprL3Ep/1/"}]"#,
+    )
+    .unwrap();
+    let (server, mut output) = start(
+        dir,
+        &[
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--control",
+            "control",
+            "--persist",
+            "kept.json",
+            "--on-leave",
+            "remove",
+            "--lenient",
+        ],
+    );
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let reload = run(dir, &["policy", "reload", "policy.json", "--control", "control"]);
+    assert_eq!(String::from_utf8(reload.stdout).unwrap(), "5 objects changed\n");
+    assert!(fs::read_to_string(dir.join("kept.json")).unwrap().contains(WEB));
+    let element = ["element", "--connect", address, "--domain", "elsewhere", "--json"];
+    let by_name = [
+        "--resolve-ident",
+        "GbpEpGroup",
+        "/PolicyUniverse/PolicySpace/shop/",
+        "web",
+    ];
+    let found = lines(dir, &[&element[..], &by_name].concat());
+    assert_eq!(found[0]["uri"], WEB);
+    // An endpoint does not outlive the connection here.
+    lines(dir, &[&element[..], &["--declare", "endpoint.json"]].concat());
+    let began = Instant::now();
+    while !lines(dir, &["endpoints", "--control", "control", "--json"]).is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn what_the_model_does_not_allow_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let model = "classes:\n  Group: {properties: {encap: u64}}\n";
+    let object =
+        r#"[{"subject": "Group", "uri": "/Group/g/", "properties": [{"name": "encap", "data": 7}]}]"#;
+    fs::write(dir.join("model.yaml"), model).unwrap();
+    fs::write(dir.join("good.json"), object).unwrap();
+    fs::write(dir.join("bad.json"), object.replace('7', "\"seven\"")).unwrap();
+    let serve = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        "model.yaml",
+        "--control",
+        "control",
+    ];
+    let why = failure(dir, &[&serve[..], &["--policy", "bad.json"]].concat());
+    assert!(why.contains("\"encap\" of /Group/g/ is not an integer"), "{why}");
+
+    let (server, mut output) = start(dir, &[&serve[..], &["--policy", "good.json"]].concat());
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let why = failure(dir, &["policy", "put", "bad.json", "--control", "control"]);
+    assert!(why.contains("\"encap\" of /Group/g/ is not an integer"), "{why}");
+    let why = failure(dir, &["element", "--connect", address, "--declare", "bad.json"]);
+    assert!(
+        why.contains("endpoint_declare") && why.contains("\"encap\" of /Group/g/"),
+        "{why}"
+    );
+    end(server, Signal::TERM);
+    fs::write(dir.join("model.yaml"), "classes:\n  Group: {under: [Spaec]}\n").unwrap();
+    let why = failure(dir, &serve);
+    assert!(why.contains("class Group names the unknown class Spaec"), "{why}");
+}
+
 #[test]
 fn wrong_usage_and_failures_have_their_exit_codes() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(dir.join("bad.json"), "{}").unwrap();
-    let rows: [(&[&str], i32); 7] = [
+    let rows: [(&[&str], i32); 16] = [
         (&["serve"], 2),
         (&["serve", "--listen", "127.0.0.1:0", "--roles", "king"], 2),
         (&["serve", "--listen", "127.0.0.1:0", "--peer", "registry"], 2),
@@ -163,6 +378,36 @@ fn wrong_usage_and_failures_have_their_exit_codes() {
             1,
         ),
         (&["policy", "dump"], 2),
+        (&["reports"], 2),
+        (&["serve", "--listen", "127.0.0.1:0", "--on-leave", "grace"], 2),
+        (&["serve", "--listen", "127.0.0.1:0", "--roll-up", "10"], 2),
+        (&["serve", "--listen", "127.0.0.1:0", "--proxies", "192.0.2.1"], 2),
+        (&["serve", "--listen", "127.0.0.1:0", "--lenient", "--strict"], 2),
+        (&["serve", "--listen", "127.0.0.1:0", "--only-peers"], 2),
+        (
+            &[
+                "element",
+                "--connect",
+                "127.0.0.1:1",
+                "--resolve-ident",
+                "a",
+                "b",
+                "c",
+            ],
+            2,
+        ),
+        (
+            &[
+                "element",
+                "--connect",
+                "127.0.0.1:1",
+                "--resolve-ident",
+                "a",
+                "/b/",
+            ],
+            2,
+        ),
+        (&["sessions", "--control", "nowhere"], 1),
     ];
     for (arguments, code) in rows {
         let output = run(dir, arguments);

@@ -421,6 +421,61 @@ fn a_dead_server_delays_no_other() {
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
+/// One that takes nothing more, whatever it is told, is left; the other hears
+/// everything meanwhile.
+#[test]
+fn a_server_that_takes_nothing_delays_no_other() {
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead_address = dead.local_addr().unwrap().to_string();
+    let bench = Bench::new(|config| {
+        config.settings.peers.push(dead_address.clone());
+        config.queue.bytes = 1 << 20;
+        config.grace = Duration::from_millis(100);
+    });
+    let mut live = bench.ready();
+    let mut stuck = Raw::accept(&dead);
+    bench.identify(&mut stuck, |answer| {
+        answer["result"]["peers"] = json!([{"role": [], "connectivity_info": dead_address}]);
+    });
+    stuck.recv_method("policy_resolve");
+    // More than the system keeps for one that does not read, and the queue.
+    for n in 0..100 {
+        let text = format!("{n}{}", "x".repeat(200_000));
+        let endpoint = ManagedObject::new("EprL3Ep", uri("/EprL3Ep/1/")).with("name", text.as_str());
+        bench.element.declare(vec![endpoint]).unwrap();
+        let declared = live.recv_method("endpoint_declare");
+        assert_eq!(
+            declared["params"][0]["endpoint"][0]["properties"][0]["data"],
+            text.as_str()
+        );
+        live.send(&json!({"id": declared["id"], "result": {}}));
+    }
+    // It is left and dialled again, while the other stays.
+    Raw::accept(&dead).recv_method("send_identity");
+    alive(&mut live, "the live one");
+    bench.element.stop();
+}
+
+#[test]
+fn a_server_that_falls_silent_is_left_and_dialled_again() {
+    let bench = Bench::new(|config| {
+        config.settings.keepalive.first = Duration::from_millis(30);
+        config.settings.keepalive.interval = Duration::from_millis(30);
+        config.settings.keepalive.silence = Duration::from_millis(1500);
+    });
+    let mut silent = bench.ready();
+    while silent.recv().is_some() {}
+    until_health(&bench.element, Health::Down);
+    // Its policy stays, and is asked for again.
+    let mut back = bench.accept();
+    until_value(&bench.element, Subject::Policy, GROUP, Some("1"));
+    bench.identify(&mut back, |_| {});
+    assert_eq!(
+        back.recv_method("policy_resolve")["params"][0]["policy_uri"],
+        GROUP
+    );
+}
+
 /// A message has a length, in this direction too: a short one before the
 /// identity, the configured one after it.
 #[test]

@@ -1,7 +1,8 @@
 //! Policy that is changed from outside, and kept.
 
 use serde_json::json;
-use ssntp::opflex::run::{Control, ControlError, StartError};
+use ssntp::opflex::model::{Format, Schema};
+use ssntp::opflex::run::{CallError, Control, ControlError, StartError};
 
 use super::*;
 
@@ -40,7 +41,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
     assert_eq!(control.dump(&Uri::root()).unwrap(), [object("/a/", "put")]);
     assert_eq!(control.dump(&uri("/b/")).unwrap(), []);
     assert_eq!(control.sessions().unwrap()[0]["name"], "pe1");
-    assert_eq!(control.reports(&Uri::root()).unwrap(), json!([]));
+    assert!(control.reports(&Uri::root()).unwrap().is_empty());
     assert_eq!(control.endpoints(&Uri::root()).unwrap(), []);
     let query = json!({"subject": "GbpEpGroup", "policy_uri": "/a/", "recursive": true});
     let found = control
@@ -69,6 +70,238 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
 }
 
 #[test]
+fn a_write_that_fails_is_told_and_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    let config = ServerConfig::new(server_settings("pr1"))
+        .control(&socket)
+        .keep(&file);
+    let server = serve(config.clone());
+    // Nothing can be put in place of a directory.
+    std::fs::create_dir(&file).unwrap();
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let unsaved = control.put(&[object("/a/", "a")], false).unwrap_err().to_string();
+    assert!(unsaved.contains("policy is changed, but not kept: "), "{unsaved}");
+    let unsaved = server
+        .handle()
+        .merge_policy(vec![object("/b/", "b")])
+        .unwrap_err();
+    assert!(matches!(unsaved, CallError::Keep(_)), "{unsaved}");
+    // The policy is changed all the same, and kept as soon as that can be.
+    assert_eq!(control.dump(&Uri::root()).unwrap().len(), 2);
+    std::fs::remove_dir(&file).unwrap();
+    until(|| file.exists());
+    let kept = || ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
+    assert_eq!(kept().len(), 2);
+
+    // The end is the last chance, and comes in time without it.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    control.put(&[object("/c/", "c")], false).unwrap_err();
+    std::fs::remove_dir(&file).unwrap();
+    server.stop();
+    assert_eq!(kept().len(), 3);
+    let server = serve(config);
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    server.handle().delete_policy(vec![uri("/a/")]).unwrap_err();
+    let begin = Instant::now();
+    server.stop();
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_large_tree_is_dumped_in_pieces_as_it_was_at_the_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let policy: Vec<_> = (0..1200).map(|n| object(&format!("/a/{n:04}/"), "old")).collect();
+    let config = ServerConfig::new(server_settings("pr1"))
+        .policy(policy.clone())
+        .control(&socket);
+    let server = serve(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    assert_eq!(control.dump(&Uri::root()).unwrap(), policy);
+    assert_eq!(control.dump(&uri("/a/")).unwrap(), policy);
+
+    let first = control.call("ssntp.policy_dump", json!({})).unwrap();
+    let begun = first["objects"].as_array().unwrap().len();
+    assert!(begun < 1200 && first["more"] == true);
+    let handle = server.handle();
+    handle.merge_policy(vec![object("/a/1199/", "new")]).unwrap();
+    handle
+        .delete_policy(vec![uri("/a/1198/"), uri("/a/0000/")])
+        .unwrap();
+    let mut rest = Vec::new();
+    loop {
+        let next = control.call("ssntp.dump_more", json!({})).unwrap();
+        rest.extend(next["objects"].as_array().unwrap().iter().cloned());
+        if next["more"] == false {
+            break;
+        }
+    }
+    assert_eq!(begun + rest.len(), 1200);
+    assert_eq!(rest.last().unwrap()["properties"][0]["data"], "old");
+    assert_eq!(control.dump(&Uri::root()).unwrap().len(), 1198);
+    assert_eq!(handle.policy().unwrap().len(), 1198);
+    // Without a dump there is nothing to go on with.
+    let none = control.call("ssntp.dump_more", json!({})).unwrap();
+    assert_eq!(none["more"], false);
+}
+
+#[test]
+fn a_large_policy_is_put_and_reloaded_in_pieces() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    let (server, address) = serve_tcp(
+        ServerConfig::new(server_settings("pr1"))
+            .control(&socket)
+            .keep(&file),
+    );
+    let element = element("pe1", &address);
+    let _policy = element
+        .resolve_policy("GbpEpGroup", uri("/a/1700/"), false)
+        .unwrap();
+    until_server(&server.handle(), |cx| {
+        cx.core()
+            .sessions()
+            .first()
+            .is_some_and(|session| session.policies == 1)
+    });
+    let policy =
+        |value: &str| -> Vec<_> { (0..2500).map(|n| object(&format!("/a/{n:04}/"), value)).collect() };
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    // All of it is checked before the first piece goes in.
+    let mut bad = policy("bad");
+    bad[2400].children = vec![uri("/elsewhere/")];
+    control.put(&bad, false).unwrap_err();
+    assert_eq!(control.dump(&Uri::root()).unwrap(), []);
+    let mut shuffled = policy("one");
+    shuffled.reverse();
+    assert_eq!(control.put(&shuffled, false).unwrap(), 2500);
+    assert_eq!(control.dump(&Uri::root()).unwrap(), policy("one"));
+    until_value(&element, Subject::Policy, "/a/1700/", Some("one"));
+
+    assert_eq!(control.reload(&policy("one")).unwrap(), 0);
+    let mut next = policy("one");
+    next[1700] = object("/a/1700/", "two");
+    next.push(object("/b/", "new"));
+    next.remove(3);
+    assert_eq!(control.reload(&next).unwrap(), 3);
+    until_value(&element, Subject::Policy, "/a/1700/", Some("two"));
+    assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
+    until_value(&element, Subject::Policy, "/a/1700/", Some("three"));
+    let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
+    assert_eq!(kept, policy("three"));
+}
+
+#[test]
+fn endpoints_and_reports_are_shown_with_who_told_them_and_when() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).control(&socket));
+    let element = element("pe1", &address);
+    let endpoint = uri("/EprL3Universe/EprL3Ep/10.0.0.1/");
+    element
+        .declare(vec![
+            ManagedObject::new("EprL3Ep", endpoint.clone()).with("ip", "10.0.0.1"),
+        ])
+        .unwrap();
+    for n in 0..1100 {
+        let object = ManagedObject::new("Counter", uri(&format!("/Counter/{n}/"))).with("packets", n);
+        element.report(object).unwrap();
+    }
+    until(|| element.unanswered().unwrap() == 0);
+
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let endpoints = control.endpoints(&Uri::root()).unwrap();
+    assert_eq!(endpoints.len(), 1);
+    assert_eq!(endpoints[0].object.uri, endpoint);
+    assert_eq!(endpoints[0].element.as_deref(), Some("pe1"));
+    let expires = endpoints[0].expires_in.unwrap();
+    assert!((7000.0..=7200.0).contains(&expires), "{expires}");
+
+    let reports = control.reports(&Uri::root()).unwrap();
+    assert_eq!(reports.len(), 1100);
+    let since_1970 = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    for time in [
+        &reports[0]["arrived"],
+        &reports[0]["numbers"]["packets"][0]["intervals"][0]["start"],
+    ] {
+        let age = since_1970 - time.as_f64().unwrap();
+        assert!((-5.0..120.0).contains(&age), "{age}");
+    }
+    let one = control.reports(&uri("/Counter/7/")).unwrap();
+    assert_eq!(one.len(), 1);
+    assert_eq!(one[0]["object"]["properties"][0]["data"], 7);
+    assert_eq!((&one[0]["element"], &one[0]["count"]), (&json!("pe1"), &json!(1)));
+    let sessions = control.sessions().unwrap();
+    assert_eq!(sessions[0]["requests"]["state_report"], 1100);
+    assert_eq!(sessions[0]["endpoints"], 1);
+}
+
+#[test]
+fn objects_that_the_model_does_not_allow_are_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let model = "
+classes:
+  Space: {properties: {name: string}}
+  Group: {under: [Space], properties: {name: string, encap: u64}}
+";
+    let schema = Schema::read(model.as_bytes(), Format::Yaml).unwrap();
+    let mut config = ServerConfig::new(server_settings("pr1"))
+        .policy(vec![ManagedObject::new("Space", uri("/Space/s/"))])
+        .control(&socket);
+    config.schema = Some(schema.into());
+    let bad = || ManagedObject::new("Group", uri("/Space/s/Group/g/")).with("encap", "seven");
+    let start = Server::start(config.clone().policy(vec![bad()]))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        start.contains("\"encap\" of /Space/s/Group/g/ is not an integer"),
+        "{start}"
+    );
+
+    let (_server, address) = serve_tcp(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let mut refused = |object: ManagedObject| control.put(&[object], false).unwrap_err().to_string();
+    let wrong = refused(bad());
+    assert!(wrong.contains("\"encap\" of /Space/s/Group/g/"), "{wrong}");
+    // What contains it is known from the tree, whatever the object says.
+    let inner = ManagedObject::new("Group", uri("/Space/s/Group/g/Group/h/"));
+    let parent = ManagedObject::new("Group", uri("/Space/s/Group/g/"));
+    assert_eq!(control.put(std::slice::from_ref(&parent), false).unwrap(), 1);
+    let mut refused = |object: ManagedObject| control.put(&[object], false).unwrap_err().to_string();
+    let wrong = refused(inner.clone());
+    assert!(
+        wrong.contains("/Group/h/, a Group, can't be contained in a Group"),
+        "{wrong}"
+    );
+    let wrong = refused(inner.under("Space", parent.uri.clone()));
+    assert!(wrong.contains("can't be contained in a Group"), "{wrong}");
+    assert_eq!(control.dump(&Uri::root()).unwrap().len(), 2);
+
+    let mut raw = raw::Raw::identified(&address, "pe1", "test");
+    for (method, params) in [
+        ("endpoint_declare", json!([{"endpoint": [bad()], "prr": 10}])),
+        ("state_report", json!([{"observable": [bad()]}])),
+    ] {
+        let answer = raw.ask(&json!({"id": [method, 1], "method": method, "params": params}));
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("\"encap\" of /Space/s/Group/g/"), "{message}");
+    }
+}
+
+#[test]
 fn what_cannot_begin_says_why() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("policy.json");
@@ -94,10 +327,15 @@ fn what_cannot_begin_says_why() {
 fn one_client_too_many_is_refused() {
     let mut config = ServerConfig::new(server_settings("pr1"));
     config.max_connections = Some(1);
-    let (_server, address) = serve_tcp(config);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let (_server, address) = serve_tcp(config.control(&socket));
     let first = raw::Raw::identified(&address, "a", "test");
     assert_eq!(raw::Raw::connect(&address).recv(), None);
-    drop(first);
+    // Whoever looks after the server still can.
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    assert_eq!(control.sessions().unwrap().len(), 1);
+    drop((first, control));
     // Its place is free once it is gone.
     until(|| raw::Raw::connect(&address).recv().is_some());
 }

@@ -108,25 +108,29 @@ struct Player {
     address: String,
     /// What the element said on each connection.
     heard: Arc<Mutex<Vec<Vec<Said>>>>,
-    open: Arc<Mutex<Option<TcpStream>>>,
+    now: Arc<Mutex<Now>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How far a player is.
+enum Now {
+    Waiting,
+    Playing(TcpStream),
+    Ended,
 }
 
 impl Player {
     fn new(listener: TcpListener, scripts: Vec<Script>) -> Self {
         let address = listener.local_addr().unwrap().to_string();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let open = Arc::new(Mutex::new(Some(TcpStream::connect(&address).unwrap())));
-        // The first connection is our own, to be there from the beginning.
-        drop(listener.accept().unwrap());
-        let (hears, opens) = (Arc::clone(&heard), Arc::clone(&open));
+        let now = Arc::new(Mutex::new(Now::Waiting));
+        let (hears, plays) = (Arc::clone(&heard), Arc::clone(&now));
         let thread = std::thread::spawn(move || {
             for n in 0.. {
                 let (stream, _) = listener.accept().unwrap();
-                match &mut *opens.lock().unwrap() {
-                    Some(open) => *open = stream.try_clone().unwrap(),
-                    // It has ended.
-                    None => return,
+                match &mut *plays.lock().unwrap() {
+                    Now::Ended => return,
+                    now => *now = Now::Playing(stream.try_clone().unwrap()),
                 }
                 let script = &scripts[n.min(scripts.len() - 1)];
                 hears.lock().unwrap().push(Vec::new());
@@ -138,7 +142,7 @@ impl Player {
         Self {
             address,
             heard,
-            open,
+            now,
             thread: Some(thread),
         }
     }
@@ -157,8 +161,9 @@ impl Player {
 
     fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            if let Some(open) = self.open.lock().unwrap().take() {
-                let _ = open.shutdown(Shutdown::Both);
+            let before = std::mem::replace(&mut *self.now.lock().unwrap(), Now::Ended);
+            if let Now::Playing(stream) = before {
+                let _ = stream.shutdown(Shutdown::Both);
             }
             let _ = TcpStream::connect(&self.address);
             thread.join().unwrap();

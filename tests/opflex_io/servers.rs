@@ -150,3 +150,46 @@ fn a_call_from_a_call_is_refused() {
     assert!(handle.with(|_| panic!("on purpose")).is_err());
     assert!(handle.policy().is_ok());
 }
+
+#[test]
+fn who_takes_no_events_is_told_how_many_are_lost() {
+    let (server, place) = serve_in_memory("pr1", vec![object(GROUP, "0")]);
+    let mut config =
+        ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
+    config.events = 1;
+    let element = PolicyElement::start(config).unwrap();
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    until_server(&server.handle(), |cx| {
+        cx.core()
+            .sessions()
+            .first()
+            .is_some_and(|session| session.policies == 1)
+    });
+    for n in 1..=5 {
+        server
+            .handle()
+            .merge_policy(vec![object(GROUP, &n.to_string())])
+            .unwrap();
+    }
+    // Nothing is lost of the policy itself.
+    until_value(&element, Subject::Policy, GROUP, Some("5"));
+    let first = element.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(first, Event::Peer { .. }), "{first:?}");
+    let mut lost = 0;
+    let mut number = 5;
+    while lost == 0 {
+        number += 1;
+        server
+            .handle()
+            .merge_policy(vec![object(GROUP, &number.to_string())])
+            .unwrap();
+        until_value(&element, Subject::Policy, GROUP, Some(&number.to_string()));
+        while let Ok(event) = element.events().try_recv() {
+            if let Event::Missed(count) = event {
+                lost += count;
+            }
+        }
+    }
+    // Five changes and what came before them, at least.
+    assert!(lost >= 5, "{lost}");
+}

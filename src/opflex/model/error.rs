@@ -43,6 +43,8 @@ pub enum ModelError {
     WrongParent {
         /// The object.
         uri: Uri,
+        /// Its class.
+        subject: Name,
         /// The class of its parent.
         parent: Name,
     },
@@ -63,7 +65,9 @@ impl fmt::Display for ModelError {
             } => {
                 write!(f, "property {property:?} of {uri} is not {expected}")
             }
-            Self::WrongParent { uri, parent } => write!(f, "{uri} can't be contained in a {parent}"),
+            Self::WrongParent { uri, subject, parent } => {
+                write!(f, "{uri}, a {subject}, can't be contained in a {parent}")
+            }
         }
     }
 }

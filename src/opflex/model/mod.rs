@@ -44,6 +44,6 @@ pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
-pub use self::tree::{Change, ChangeKind, Changes, ObjectRef, Tree};
+pub use self::tree::{Change, ChangeKind, Changes, ObjectRef, Tree, Walk};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub use self::watchers::{Watch, Watchers};

@@ -103,10 +103,27 @@ impl Schema {
             };
             Ok((name, class))
         };
-        Ok(Self {
+        let schema = Self {
             open: file.open,
             classes: file.classes.into_iter().map(class).collect::<Result<_, _>>()?,
-        })
+        };
+        schema.check_names()?;
+        Ok(schema)
+    }
+
+    /// A class that is named and not listed is most likely a slip of the pen.
+    fn check_names(&self) -> Result<(), FileError> {
+        for (name, class) in &self.classes {
+            let named = class.under.iter().flatten();
+            let types = class.properties.iter().flat_map(HashMap::values);
+            let mut named = named.chain(types.flat_map(Type::classes));
+            if let Some(unknown) = named.find(|subject| !self.knows(subject)) {
+                return Err(FileError::Model(format!(
+                    "class {name} names the unknown class {unknown}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is such a class. In an open model there is any class.
@@ -114,8 +131,18 @@ impl Schema {
         self.open || self.classes.contains_key(subject)
     }
 
-    /// Checks an object: its class, its properties and the class of its parent.
+    /// Checks an object: its class, its properties and the class of its parent,
+    /// as far as the object says what that is.
     pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
+        self.check_below(object, object.parent_subject.as_ref())
+    }
+
+    /// Checks an object whose parent has this class.
+    pub(super) fn check_below(
+        &self,
+        object: &ManagedObject,
+        parent: Option<&Name>,
+    ) -> Result<(), ModelError> {
         let uri = || object.uri.clone();
         let Some(class) = self.classes.get(&object.subject) else {
             return if self.open {
@@ -127,14 +154,7 @@ impl Schema {
                 })
             };
         };
-        if let (Some(under), Some(parent)) = (&class.under, &object.parent_subject)
-            && !under.contains(parent)
-        {
-            return Err(ModelError::WrongParent {
-                uri: uri(),
-                parent: parent.clone(),
-            });
-        }
+        self.check_place(&object.uri, &object.subject, parent)?;
         let Some(types) = &class.properties else {
             return Ok(());
         };
@@ -154,6 +174,24 @@ impl Schema {
             }
         }
         Ok(())
+    }
+
+    /// Checks that an object of one class may be below one of another.
+    pub(super) fn check_place(
+        &self,
+        uri: &super::Uri,
+        subject: &Name,
+        parent: Option<&Name>,
+    ) -> Result<(), ModelError> {
+        let under = self.classes.get(subject).and_then(|class| class.under.as_ref());
+        match (under, parent) {
+            (Some(under), Some(parent)) if !under.contains(parent) => Err(ModelError::WrongParent {
+                uri: uri.clone(),
+                subject: subject.clone(),
+                parent: parent.clone(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The property that holds the context of a class's identifiers, and those
@@ -178,6 +216,15 @@ impl Type {
                 }
             }
             _ => None,
+        }
+    }
+
+    /// The classes that a reference may be to.
+    fn classes(&self) -> &[Name] {
+        match self {
+            Self::Reference(classes) => classes,
+            Self::ListOf(kind) => kind.classes(),
+            _ => &[],
         }
     }
 
@@ -262,6 +309,7 @@ mod tests {
     const MODEL: &str = "
 classes:
   Space: {}
+  Contract: {}
   Group:
     under: [Space]
     properties:

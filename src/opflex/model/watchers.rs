@@ -129,6 +129,15 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         !self.by_ident.is_empty()
     }
 
+    /// Whether a watcher has an interest in this target.
+    pub fn watches(&self, watcher: &W, target: &Target) -> bool {
+        let of_target = match target {
+            Target::Uri(uri) => self.by_uri.get(uri),
+            Target::Ident(ident) => self.by_ident.get(ident),
+        };
+        of_target.is_some_and(|watches| watches.contains_key(watcher))
+    }
+
     /// How many interests a watcher has.
     pub fn count(&self, watcher: &W) -> usize {
         self.by_watcher.get(watcher).map_or(0, BTreeSet::len)

@@ -307,6 +307,29 @@ impl ElementCore {
         })
     }
 
+    /// How many resolves, declarations and reports no server has answered yet,
+    /// as they are now.
+    pub fn unanswered(&self) -> usize {
+        self.held.iter().filter(|(_, item)| !item.answered).count()
+    }
+
+    /// The topmost objects that a resolve in force brought: the object itself,
+    /// or those with the identifier, in the order of their URIs.
+    pub fn found(&self, what: Subject, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
+        let tree = self.tree(what);
+        match target {
+            Target::Uri(uri) => tree
+                .get(uri)
+                .map(|object| object.uri().clone())
+                .into_iter()
+                .collect(),
+            Target::Ident(_) => {
+                let item = self.held.get(&Key::Resolve(what, subject.into(), target.clone()));
+                item.map_or_else(Vec::new, |item| item.roots.iter().cloned().collect())
+            }
+        }
+    }
+
     fn refer(&mut self, key: Key, follow: bool, now: Instant, actions: &mut Vec<Action>) -> ReferenceId {
         let is_new = self.held.hold(&key, now);
         let mut begins_to_follow = false;
@@ -343,6 +366,7 @@ impl ElementCore {
             && (is_new || item.objects != objects)
         {
             item.objects = objects;
+            item.answered = false;
             self.held.draw_refresh(key, now);
             self.ask_all(key, now, actions);
         }

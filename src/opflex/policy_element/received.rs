@@ -262,7 +262,7 @@ impl ElementCore {
         tree.len() + coming <= most
     }
 
-    fn tree(&self, what: Subject) -> &Tree {
+    pub(super) fn tree(&self, what: Subject) -> &Tree {
         match what {
             Subject::Policy => &self.policy,
             Subject::Endpoint => &self.endpoints,

@@ -300,6 +300,8 @@ impl ElementCore {
         self.held.answered(connection, xid);
         if let Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects) = reply {
             self.resolved(&key, objects, now, actions);
+        } else if let Some(item) = self.held.get_mut(&key) {
+            item.answered = true;
         }
     }
 

@@ -44,7 +44,8 @@ pub struct ServerConfig {
     pub limits: rpc::Limits,
     /// How much may wait for one client before it counts as too slow.
     pub queue: Limits,
-    /// The most clients at a time. Default what the system allows.
+    /// The most clients at a time; some control connections may come on top.
+    /// Default what the system allows.
     pub max_connections: Option<usize>,
     /// TLS handshakes at a time. Default 64.
     pub max_handshakes: usize,

@@ -257,11 +257,9 @@ impl Links {
     /// # Errors
     /// Who did not get what was taken before, because its queue is full.
     pub(super) fn send(&mut self, id: ConnectionId, frame: Bytes) -> Result<(), ConnectionId> {
-        let sent = if self.run.to == Some(id) && self.run.bytes < RUN {
-            Ok(())
-        } else {
-            self.flush()
-        };
+        // What is long, and may be shared with others, is not copied.
+        let joins = self.run.to == Some(id) && self.run.bytes + frame.len() <= RUN;
+        let sent = if joins { Ok(()) } else { self.flush() };
         self.run.to = Some(id);
         self.run.bytes += frame.len();
         self.run.frames.push(frame);

@@ -9,15 +9,23 @@
 //! | `ssntp.policy_put` | `objects`, `replace` (default false) | `changed` |
 //! | `ssntp.policy_delete` | `uris` | `changed` |
 //! | `ssntp.policy_reload` | `objects` | `changed` |
-//! | `ssntp.policy_dump` | `uri` (default all) | `objects` |
-//! | `ssntp.endpoint_dump` | `uri` (default all) | `objects` |
-//! | `ssntp.report_dump` | `uri` (default all) | `reports` |
+//! | `ssntp.policy_dump` | `uri` (default all) | `objects`, `more` |
+//! | `ssntp.endpoint_dump` | `uri` (default all) | `endpoints`, `more` |
+//! | `ssntp.dump_more` | – | as the dump that it goes on with |
+//! | `ssntp.report_dump` | `uri` (default all), `after` (default none) | `reports`, `after` |
 //! | `ssntp.sessions` | – | `sessions` |
 //! | `org.opendaylight.opflex.policy_query` | `subject`, `policy_uri`, `recursive` | `policy` |
 //!
 //! A change is answered when those who resolved the policy have been told and,
 //! where policy is kept, it is on the disk.
+//!
+//! A dump comes in pieces, so that a large one holds up no client of the
+//! server, and shows the tree as it was at the first one: while `more` is true,
+//! `ssntp.dump_more` brings the next piece, which may be empty. A connection
+//! has one dump at a time. Reports come in the order of their arrival; while
+//! there is an `after`, there may be more behind it.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -25,18 +33,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use log::error;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
+use super::editing::{self, Edit};
 use super::server::LOG;
-use super::{ServerContext, now};
+use super::serving::Event;
+use super::{ServerContext, keeper, now};
 use crate::opflex::message::{
     Custom, CustomResult, Decoder, ErrorCode, ErrorResponse, Incoming, Method, Reply, Request,
 };
-use crate::opflex::model::{ManagedObject, ObjectRef, Tree, Uri};
+use crate::opflex::model::{ManagedObject, Name, ObjectRef, Tree, Uri};
 use crate::opflex::rpc::{Frame, Framing, Id, Limits};
+use crate::opflex::server::{Exported, SessionInfo, Store, WalkId};
 use crate::transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
 
 const PUT: &str = "ssntp.policy_put";
@@ -45,8 +57,14 @@ const RELOAD: &str = "ssntp.policy_reload";
 const DUMP: &str = "ssntp.policy_dump";
 const ENDPOINTS: &str = "ssntp.endpoint_dump";
 const REPORTS: &str = "ssntp.report_dump";
+const MORE: &str = "ssntp.dump_more";
 const SESSIONS: &str = "ssntp.sessions";
 const QUERY: &str = "org.opendaylight.opflex.policy_query";
+
+/// Objects in one piece of a dump.
+const PIECE: usize = 500;
+/// The most objects that a query of libopflex's kind is answered with.
+const QUERIED: usize = 10_000;
 
 /// The longest message on a control connection: a whole policy.
 const MESSAGE: usize = 1 << 30;
@@ -108,48 +126,86 @@ impl Control {
         self.change(RELOAD, json!({ "objects": objects }))
     }
 
-    /// The policy at and below a URI, parents first.
+    /// The policy at and below a URI, parents first, as it is when the call
+    /// begins.
     ///
     /// # Errors
     /// [`ControlError`].
     pub fn dump(&mut self, uri: &Uri) -> Result<Vec<ManagedObject>, ControlError> {
-        self.objects(DUMP, uri)
+        self.pieces(DUMP, uri, "objects")
     }
 
-    /// The endpoints at and below a URI, parents first.
+    /// The endpoints at and below a URI, parents first, as they are when the
+    /// call begins.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn endpoints(&mut self, uri: &Uri) -> Result<Vec<ManagedObject>, ControlError> {
-        self.objects(ENDPOINTS, uri)
+    pub fn endpoints(&mut self, uri: &Uri) -> Result<Vec<EndpointEntry>, ControlError> {
+        self.pieces(ENDPOINTS, uri, "endpoints")
     }
 
-    /// The state reports at and below a URI as JSON, the oldest first.
+    /// The last state report of each object at and below a URI as JSON, in the
+    /// order of their arrival: [`Exported`] with its member names.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn reports(&mut self, uri: &Uri) -> Result<Value, ControlError> {
-        let mut result = self.call(REPORTS, json!({ "uri": uri }))?;
-        Ok(result["reports"].take())
+    pub fn reports(&mut self, uri: &Uri) -> Result<Vec<Value>, ControlError> {
+        let mut all: Vec<Value> = Vec::new();
+        let mut after = Value::Null;
+        loop {
+            let mut result = self.call(REPORTS, json!({ "uri": uri, "after": after }))?;
+            match result["reports"].take() {
+                Value::Array(reports) => all.extend(reports),
+                _ => return Err(ControlError::Answer),
+            }
+            after = result["after"].take();
+            if after.is_null() {
+                break;
+            }
+        }
+        // One that arrived again meanwhile is there twice.
+        let mut seen = HashSet::new();
+        all.reverse();
+        all.retain(|report| {
+            report["object"]["uri"]
+                .as_str()
+                .is_some_and(|uri| seen.insert(uri.to_owned()))
+        });
+        all.reverse();
+        Ok(all)
     }
 
-    /// The clients of the server as JSON.
+    /// The clients of the server as JSON, in the order in which they connected.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn sessions(&mut self) -> Result<Value, ControlError> {
+    pub fn sessions(&mut self) -> Result<Vec<Value>, ControlError> {
         let mut result = self.call(SESSIONS, json!({}))?;
-        Ok(result["sessions"].take())
+        serde_json::from_value(result["sessions"].take()).map_err(|_| ControlError::Answer)
+    }
+
+    fn pieces<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        uri: &Uri,
+        member: &str,
+    ) -> Result<Vec<T>, ControlError> {
+        let mut all = Vec::new();
+        let mut result = self.call(method, json!({ "uri": uri }))?;
+        loop {
+            let piece: Vec<T> =
+                serde_json::from_value(result[member].take()).map_err(|_| ControlError::Answer)?;
+            all.extend(piece);
+            if result["more"] != true {
+                return Ok(all);
+            }
+            result = self.call(MORE, json!({}))?;
+        }
     }
 
     fn change(&mut self, method: &str, params: Value) -> Result<u64, ControlError> {
         let result = self.call(method, params)?;
         result["changed"].as_u64().ok_or(ControlError::Answer)
-    }
-
-    fn objects(&mut self, method: &str, uri: &Uri) -> Result<Vec<ManagedObject>, ControlError> {
-        let mut result = self.call(method, json!({ "uri": uri }))?;
-        serde_json::from_value(result["objects"].take()).map_err(|_| ControlError::Answer)
     }
 
     /// Any inner method.
@@ -246,28 +302,87 @@ impl From<io::Error> for ControlError {
     }
 }
 
-/// Carries out what came on a control connection, and makes the answer.
-pub(super) fn carry_out(cx: &mut ServerContext<'_>, id: &Id, request: Request) -> Bytes {
-    let Request::Custom(calls) = request else {
-        let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, "the control socket takes custom only");
-        return failure(id, &error);
-    };
-    let [call] = &calls[..] else {
-        return failure(id, &ErrorResponse::new(ErrorCode::ERROR, "one call at a time"));
-    };
-    match result(cx, call) {
-        Ok(result) => {
-            let method = call.method.clone();
-            frame(Frame::result(id, &CustomResult { method, result }))
+/// An object of the endpoint registry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct EndpointEntry {
+    /// The object.
+    pub object: ManagedObject,
+    /// The element that declared it, where it is the topmost object of a
+    /// declaration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub element: Option<Name>,
+    /// In how many seconds it is removed, unless it is declared again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in: Option<f64>,
+}
+
+/// What is answered on a control connection.
+pub(super) enum Answer {
+    /// This, at once.
+    Now(Bytes),
+    /// What comes of an edit.
+    Later(PolicyEdit),
+}
+
+/// An edit of policy that somebody on a control connection waits for.
+pub(super) struct PolicyEdit {
+    id: Id,
+    call: Custom,
+}
+
+impl PolicyEdit {
+    /// Makes the edit and the answer. Blocks until the edit is kept.
+    pub(super) fn make(self, events: &Sender<Event>, keeper: Option<&keeper::Ask>) -> Bytes {
+        let changed = self
+            .read()
+            .and_then(|edit| editing::edit(events, keeper, edit).map_err(refused));
+        match changed {
+            Ok(changed) => reply(&self.id, &self.call.method, json!({ "changed": changed })),
+            Err(error) => failure(&self.id, &error),
         }
-        Err(error) => failure(id, &error),
+    }
+
+    /// The answer when there is no room for it.
+    pub(super) fn busy(&self) -> Bytes {
+        failure(&self.id, &refused("busy: too many edits wait"))
+    }
+
+    fn read(&self) -> Result<Edit, Box<ErrorResponse>> {
+        Ok(match self.call.method.as_str() {
+            DELETE => Edit::Delete(params::<Delete>(&self.call)?.uris),
+            RELOAD => Edit::Reload(params::<Put>(&self.call)?.objects),
+            _ => match params(&self.call)? {
+                Put {
+                    objects,
+                    replace: true,
+                } => Edit::Replace(objects),
+                Put { objects, .. } => Edit::Merge(objects),
+            },
+        })
     }
 }
 
-/// The answer to a change that was made and could not be kept.
-pub(super) fn unsaved(id: &Id) -> Bytes {
-    let what = "policy is changed, but could not be written to its file";
-    failure(id, &ErrorResponse::new(ErrorCode::ERROR, what))
+/// Carries out what came on a control connection, and makes the answer. `walk`
+/// is the dump that the connection has begun.
+pub(super) fn carry_out(
+    cx: &mut ServerContext<'_>,
+    walk: &mut Option<WalkId>,
+    id: Id,
+    request: Request,
+) -> Answer {
+    let Request::Custom(mut calls) = request else {
+        let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, "the control socket takes custom only");
+        return Answer::Now(failure(&id, &error));
+    };
+    let (Some(call), true) = (calls.pop(), calls.is_empty()) else {
+        let error = ErrorResponse::new(ErrorCode::ERROR, "one call at a time");
+        return Answer::Now(failure(&id, &error));
+    };
+    if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
+        return Answer::Later(PolicyEdit { id, call });
+    }
+    Answer::Now(answer(cx, walk, &id, &call).unwrap_or_else(|error| failure(&id, &error)))
 }
 
 /// An error as an answer.
@@ -302,6 +417,14 @@ struct Delete {
 struct Below {
     #[serde(default = "default_uri")]
     uri: Uri,
+    #[serde(default)]
+    after: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Wire<'a, T> {
+    method: &'a str,
+    result: T,
 }
 
 #[derive(Deserialize)]
@@ -312,42 +435,101 @@ struct Query {
     recursive: bool,
 }
 
-fn result(cx: &mut ServerContext<'_>, call: &Custom) -> Result<Value, Box<ErrorResponse>> {
-    let changed = |changes: usize| json!({ "changed": changes });
-    Ok(match call.method.as_str() {
-        PUT => {
-            let put: Put = params(call)?;
-            let changes = if put.replace {
-                cx.replace_policy(put.objects)
+fn answer(
+    cx: &mut ServerContext<'_>,
+    walk: &mut Option<WalkId>,
+    id: &Id,
+    call: &Custom,
+) -> Result<Bytes, Box<ErrorResponse>> {
+    let method = call.method.as_str();
+    Ok(match method {
+        DUMP | ENDPOINTS => {
+            let store = if method == DUMP {
+                Store::Policy
             } else {
-                cx.merge_policy(put.objects)
+                Store::Endpoints
             };
-            changed(changes.map_err(refused)?.len())
+            let uri = params::<Below>(call)?.uri;
+            if let Some(old) = walk.replace(cx.begin_walk(store, uri)) {
+                cx.end_walk(old);
+            }
+            piece(cx, walk, id, method)
         }
-        DELETE => changed(cx.delete_policy(&params::<Delete>(call)?.uris).len()),
-        RELOAD => {
-            let put: Put = params(call)?;
-            changed(cx.reload_policy(put.objects).map_err(refused)?.len())
-        }
-        DUMP => json!({ "objects": below(cx.core().policy(), &params::<Below>(call)?.uri) }),
-        ENDPOINTS => json!({ "objects": below(cx.core().endpoints(), &params::<Below>(call)?.uri) }),
+        MORE => piece(cx, walk, id, method),
         REPORTS => {
             #[expect(clippy::disallowed_methods, reason = "reports are shown with the time of day")]
             let wall = SystemTime::now();
-            let uri = params::<Below>(call)?.uri;
-            let reports: Vec<_> = cx.core().observer().export(&uri, cx.now(), wall).collect();
-            json!({ "reports": reports })
+            let Below { uri, after } = params(call)?;
+            let exported = cx.core().observer().export_after(after, &uri, cx.now(), wall);
+            let (places, reports): (Vec<u64>, Vec<_>) = exported.take(PIECE).unzip();
+            let after = places.last().filter(|_| places.len() == PIECE);
+            reply(id, method, ReportPiece { reports, after })
         }
-        SESSIONS => json!({ "sessions": sessions(cx) }),
+        SESSIONS => reply(id, method, json!({ "sessions": sessions(cx) })),
         QUERY => {
-            let query: Query = params(call)?;
-            json!({ "policy": found(cx.core().policy(), &query) })
+            let policy = found(cx.core().policy(), &params(call)?)?;
+            reply(id, method, json!({ "policy": policy }))
         }
         other => {
             let what = format!("unknown method {other:.64?}");
             return Err(Box::new(ErrorResponse::new(ErrorCode::EUNSUPPORTED, what)));
         }
     })
+}
+
+#[derive(Serialize)]
+struct ReportPiece<'a> {
+    reports: Vec<Exported<'a>>,
+    after: Option<&'a u64>,
+}
+
+#[derive(Default, Serialize)]
+struct Piece {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objects: Option<Vec<ManagedObject>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endpoints: Option<Vec<EndpointEntry>>,
+    more: bool,
+}
+
+/// The next piece of a dump.
+fn piece(cx: &mut ServerContext<'_>, walk: &mut Option<WalkId>, id: &Id, method: &str) -> Bytes {
+    let next = walk.and_then(|walk| cx.walk(walk, PIECE));
+    let result = match next {
+        Some((Store::Policy, objects)) => Piece {
+            objects: Some(objects),
+            more: true,
+            ..Piece::default()
+        },
+        Some((Store::Endpoints, objects)) => Piece {
+            endpoints: Some(objects.into_iter().map(|object| entry(cx, object)).collect()),
+            more: true,
+            ..Piece::default()
+        },
+        None => {
+            *walk = None;
+            Piece {
+                objects: Some(Vec::new()),
+                endpoints: Some(Vec::new()),
+                more: false,
+            }
+        }
+    };
+    reply(id, method, result)
+}
+
+fn entry(cx: &ServerContext<'_>, object: ManagedObject) -> EndpointEntry {
+    let declared = cx.core().declaration(&object.uri);
+    let expires = declared.as_ref().and_then(|declared| declared.expires);
+    EndpointEntry {
+        object,
+        element: declared.map(|declared| declared.element),
+        expires_in: expires.map(|at| at.saturating_duration_since(cx.now()).as_secs_f64()),
+    }
+}
+
+fn reply(id: &Id, method: &str, result: impl Serialize) -> Bytes {
+    frame(Frame::result(id, &Wire { method, result }))
 }
 
 fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
@@ -358,32 +540,36 @@ fn refused(why: impl fmt::Display) -> Box<ErrorResponse> {
     Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
 }
 
-fn below(tree: &Tree, uri: &Uri) -> Vec<ManagedObject> {
-    if uri.is_root() {
-        return tree.to_objects();
-    }
-    tree.subtree(uri).map(|object| object.to_object()).collect()
-}
-
-fn found(tree: &Tree, query: &Query) -> Vec<ManagedObject> {
+fn found(tree: &Tree, query: &Query) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
     let roots: Vec<ObjectRef<'_>> = match &query.policy_uri {
         Some(uri) => tree
             .get(uri)
             .filter(|object| object.subject().as_str() == query.subject)
             .into_iter()
             .collect(),
-        None => tree.class(&query.subject).collect(),
+        None => tree.class(&query.subject).take(QUERIED + 1).collect(),
     };
-    if query.recursive {
-        let below = roots.into_iter().flat_map(|root| tree.subtree(root.uri()));
-        below.map(|object| object.to_object()).collect()
-    } else {
-        roots.into_iter().map(|object| object.to_object()).collect()
+    let below = roots.iter().flat_map(|root| {
+        let most = if query.recursive { usize::MAX } else { 1 };
+        tree.subtree(root.uri()).take(most)
+    });
+    let found: Vec<_> = below.take(QUERIED + 1).map(|object| object.to_object()).collect();
+    if found.len() > QUERIED {
+        return Err(refused(format_args!("more than {QUERIED} objects: take {DUMP}")));
     }
+    Ok(found)
 }
 
 fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
-    let show = |session: crate::opflex::server::SessionInfo| {
+    let show = |session: SessionInfo| {
+        let counters = session.counters;
+        let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
+            let counts = Method::ALL.iter().map(|method| (method.name(), count(*method)));
+            let counts = counts.filter(|(_, count)| *count > 0);
+            counts
+                .map(|(name, count)| (name.to_owned(), count.into()))
+                .collect()
+        };
         json!({
             "connection": session.connection.0,
             "name": session.name,
@@ -393,6 +579,12 @@ fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
             "policies": session.policies,
             "endpoint_resolves": session.endpoint_resolves,
             "endpoints": session.endpoints,
+            "requests": counts(&|method| counters.requests(method)),
+            "refused": counts(&|method| counters.refused(method)),
+            "unknown": counters.unknown,
+            "unavailable": counters.unavailable,
+            "updates": counters.updates,
+            "update_errors": counters.update_errors,
         })
     };
     cx.core().sessions().into_iter().map(show).collect()

@@ -196,8 +196,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn resolve(&self, uri: &Uri) -> Result<Reference, CallError> {
-        let subject = uri.elements().rev().nth(1).or_else(|| uri.elements().next());
-        self.resolve_policy(subject.unwrap_or_default().as_ref(), uri.clone(), false)
+        self.resolve_policy(Self::class_of(uri), uri.clone(), false)
     }
 
     /// Wants an endpoint, and all changes of it, for as long as the reference
@@ -291,6 +290,44 @@ impl ElementHandle {
             };
             tree.subtree(&uri).map(|object| object.to_object()).collect()
         })
+    }
+
+    /// What a resolve in force brought, each object with everything below it.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn found(
+        &self,
+        what: Subject,
+        subject: impl Into<Name>,
+        target: &Target,
+    ) -> Result<Vec<ManagedObject>, CallError> {
+        let (subject, target) = (subject.into(), target.clone());
+        self.with(move |cx| {
+            let core = cx.core();
+            let tree = match what {
+                Subject::Policy => core.policy(),
+                Subject::Endpoint => core.endpoints(),
+            };
+            let roots = core.found(what, subject, &target);
+            let objects = roots.iter().flat_map(|root| tree.subtree(root));
+            objects.map(|object| object.to_object()).collect()
+        })
+    }
+
+    /// How many resolves, declarations and reports no server has answered yet.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn unanswered(&self) -> Result<usize, CallError> {
+        self.with(|cx| cx.core().unanswered())
+    }
+
+    /// The class that a URI names: its last segment but one, as in URIs of
+    /// libopflex for objects with one name.
+    pub fn class_of(uri: &Uri) -> Name {
+        let class = uri.elements().rev().nth(1).or_else(|| uri.elements().next());
+        class.unwrap_or_default().as_ref().into()
     }
 
     fn reference(&self, id: ReferenceId) -> Reference {

@@ -1,29 +1,36 @@
 //! The file that policy is kept in, written on a thread of its own.
 //!
 //! ```text
-//!  dispatcher ── soon(), then(…) ─▶ keeper ── Call: all objects ─▶ dispatcher
-//!  ServerHandle ── wait() ─────────▶   │ JSON, atomic replacement, answers
+//!  dispatcher ── soon() ──────────▶ keeper ── Call: some objects, and again ─▶ dispatcher
+//!  editing ── wait() ──────────────▶   │ JSON, atomic replacement, answers
 //! ```
 //!
 //! Requests that come while the file is written are served by the next write,
-//! which has all their changes.
+//! which has all their changes. A write that fails is told to those who wait
+//! and tried again: at the next change, and otherwise after a second, then two,
+//! up to a minute; once more when the server stops.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
-use log::error;
+use log::{error, info};
 
 use super::server::LOG;
-use super::serving::Event;
+use super::serving::{Event, copy_policy};
 use super::{CallError, StartError};
 use crate::opflex::model::{FileError, Format, ManagedObject};
 use crate::replace::replace;
 use crate::transport::threads;
 
-type Then = Box<dyn FnOnce(bool) + Send>;
+/// Told why policy is not kept, if it is not.
+type Then = Box<dyn FnOnce(Result<(), &str>) + Send>;
+
+/// How long a failed write is left alone, at first and at last.
+const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// The thread that writes.
 #[derive(Debug)]
@@ -57,7 +64,7 @@ impl Ask {
 
     /// Policy has changed; `then` is told on the keeper's thread whether it is
     /// on the disk.
-    pub(super) fn then(&self, then: Then) {
+    fn then(&self, then: Then) {
         self.lock().push(then);
         self.soon();
     }
@@ -66,11 +73,10 @@ impl Ask {
     pub(super) fn wait(&self) -> Result<(), CallError> {
         let (reply, result) = crossbeam_channel::bounded(1);
         self.then(Box::new(move |kept| {
-            let _ = reply.send(kept);
+            let _ = reply.send(kept.map_err(str::to_owned));
         }));
         match result.recv() {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(CallError::Keep(io::Error::other("the log says why"))),
+            Ok(kept) => kept.map_err(|why| CallError::Keep(io::Error::other(why))),
             Err(_) => Err(CallError::Stopped),
         }
     }
@@ -106,37 +112,57 @@ impl Keeper {
     }
 }
 
+/// What went wrong last, and for how long it is left alone.
+struct Failed {
+    why: String,
+    pause: Duration,
+}
+
 fn run(path: &Path, events: &Sender<Event>, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
+    let mut failed: Option<Failed> = None;
+    let mut tried_last = false;
     loop {
+        let again = failed.as_ref().map_or_else(crossbeam_channel::never, |failed| {
+            crossbeam_channel::after(failed.pause)
+        });
         let last = crossbeam_channel::select! {
             recv(woken) -> _ => false,
+            recv(again) -> _ => false,
             recv(stopped) -> _ => true,
         };
-        if last && woken.try_recv().is_err() {
+        if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
             // Nobody who comes now is left waiting.
             ask.lock().clear();
             return;
         }
+        tried_last = last;
         // Before the snapshot: who comes later waits for the next one.
         let waiting = std::mem::take(&mut *ask.lock());
-        let kept = write(path, events);
-        if let Err(e) = &kept {
-            error!(target: LOG, "{}: policy is not kept: {e}", path.display());
-        }
+        let shown = path.display();
+        failed = match (write(path, events), failed) {
+            (Ok(()), before) => {
+                if before.is_some() {
+                    info!(target: LOG, "{shown}: policy is kept again");
+                }
+                None
+            }
+            (Err(e), before) => {
+                let why = e.to_string();
+                if before.as_ref().is_none_or(|before| before.why != why) {
+                    error!(target: LOG, "{shown}: policy is not kept, which is tried again: {why}");
+                }
+                let pause = before.map_or(PAUSE[0], |before| (before.pause * 2).min(PAUSE[1]));
+                Some(Failed { why, pause })
+            }
+        };
         for then in waiting {
-            then(kept.is_ok());
+            then(failed.as_ref().map_or(Ok(()), |failed| Err(&failed.why)));
         }
     }
 }
 
 fn write(path: &Path, events: &Sender<Event>) -> io::Result<()> {
-    let stopped = || io::Error::other("the server has stopped");
-    let (reply, result) = crossbeam_channel::bounded(1);
-    let snapshot = Event::Call(Box::new(move |cx| {
-        let _ = reply.send(cx.core().policy().to_objects());
-    }));
-    events.send(snapshot).map_err(|_| stopped())?;
-    let objects = result.recv().map_err(|_| stopped())?;
+    let objects = copy_policy(events).ok_or_else(|| io::Error::other("the server has stopped"))?;
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
     replace(path, text.as_bytes())
 }

@@ -10,7 +10,7 @@
 //!  Server ─ Stop, Exit ──▼                             ▼─── Stop ─ PolicyElement
 //!              dispatcher: ServerCore          dispatcher: ElementCore ─▶ events
 //!                        │                             │
-//!                 outboxes, keeper                  outboxes
+//!            outboxes, keeper, editor                  outboxes
 //! ```
 //!
 //! One [`Server`] or [`PolicyElement`] owns its threads and joins them. No
@@ -23,8 +23,11 @@
 //! | frames for one connection | [`Limits`](crate::transport::Limits) | the connection ends |
 //! | a reader whose peer takes no answers | half of that | it waits, up to the write timeout |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
+//! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
+//! | edits from control connections | 16 | who asks for more is told that it is busy |
+//! | copies of a tree under way | one for each control connection, keeper and caller | – |
 //!
 //! | file | what |
 //! |---|---|
@@ -33,6 +36,7 @@
 //! | `server` | [`Server`], [`ServerHandle`] |
 //! | `serving` | the server's dispatcher: its state |
 //! | `desk` | the server's dispatcher: its thread, and the readers that take its place |
+//! | `editing` | changes of policy, large ones in steps |
 //! | `keeper` | the file that policy is kept in |
 //! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
@@ -47,6 +51,7 @@ mod connection;
 mod control;
 mod desk;
 mod dial;
+mod editing;
 mod element;
 mod engaging;
 mod keeper;
@@ -56,7 +61,7 @@ mod serving;
 use std::time::Instant;
 
 pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
-pub use self::control::{Control, ControlError};
+pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;
 pub use self::server::{Server, ServerHandle};

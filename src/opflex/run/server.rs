@@ -12,9 +12,10 @@ use log::{info, warn};
 
 use super::connection::{AtOnce, EVENTS, open};
 use super::desk::Desk;
+use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
-use super::serving::{Dispatcher, Event, ServerContext};
-use super::{CallError, ServerConfig, StartError, guard, now};
+use super::serving::{self, Dispatcher, Event, ServerContext};
+use super::{CallError, ServerConfig, StartError, now};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
 use crate::opflex::peer::ConnectionId;
@@ -28,6 +29,9 @@ use crate::transport::{
 /// The target of the log lines of this side.
 pub(super) const LOG: &str = "ssntp::opflex::server";
 
+/// Control connections beyond the most clients at a time.
+const CONTROLS: usize = 16;
+
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
 /// # Threads
@@ -40,6 +44,7 @@ pub struct Server {
     addresses: Vec<Address>,
     acceptance: Option<Acceptance>,
     keeper: Option<Keeper>,
+    editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -84,13 +89,15 @@ impl Server {
             Some(path) => Some(Keeper::start(path.clone(), events.clone()).map_err(StartError::Thread)?),
             None => None,
         };
+        let asked = || keeper.as_ref().map(Keeper::sender);
+        let (editor, jobs) = match &config.control {
+            Some(_) => Editor::start(events.clone(), asked())
+                .map(|(editor, jobs)| (Some(editor), Some(jobs)))
+                .map_err(StartError::Thread)?,
+            None => (None, None),
+        };
         let connections = Arc::new(AtomicUsize::new(0));
-        let dispatcher = Dispatcher::new(
-            core,
-            keeper.as_ref().map(Keeper::sender),
-            Arc::clone(&connections),
-            config.grace,
-        );
+        let dispatcher = Dispatcher::new(core, asked(), jobs, Arc::clone(&connections), config.grace);
         let desk = Desk::new(dispatcher, events.clone());
         let at_once = Arc::clone(&desk);
         let dispatcher =
@@ -98,13 +105,14 @@ impl Server {
         let handle = ServerHandle {
             events: events.clone(),
             dispatcher: dispatcher.thread().id(),
-            keeper: keeper.as_ref().map(Keeper::sender),
+            keeper: asked(),
         };
         let mut server = Self {
             handle,
             addresses,
             acceptance: None,
             keeper,
+            editor,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
@@ -155,6 +163,9 @@ impl Drop for Server {
         let _ = events.send(Event::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
+        }
+        if let Some(editor) = self.editor.take() {
+            editor.stop();
         }
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
@@ -211,9 +222,12 @@ struct Shared {
 impl Shared {
     fn serve(&self, newcomer: &Newcomer) {
         let peer = newcomer.peer();
-        if self.connections.fetch_add(1, Ordering::AcqRel) >= self.max {
+        // Whoever looks after a server that is full is let in.
+        let is_control = matches!(self.places.get(newcomer.listener()), Some(Place::Control));
+        let max = self.max.saturating_add(if is_control { CONTROLS } else { 0 });
+        if self.connections.fetch_add(1, Ordering::AcqRel) >= max {
             self.connections.fetch_sub(1, Ordering::AcqRel);
-            warn!(target: LOG, "{peer}: refused: {} clients are connected", self.max);
+            warn!(target: LOG, "{peer}: refused: {max} clients are connected");
             return;
         }
         if !self.admit(newcomer) {
@@ -310,24 +324,17 @@ impl ServerHandle {
         if std::thread::current().id() == self.dispatcher {
             return Err(CallError::OnDispatcher);
         }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let call = Event::Call(Box::new(move |cx| {
-            guard(LOG, || {
-                let _ = reply.send(call(cx));
-            })
-        }));
-        self.events.send(call).map_err(|_| CallError::Stopped)?;
-        result.recv().map_err(|_| CallError::Stopped)
+        serving::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
-    /// Puts policy in; see [`ServerCore::merge_policy`]. How many objects
-    /// changed.
+    /// Puts policy in; see [`ServerCore::merge_policy`]. More than a thousand
+    /// objects are checked as a whole and then put in piece by piece. How many
+    /// objects changed.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn merge_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.merge_policy(objects).map(|changes| changes.len()))??;
-        self.kept(changed)
+        self.edit(Edit::Merge(objects))
     }
 
     /// Puts policy in, in place of what is below it; see
@@ -336,17 +343,17 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn replace_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.replace_policy(objects).map(|changes| changes.len()))??;
-        self.kept(changed)
+        self.edit(Edit::Replace(objects))
     }
 
-    /// Makes these objects all the policy there is. How many objects changed.
+    /// Makes these objects all the policy there is. What differs is found out
+    /// on this thread; more than a thousand objects of it are put in piece by
+    /// piece. How many objects changed.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn reload_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.reload_policy(objects).map(|changes| changes.len()))??;
-        self.kept(changed)
+        self.edit(Edit::Reload(objects))
     }
 
     /// Removes policy with everything below it. How many objects went.
@@ -354,16 +361,19 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn delete_policy(&self, uris: Vec<Uri>) -> Result<usize, CallError> {
-        let changed = self.with(move |cx| cx.delete_policy(&uris).len())?;
-        self.kept(changed)
+        self.edit(Edit::Delete(uris))
     }
 
-    /// All policy, parents first.
+    /// All policy as it is now, parents first. It is copied in steps, so that
+    /// a large one holds no client up.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        self.with(|cx| cx.core().policy().to_objects())
+        if std::thread::current().id() == self.dispatcher {
+            return Err(CallError::OnDispatcher);
+        }
+        serving::copy_policy(&self.events).ok_or(CallError::Stopped)
     }
 
     /// The clients, in the order in which they connected.
@@ -374,11 +384,10 @@ impl ServerHandle {
         self.with(|cx| cx.core().sessions())
     }
 
-    /// Waits until a change is on the disk.
-    fn kept(&self, changed: usize) -> Result<usize, CallError> {
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| changed > 0) {
-            keeper.wait()?;
+    fn edit(&self, edit: Edit) -> Result<usize, CallError> {
+        if std::thread::current().id() == self.dispatcher {
+            return Err(CallError::OnDispatcher);
         }
-        Ok(changed)
+        editing::edit(&self.events, self.keeper.as_ref(), edit)
     }
 }

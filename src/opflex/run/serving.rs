@@ -1,19 +1,21 @@
 //! What owns a [`ServerCore`]: the state of a server's dispatcher.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Sender;
 use log::{info, warn};
 
 use super::connection::{LinkEvent, Links, Opened};
+use super::editing::Job;
 use super::server::LOG;
-use super::{control, keeper};
+use super::{control, guard, keeper};
 use crate::opflex::message::Incoming;
 use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::ConnectionId;
-use crate::opflex::server::{Action, ServerCore};
+use crate::opflex::server::{Action, ServerCore, Store, WalkId};
 
 /// The only way into the dispatcher.
 pub(super) enum Event {
@@ -78,6 +80,20 @@ impl ServerContext<'_> {
         Ok(changes)
     }
 
+    /// See [`ServerCore::update_policy`].
+    ///
+    /// # Errors
+    /// As [`merge_policy`](Self::merge_policy).
+    pub fn update_policy(
+        &mut self,
+        delete: &[Uri],
+        merge: Vec<ManagedObject>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.core.update_policy(delete, merge, self.now, self.actions)?;
+        self.changed |= !changes.is_empty();
+        Ok(changes)
+    }
+
     /// See [`ServerCore::reload_policy`].
     ///
     /// # Errors
@@ -94,17 +110,64 @@ impl ServerContext<'_> {
         self.changed |= !changes.is_empty();
         changes
     }
+
+    /// See [`ServerCore::begin_walk`].
+    pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
+        self.core.begin_walk(store, uri)
+    }
+
+    /// See [`ServerCore::walk`].
+    pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
+        self.core.walk(id, most)
+    }
+
+    /// See [`ServerCore::end_walk`].
+    pub fn end_walk(&mut self, id: WalkId) {
+        self.core.end_walk(id);
+    }
+}
+
+/// Objects that are copied in one go.
+const STEP: usize = 500;
+
+/// Has something done on the dispatcher. `None` where it is not: the server has
+/// stopped, or the call panicked.
+pub(super) fn call<T: Send + 'static>(
+    events: &Sender<Event>,
+    call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = Event::Call(Box::new(move |cx| {
+        guard(LOG, || {
+            let _ = reply.send(call(cx));
+        })
+    }));
+    events.send(call).ok()?;
+    result.recv().ok()
+}
+
+/// All policy as it is now, copied in steps between which the dispatcher does
+/// other things. `None` where the server has stopped.
+pub(super) fn copy_policy(events: &Sender<Event>) -> Option<Vec<ManagedObject>> {
+    let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
+    let mut objects = Vec::new();
+    while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
+        objects.extend(next);
+    }
+    Some(objects)
 }
 
 /// All state of a server.
 pub(super) struct Dispatcher {
     core: ServerCore,
     links: Links,
-    controls: HashSet<ConnectionId>,
+    /// The connections for control, each with the walk that it has begun.
+    controls: HashMap<ConnectionId, Option<WalkId>>,
     actions: Vec<Action>,
     /// Until when the dispatcher waits.
     waits_until: Option<Instant>,
     keeper: Option<keeper::Ask>,
+    editor: Option<Sender<Job>>,
     connections: Arc<AtomicUsize>,
     grace: Duration,
     stopping: Option<Instant>,
@@ -115,16 +178,18 @@ impl Dispatcher {
     pub(super) fn new(
         core: ServerCore,
         keeper: Option<keeper::Ask>,
+        editor: Option<Sender<Job>>,
         connections: Arc<AtomicUsize>,
         grace: Duration,
     ) -> Self {
         Self {
             core,
             links: Links::default(),
-            controls: HashSet::new(),
+            controls: HashMap::new(),
             actions: Vec::new(),
             waits_until: None,
             keeper,
+            editor,
             connections,
             grace,
             stopping: None,
@@ -180,7 +245,7 @@ impl Dispatcher {
         now: Instant,
     ) -> Option<bool> {
         let ends = self.stopping.is_some() || self.exiting;
-        if ends || self.controls.contains(&id) || !self.links.is_open(id) {
+        if ends || self.controls.contains_key(&id) || !self.links.is_open(id) {
             return None;
         }
         for message in messages.drain(..) {
@@ -199,13 +264,13 @@ impl Dispatcher {
                 if self.stopping.is_some() || self.exiting {
                     self.links.close(id);
                 } else if is_control {
-                    self.controls.insert(id);
+                    self.controls.insert(id, None);
                 } else {
                     self.core.connected(id, dialled, now, &mut self.actions);
                 }
             }
             Event::Link(LinkEvent::Messages(id, messages)) => {
-                let is_control = self.controls.contains(&id);
+                let is_control = self.controls.contains_key(&id);
                 for message in messages {
                     if is_control {
                         self.control(id, message, now);
@@ -256,8 +321,8 @@ impl Dispatcher {
         result
     }
 
-    /// A message on a connection for control. Its answer comes when a change
-    /// that it made is kept.
+    /// A message on a connection for control. An edit is answered when it is
+    /// made and kept.
     fn control(&mut self, id: ConnectionId, message: Incoming, now: Instant) {
         let Incoming::Request {
             id: request_id,
@@ -272,20 +337,24 @@ impl Dispatcher {
             }
             return;
         };
-        let (frame, changed) = self.call(now, |cx| {
-            let frame = control::carry_out(cx, &request_id, request);
-            (frame, cx.changed)
+        let mut walk = self.controls.get(&id).copied().flatten();
+        let answer = self.call(now, |cx| control::carry_out(cx, &mut walk, request_id, request));
+        self.controls.insert(id, walk);
+        let edit = match answer {
+            control::Answer::Now(frame) => return self.send(id, frame),
+            control::Answer::Later(edit) => edit,
+        };
+        let Some((editor, outbox)) = self.editor.as_ref().zip(self.links.outbox(id)) else {
+            return;
+        };
+        let busy = edit.busy();
+        let job: Job = Box::new(move |events, keeper| {
+            let frame = edit.make(events, keeper);
+            // Who left before the answer needs none.
+            let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
         });
-        match (&self.keeper, self.links.outbox(id)) {
-            (Some(keeper), Some(outbox)) if changed => {
-                let unsaved = control::unsaved(&request_id);
-                keeper.then(Box::new(move |kept| {
-                    let frame = if kept { frame } else { unsaved };
-                    // Who left before the answer needs none.
-                    let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
-                }));
-            }
-            _ => self.send(id, frame),
+        if editor.try_send(job).is_err() {
+            self.send(id, busy);
         }
     }
 
@@ -325,8 +394,9 @@ impl Dispatcher {
     }
 
     fn ended(&mut self, id: ConnectionId, now: Instant) {
-        if !self.controls.remove(&id) {
-            self.core.disconnected(id, now, &mut self.actions);
+        match self.controls.remove(&id) {
+            Some(walk) => walk.into_iter().for_each(|walk| self.core.end_walk(walk)),
+            None => self.core.disconnected(id, now, &mut self.actions),
         }
     }
 

@@ -24,6 +24,18 @@ pub(super) struct EndpointRegistry {
     expiry: Deadlines<Uri>,
 }
 
+/// A declaration of an endpoint, as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Declared {
+    /// The name of the element.
+    pub element: Name,
+    /// Its connection, which may have ended.
+    pub connection: ConnectionId,
+    /// When the endpoint is removed, unless it is declared again.
+    pub expires: Option<Instant>,
+}
+
 /// Who said that an endpoint is there.
 #[derive(Debug)]
 struct Declaration {
@@ -113,7 +125,12 @@ impl EndpointRegistry {
             .flatten()
             .collect();
         match on_leave {
-            OnLeave::Keep => Changes::default(),
+            // One without an end would stay for ever.
+            OnLeave::Keep => {
+                let endless = |uri: &Uri| self.expiry.of(uri).is_none();
+                let endless: Vec<Uri> = uris.into_iter().filter(endless).collect();
+                self.remove(&endless)
+            }
             OnLeave::Remove => self.remove(&uris),
             OnLeave::Grace(grace) => {
                 if let Some(end) = now.checked_add(grace) {
@@ -178,6 +195,16 @@ impl EndpointRegistry {
             )
         };
         pushes.into_iter().map(update).collect()
+    }
+
+    /// Who declared an endpoint.
+    pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
+        let declaration = self.declarations.get(uri)?;
+        Some(Declared {
+            element: declaration.element.clone(),
+            connection: declaration.connection,
+            expires: self.expiry.of(uri),
+        })
     }
 
     /// How many endpoints a connection has declared.

@@ -74,6 +74,7 @@ use log::{error, info, warn};
 use serde::Serialize;
 
 pub use self::counters::Counters;
+pub use self::endpoint_registry::Declared;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
 use self::policy_repository::PolicyRepository;
@@ -83,7 +84,7 @@ pub use self::session::SessionInfo;
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 use super::message::{Incoming, Method, Reply};
-use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri};
+use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
 use super::peer::{Beat, CloseReason, ConnectionId};
 use super::rpc::{EncodeError, Frame, Id};
 
@@ -108,6 +109,19 @@ pub enum Action {
     },
 }
 
+/// One of the two trees of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// The policy repository.
+    Policy,
+    /// The endpoint registry.
+    Endpoints,
+}
+
+/// A walk that has begun and is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WalkId(u64);
+
 /// A server of OpFlex without its threads.
 ///
 /// Threads: plain data for one owner. No call blocks.
@@ -121,6 +135,9 @@ pub struct ServerCore {
     repository: PolicyRepository,
     registry: EndpointRegistry,
     observer: Observer,
+    walks: HashMap<WalkId, (Store, Walk)>,
+    last_walk: u64,
+    policy_revision: u64,
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
     last_xid: u64,
@@ -129,26 +146,29 @@ pub struct ServerCore {
 impl ServerCore {
     /// A server without policy that takes objects of any class.
     pub fn new(settings: Settings, now: Instant) -> Self {
-        Self::with_trees(settings, Tree::new(), Tree::new(), now)
+        Self::with_trees(settings, None, now)
     }
 
-    /// A server that takes only objects that a model file allows, as policy
-    /// and as endpoints.
+    /// A server that takes only objects that a model file allows, as policy,
+    /// as endpoints and as state reports.
     pub fn with_schema(settings: Settings, schema: &Arc<Schema>, now: Instant) -> Self {
-        let tree = || Tree::with_schema(schema.clone());
-        Self::with_trees(settings, tree(), tree(), now)
+        Self::with_trees(settings, Some(schema), now)
     }
 
-    fn with_trees(settings: Settings, policy: Tree, endpoints: Tree, now: Instant) -> Self {
+    fn with_trees(settings: Settings, schema: Option<&Arc<Schema>>, now: Instant) -> Self {
+        let tree = || schema.cloned().map_or_else(Tree::new, Tree::with_schema);
         Self {
-            observer: Observer::new(&settings, now),
+            observer: Observer::new(&settings, schema.cloned(), now),
             settings,
             start: now,
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             names: HashMap::new(),
-            repository: PolicyRepository::new(policy),
-            registry: EndpointRegistry::new(endpoints),
+            repository: PolicyRepository::new(tree()),
+            registry: EndpointRegistry::new(tree()),
+            walks: HashMap::new(),
+            last_walk: 0,
+            policy_revision: 0,
             last_xid: 0,
         }
     }
@@ -282,6 +302,43 @@ impl ServerCore {
         &self.registry.endpoints.tree
     }
 
+    /// Begins to copy what is at and below a URI, as it is now, in steps that
+    /// hold nobody up. Who begins a walk takes it to its end, or ends it.
+    pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
+        self.last_walk += 1;
+        let id = WalkId(self.last_walk);
+        self.walks.insert(id, (store, Walk::below(uri)));
+        id
+    }
+
+    /// The next objects of a walk, parents before children, `most` or fewer,
+    /// and which tree they are of; there may be none although more are to come.
+    /// `None` once it is over.
+    pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
+        let (store, walk) = self.walks.get_mut(&id)?;
+        let tree = match store {
+            Store::Policy => &self.repository.policy.tree,
+            Store::Endpoints => &self.registry.endpoints.tree,
+        };
+        match walk.step(tree, most) {
+            Some(objects) => Some((*store, objects)),
+            None => {
+                self.walks.remove(&id);
+                None
+            }
+        }
+    }
+
+    /// Ends a walk that nobody goes on with.
+    pub fn end_walk(&mut self, id: WalkId) {
+        self.walks.remove(&id);
+    }
+
+    /// Who declared an endpoint, by its topmost object.
+    pub fn declaration(&self, uri: &Uri) -> Option<Declared> {
+        self.registry.declaration(uri)
+    }
+
     /// All state reports.
     pub fn observer(&self) -> &Observer {
         &self.observer
@@ -318,6 +375,25 @@ impl ServerCore {
         let changes = self.repository.policy.tree.delete(uris);
         self.tell_policy(&changes, now, actions);
         changes
+    }
+
+    /// Removes policy with everything below it and puts other policy in, as one
+    /// edit: what goes and comes again within it stays. Who resolved it is told.
+    pub fn update_policy(
+        &mut self,
+        delete: &[Uri],
+        merge: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.repository.policy.tree.update(delete, Vec::new(), merge)?;
+        self.tell_policy(&changes, now, actions);
+        Ok(changes)
+    }
+
+    /// A number that is another one after each edit that changed policy.
+    pub fn policy_revision(&self) -> u64 {
+        self.policy_revision
     }
 
     /// Makes these objects all the policy there is. Who resolved what changes
@@ -418,6 +494,8 @@ impl ServerCore {
     }
 
     fn tell_policy(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        self.policy_revision += u64::from(!changes.is_empty());
+        self.tell_walks(Store::Policy, changes);
         let updates = self
             .repository
             .updates(changes, self.settings.limits.update_objects, now);
@@ -428,7 +506,18 @@ impl ServerCore {
         }
     }
 
+    fn tell_walks(&mut self, of: Store, changes: &Changes) {
+        let tree = match of {
+            Store::Policy => &self.repository.policy.tree,
+            Store::Endpoints => &self.registry.endpoints.tree,
+        };
+        for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
+            walk.changed(tree, changes);
+        }
+    }
+
     fn tell_endpoints(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        self.tell_walks(Store::Endpoints, changes);
         let updates = self
             .registry
             .updates(changes, self.settings.limits.update_objects, now);

@@ -2,6 +2,8 @@
 //! time.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
@@ -10,7 +12,7 @@ use super::refusal::Refusal;
 use super::roll_up::{Row, Series};
 use super::{RollUp, Settings};
 use crate::opflex::message::StateReport;
-use crate::opflex::model::{ManagedObject, Name, Uri};
+use crate::opflex::model::{ManagedObject, Name, Schema, Uri};
 
 /// The last report of one object.
 #[derive(Clone, Debug)]
@@ -33,6 +35,7 @@ pub struct Report {
 /// limit of the settings the oldest makes room.
 #[derive(Debug)]
 pub struct Observer {
+    schema: Option<Arc<Schema>>,
     start: Instant,
     roll_up: Vec<RollUp>,
     max_reports: usize,
@@ -45,8 +48,9 @@ pub struct Observer {
 }
 
 impl Observer {
-    pub(super) fn new(settings: &Settings, now: Instant) -> Self {
+    pub(super) fn new(settings: &Settings, schema: Option<Arc<Schema>>, now: Instant) -> Self {
         Self {
+            schema,
             start: now,
             roll_up: settings.roll_up.clone(),
             max_reports: settings.limits.reports,
@@ -86,28 +90,56 @@ impl Observer {
     }
 
     /// The reports below a URI in a form for JSON, the oldest first, with times
-    /// of day. Both clocks are passed in.
+    /// in seconds since 1970, those of intervals too. Both clocks are passed in.
     pub fn export<'a>(
         &'a self,
         below: &'a Uri,
         now: Instant,
         wall: SystemTime,
     ) -> impl Iterator<Item = Exported<'a>> {
-        let reports = self.reports().filter(|report| below.covers(&report.object.uri));
-        reports.map(move |report| {
-            let arrived = wall.checked_sub(now.saturating_duration_since(report.arrived));
-            let since = arrived.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-            Exported {
-                object: &report.object,
-                element: &report.element,
-                arrived: since.map_or(0.0, |since| since.as_secs_f64()),
-                count: report.count,
-                numbers: self.numbers(&report.object.uri).collect(),
-            }
-        })
+        self.export_after(None, below, now, wall)
+            .map(|(_, report)| report)
     }
 
-    /// Enters reports, or none of them when one is malformed.
+    /// As [`export`](Self::export), of what arrived after a place in the order
+    /// of arrival, each with its own: so that many reports can be taken in
+    /// steps. One that arrives again meanwhile comes again.
+    pub fn export_after<'a>(
+        &'a self,
+        place: Option<u64>,
+        below: &'a Uri,
+        now: Instant,
+        wall: SystemTime,
+    ) -> impl Iterator<Item = (u64, Exported<'a>)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.by_arrival.range((from, Bound::Unbounded));
+        let uris = uris.filter(|(_, uri)| below.is_root() || below.covers(uri));
+        uris.filter_map(move |(place, uri)| Some((*place, self.exported(self.reports.get(uri)?, now, wall))))
+    }
+
+    fn exported<'a>(&'a self, report: &'a Report, now: Instant, wall: SystemTime) -> Exported<'a> {
+        let since_1970 = |at: Instant| {
+            let at = wall.checked_sub(now.saturating_duration_since(at));
+            at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
+                .unwrap_or_default()
+        };
+        let start = since_1970(self.start).as_secs();
+        let numbers = self.numbers(&report.object.uri).map(|(name, mut rows)| {
+            let intervals = rows.iter_mut().flat_map(|row| &mut row.intervals);
+            intervals.for_each(|interval| interval.start += start);
+            (name, rows)
+        });
+        Exported {
+            object: &report.object,
+            element: &report.element,
+            arrived: since_1970(report.arrived).as_secs_f64(),
+            count: report.count,
+            numbers: numbers.collect(),
+        }
+    }
+
+    /// Enters reports, or none of them when one is malformed or not what the
+    /// model file allows.
     pub(super) fn report(
         &mut self,
         element: &Name,
@@ -117,6 +149,9 @@ impl Observer {
         let objects = || reports.iter().flat_map(|report| &report.observable);
         for object in objects() {
             object.check().map_err(Refusal::error)?;
+            if let Some(schema) = &self.schema {
+                schema.check(object).map_err(Refusal::error)?;
+            }
         }
         for object in reports.into_iter().flat_map(|report| report.observable) {
             self.enter(element, object, now);
@@ -186,6 +221,7 @@ pub struct Exported<'a> {
     pub arrived: f64,
     /// How often the object was reported.
     pub count: u64,
-    /// Its numbers over time, by property.
+    /// Its numbers over time, by property; intervals begin at seconds since
+    /// 1970.
     pub numbers: BTreeMap<&'a Name, Vec<Row>>,
 }

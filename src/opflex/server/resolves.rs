@@ -43,7 +43,12 @@ impl Resolvable {
                 &*resolve.subject
             )));
         }
-        if self.watchers.count(&connection) + resolves.len() > limit {
+        let there = self.watchers.count(&connection);
+        // What is resolved again is there already.
+        let adds = |resolve: &&Resolve| {
+            !resolve.refresh.is_zero() && !self.watchers.watches(&connection, &resolve.target)
+        };
+        if there + resolves.len() > limit && there + resolves.iter().filter(adds).count() > limit {
             let what = format!("a connection can't resolve more than {limit} objects");
             return Err(Refusal::error(what));
         }

@@ -67,7 +67,8 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLeave {
-    /// They stay until their refresh time is over, as the draft has it.
+    /// They stay until their refresh time is over, as the draft has it. Those
+    /// that were declared without such a time are removed.
     Keep,
     /// They are removed at once.
     Remove,

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::super::{ManagedObject, ModelError, Uri};
+use super::super::{ManagedObject, ModelError, Name, Uri};
 use super::changes::{Before, same};
 use super::{Changes, Tree};
 use crate::opflex::one_or_many::{self, OneOrMany};
@@ -97,14 +97,55 @@ impl Tree {
     }
 
     /// Checks an object by itself: what it says of its parent and children,
-    /// and what the model file says of it.
+    /// and what the model file says of it, also of the parent that it names.
     pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
         object.check()?;
         self.schema.as_ref().map_or(Ok(()), |schema| schema.check(object))
     }
 
-    fn check_all(&self, objects: &[ManagedObject]) -> Result<(), ModelError> {
-        objects.iter().try_for_each(|object| self.check(object))
+    /// Checks objects that are to come together. With a model file, each is
+    /// checked against the parent that it will have.
+    pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
+        objects.iter().try_for_each(ManagedObject::check)?;
+        let Some(schema) = &self.schema else {
+            return Ok(());
+        };
+        let coming: HashMap<&str, &Name> = objects
+            .iter()
+            .map(|object| (object.uri.as_str(), &object.subject))
+            .collect();
+        let class = |uri: &str| {
+            let known = || self.objects.get(uri).map(|known| &known.subject);
+            coming.get(uri).copied().or_else(known)
+        };
+        let lists = |object: &'a ManagedObject| object.children.iter().map(move |child| (child, object));
+        let listed: HashMap<&Uri, &ManagedObject> = objects.iter().flat_map(lists).collect();
+        for object in objects {
+            let known = || self.objects.get(&object.uri)?.parent_uri.as_ref();
+            let parent = object
+                .parent_uri
+                .as_ref()
+                .or_else(|| listed.get(&object.uri).map(|parent| &parent.uri))
+                .or_else(known)
+                .or_else(|| self.announced.get(&object.uri));
+            let parent_class = match parent {
+                Some(parent) => class(parent.as_str()).or(object.parent_subject.as_ref()),
+                None => {
+                    let above: Vec<&str> = object.uri.prefixes().collect();
+                    above.into_iter().rev().find_map(class)
+                }
+            };
+            schema.check_below(object, parent_class)?;
+        }
+        for (child, parent) in listed
+            .iter()
+            .filter(|(child, _)| !coming.contains_key(child.as_str()))
+        {
+            if let Some(known) = self.objects.get(*child) {
+                schema.check_place(child, &known.subject, Some(&parent.subject))?;
+            }
+        }
+        Ok(())
     }
 
     fn compare(&self, before: Before) -> Changes {

@@ -21,12 +21,14 @@
 //! | `edit` | how it changes |
 //! | `changes` | what an edit did |
 //! | `index` | the tables behind the look-ups |
+//! | `walk` | copying it in steps |
 
 mod changes;
 mod edit;
 mod index;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
@@ -37,6 +39,7 @@ use serde_json::{Map, Value};
 
 pub use self::changes::{Change, ChangeKind, Changes};
 use self::index::{Index, Names};
+pub use self::walk::Walk;
 use super::managed_object::find;
 use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
 use crate::opflex::one_or_many::OneOrMany;

@@ -127,14 +127,19 @@ fn what_becomes_of_the_endpoints_of_an_element_that_leaves() {
         let mut world = world(on_leave);
         let pe = world.element("pe1");
         declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+        // One without an end outlives its element for no longer than the grace.
+        declare(&mut world, pe, &[ep("/ep/2/", 1)], 0);
         world.leave(pe);
+        if !matches!(on_leave, OnLeave::Grace(_)) {
+            assert!(!known(&world).contains(&"/ep/2/".to_owned()));
+        }
         world.pass(seconds);
         known(&world).len()
     };
     let grace = OnLeave::Grace(Duration::from_secs(30));
     assert_eq!((after(OnLeave::Keep, 59.0), after(OnLeave::Keep, 60.0)), (1, 0));
-    assert_eq!((after(grace, 29.0), after(grace, 30.0)), (1, 0));
-    assert_eq!(after(OnLeave::Grace(Duration::from_secs(3600)), 60.0), 0);
+    assert_eq!((after(grace, 29.0), after(grace, 30.0)), (2, 0));
+    assert_eq!(after(OnLeave::Grace(Duration::from_secs(3600)), 60.0), 1);
     assert_eq!(after(OnLeave::Remove, 0.0), 0);
 }
 

@@ -64,7 +64,7 @@ fn reports_are_exported_with_their_times_and_numbers() {
             "arrived": 999_998.0,
             "count": 3,
             "numbers": {"p": [{"interval": 10, "intervals": [
-                interval(0, 2, 1.0, 4.0, 5.0), interval(10, 1, 9.0, 9.0, 9.0)]}]},
+                interval(999_987, 2, 1.0, 4.0, 5.0), interval(999_997, 1, 9.0, 9.0, 9.0)]}]},
         }])
     );
 }

@@ -373,6 +373,9 @@ fn a_connection_can_resolve_only_so_much() {
     }
     let more = json!([{"subject": "class4", "policy_uri": "/class4/2/", "prr": 60}]);
     assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
+    // What is in force can be refreshed, and asked for once.
+    resolve(&mut world, client, "/class4/1/", 60);
+    resolve(&mut world, client, "/class4/2/", 0);
     world.leave(client);
     assert!(world.server.repository.policy.watchers.is_empty());
 }

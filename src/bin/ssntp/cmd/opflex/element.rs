@@ -6,12 +6,13 @@ use std::time::Duration;
 use crossbeam_channel::select;
 use serde_json::{Value, json};
 use ssntp::opflex::PolicyElement;
-use ssntp::opflex::model::{ChangeKind, ManagedObject, Target, Uri};
+use ssntp::opflex::model::{ChangeKind, Ident, ManagedObject, Name, Target, Uri};
 use ssntp::opflex::policy_element::{Event, Health, ObjectChange, Settings, Subject};
-use ssntp::opflex::run::{ElementConfig, Reference};
+use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
 use super::load_objects;
+use super::printing::{print_object, print_properties};
 use super::tls::ClientTls;
 use crate::failure::Failure;
 use crate::output::{Output, printable};
@@ -20,8 +21,8 @@ use crate::signals::Stop;
 
 /// Resolve policy, declare endpoints and report state
 ///
-/// Without --watch it ends once every policy is resolved, printing it; with
-/// it, it stays and prints what changes.
+/// Without --watch it ends once servers have answered everything, and prints
+/// what was resolved; with it, it stays and prints what changes.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
@@ -37,6 +38,16 @@ pub(super) struct Args {
     /// where none is given
     #[arg(long, value_names = ["SUBJECT", "URI"], num_args = 1..=2)]
     resolve: Vec<String>,
+    /// Policies to resolve by a name within a context, which is a URI
+    #[arg(long, value_names = ["SUBJECT", "CONTEXT", "NAME"], num_args = 3)]
+    resolve_ident: Vec<String>,
+    /// An endpoint to resolve
+    #[arg(long, value_names = ["SUBJECT", "URI"], num_args = 2)]
+    resolve_endpoint: Vec<String>,
+    /// Endpoints to resolve by an identifier within a context: an address, a
+    /// MAC, a UUID
+    #[arg(long, value_names = ["SUBJECT", "CONTEXT", "IDENTIFIER"], num_args = 3)]
+    resolve_endpoint_ident: Vec<String>,
     /// Resolve what resolved policies refer to, too
     #[arg(long)]
     follow: bool,
@@ -52,7 +63,7 @@ pub(super) struct Args {
     /// How long servers tell changes, and how often they are asked again
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
-    /// How long to wait for everything to be resolved, without --watch
+    /// How long to wait for all servers and answers, without --watch
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
     /// Answer updates, as the draft asks and a libopflex server does not bear
@@ -65,22 +76,80 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// The policies of the command line: an argument that is no URI is the class
-/// of the one that follows.
-fn wanted(arguments: &[String]) -> Result<Vec<(Option<&str>, Uri)>, Failure> {
+/// Something to be resolved.
+#[derive(Debug)]
+struct Wanted {
+    what: Subject,
+    subject: Name,
+    target: Target,
+}
+
+impl Args {
+    fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
+        let mut wanted = policies(&self.resolve)?;
+        for three in self.resolve_ident.chunks(3) {
+            wanted.push(by_ident("--resolve-ident", Subject::Policy, three)?);
+        }
+        for two in self.resolve_endpoint.chunks(2) {
+            let [subject, text] = two else {
+                continue;
+            };
+            wanted.push(Wanted {
+                what: Subject::Endpoint,
+                subject: subject.as_str().into(),
+                target: uri("--resolve-endpoint", text)?.into(),
+            });
+        }
+        for three in self.resolve_endpoint_ident.chunks(3) {
+            wanted.push(by_ident("--resolve-endpoint-ident", Subject::Endpoint, three)?);
+        }
+        Ok(wanted)
+    }
+}
+
+fn uri(flag: &str, text: &str) -> Result<Uri, Failure> {
+    if !text.starts_with('/') {
+        return Err(Failure::usage(format!("{flag}: {text:?} is no URI")));
+    }
+    text.parse()
+        .map_err(|e| Failure::usage(format!("{flag}: {text:?}: {e}")))
+}
+
+/// What clap has counted.
+fn by_ident(flag: &str, what: Subject, three: &[String]) -> Result<Wanted, Failure> {
+    let [subject, context, name] = three else {
+        return Err(Failure::usage(format!("{flag} takes three values")));
+    };
+    let ident = Ident {
+        context: uri(flag, context)?,
+        name: name.as_str().into(),
+    };
+    Ok(Wanted {
+        what,
+        subject: subject.as_str().into(),
+        target: ident.into(),
+    })
+}
+
+/// The policies of `--resolve`: an argument that is no URI is the class of the
+/// one that follows.
+fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
     let mut wanted = Vec::new();
-    let mut subject = None;
+    let mut subject: Option<&String> = None;
     for argument in arguments {
-        if !argument.starts_with('/') {
-            if subject.replace(argument.as_str()).is_some() {
-                return Err(Failure::usage(format!("--resolve: {argument:?} is no URI")));
-            }
+        if !argument.starts_with('/') && subject.is_none() {
+            subject = Some(argument);
             continue;
         }
-        let uri = argument
-            .parse::<Uri>()
-            .map_err(|e| Failure::usage(format!("--resolve: {argument:?}: {e}")))?;
-        wanted.push((subject.take(), uri));
+        let uri = uri("--resolve", argument)?;
+        wanted.push(Wanted {
+            what: Subject::Policy,
+            subject: subject.take().map_or_else(
+                || ElementHandle::class_of(&uri),
+                |subject| subject.as_str().into(),
+            ),
+            target: uri.into(),
+        });
     }
     match subject {
         Some(subject) => Err(Failure::usage(format!("--resolve: no URI after {subject:?}"))),
@@ -90,7 +159,7 @@ fn wanted(arguments: &[String]) -> Result<Vec<(Option<&str>, Uri)>, Failure> {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
-    let wanted = wanted(&args.resolve)?;
+    let wanted = args.wanted()?;
     let peers = args.connect.iter().map(Address::to_string);
     let mut settings = Settings::new(args.name, args.domain, peers);
     settings.prr = args.prr.into();
@@ -108,17 +177,25 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     let references = wanted
         .iter()
-        .map(|(subject, uri)| match subject {
-            Some(subject) => element.resolve_policy(*subject, uri.clone(), args.follow),
-            None => element.resolve(uri),
+        .map(|wanted| {
+            let (subject, target) = (wanted.subject.clone(), wanted.target.clone());
+            match wanted.what {
+                Subject::Policy => element.resolve_policy(subject, target, args.follow),
+                Subject::Endpoint => element.resolve_endpoint(subject, target),
+            }
         })
         .collect::<Result<Vec<Reference>, _>>()
         .map_err(Failure::new)?;
     let result = if args.watch {
         watch(&element, &stop, args.json)
     } else {
-        let uris = wanted.iter().map(|(_, uri)| uri);
-        resolve_once(&element, &stop, uris.collect(), args.timeout.into(), args.json)
+        resolve_once(&element, &stop, args.timeout.into()).and_then(|done| {
+            if done {
+                show(&element, &wanted, args.json)
+            } else {
+                Ok(())
+            }
+        })
     };
     drop(references);
     element.stop();
@@ -143,48 +220,67 @@ fn watch(element: &PolicyElement, stop: &Stop, as_json: bool) -> Result<(), Fail
     }
 }
 
-/// Waits until all servers are there and have answered, and prints what came.
-fn resolve_once(
-    element: &PolicyElement,
-    stop: &Stop,
-    mut unresolved: Vec<&Uri>,
-    limit: Duration,
-    as_json: bool,
-) -> Result<(), Failure> {
-    let uris = unresolved.clone();
+/// Waits until everything is answered, and all servers are there or the time
+/// is over. False when a signal came.
+fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result<bool, Failure> {
     let end = crossbeam_channel::after(limit);
-    let mut healthy = false;
+    // An answer to a declaration is no event.
+    let look = crossbeam_channel::tick(Duration::from_millis(20));
     let mut last = None;
-    while !(healthy && unresolved.is_empty()) {
+    loop {
+        let unanswered = element.unanswered().map_err(Failure::new)?;
+        let health = element.health().map_err(Failure::new)?;
+        if unanswered == 0 && health == Health::Healthy {
+            return Ok(true);
+        }
         let event = select! {
             recv(element.events()) -> event => event.map_err(Failure::new)?,
-            recv(stop.channel()) -> _ => return Ok(()),
+            recv(stop.channel()) -> _ => return Ok(false),
+            recv(look) -> _ => continue,
             recv(end) -> _ => {
+                if unanswered == 0 && health != Health::Down {
+                    return Ok(true);
+                }
                 let what = last.unwrap_or_else(|| "no answer".to_owned());
                 return Err(Failure::new(format!("not done in time: {what}")));
             }
         };
         match event {
-            Event::Resolved {
-                target: Target::Uri(uri),
-                ..
-            } => unresolved.retain(|wanted| **wanted != uri),
-            Event::Health(health) => healthy = health == Health::Healthy,
             Event::Peer {
                 address,
                 reason: Some(reason),
                 ..
             } => last = Some(format!("{address}: {reason}")),
-            Event::Refused { address, error, .. } => last = Some(format!("{address}: {error}")),
+            Event::Refused {
+                address,
+                method,
+                about,
+                error,
+            } => {
+                return Err(Failure::new(format!(
+                    "{address} refused {method} {about}: {error}"
+                )));
+            }
             _ => {}
         }
     }
+}
+
+/// Prints what came.
+fn show(element: &PolicyElement, wanted: &[Wanted], as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     let mut missing = Vec::new();
-    for uri in uris {
-        let objects = element.objects(Subject::Policy, uri).map_err(Failure::new)?;
+    for Wanted {
+        what,
+        subject,
+        target,
+    } in wanted
+    {
+        let objects = element
+            .found(*what, subject.clone(), target)
+            .map_err(Failure::new)?;
         if objects.is_empty() {
-            missing.push(uri.to_string());
+            missing.push(target.to_string());
         }
         for object in objects {
             if as_json {
@@ -281,18 +377,6 @@ fn print_change(output: &mut Output, what: Subject, change: &ObjectChange) -> Re
         .object
         .as_ref()
         .map_or(Ok(()), |object| print_properties(output, object))
-}
-
-fn print_object(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
-    output.line(printable(&format!("{} {}", object.subject, object.uri)))?;
-    print_properties(output, object)
-}
-
-fn print_properties(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
-    object
-        .properties
-        .iter()
-        .try_for_each(|property| output.line(printable(&format!("  {} = {}", property.name, property.data))))
 }
 
 fn to_json(event: &Event) -> Option<Value> {

@@ -5,17 +5,25 @@
 //! | `serve` | policy repository, endpoint registry, observer |
 //! | `element` | a policy element |
 //! | `policy` | change the policy of a running server |
-//! | `tls` | the flags of both for TLS |
+//! | `show` | `endpoints`, `reports`, `sessions`: what a running server has |
+//!
+//! `identity` and `tls` are flags of these, `control` is the way to a running
+//! server, and `printing` how objects are shown.
 
+mod control;
 mod element;
+mod identity;
 mod policy;
+mod printing;
 mod serve;
+mod show;
 mod tls;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Subcommand;
-use ssntp::opflex::model::{Format, ManagedObject};
+use ssntp::opflex::model::{Format, ManagedObject, Schema};
 
 use crate::failure::Failure;
 
@@ -31,6 +39,9 @@ enum Command {
     Serve(serve::Args),
     Element(element::Args),
     Policy(policy::Args),
+    Endpoints(show::EndpointArgs),
+    Reports(show::ReportArgs),
+    Sessions(show::SessionArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -38,6 +49,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(args),
         Command::Element(args) => element::run(args),
         Command::Policy(args) => policy::run(args),
+        Command::Endpoints(args) => show::endpoints(args),
+        Command::Reports(args) => show::reports(args),
+        Command::Sessions(args) => show::sessions(args),
     }
 }
 
@@ -54,4 +68,14 @@ fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
     let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
     let format = Format::of_name(&path.to_string_lossy());
     ManagedObject::read_all(&text, format).map_err(|e| Failure::new(format!("{shown}: {e}")))
+}
+
+/// Reads a model file, as JSON or, where its name says so, YAML.
+fn load_model(path: &Path) -> Result<Arc<Schema>, Failure> {
+    let shown = path.display();
+    let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
+    let schema = Schema::read(&text, Format::of_name(&path.to_string_lossy()));
+    schema
+        .map(Arc::new)
+        .map_err(|e| Failure::new(format!("{shown}: {e}")))
 }

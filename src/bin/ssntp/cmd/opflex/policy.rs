@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 use ssntp::opflex::model::{Format, ManagedObject, Uri};
-use ssntp::opflex::run::Control;
 
+use super::control::ControlArgs;
 use super::load_objects;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::seconds::Seconds;
 
 /// Change or show the policy of a running server
 ///
@@ -19,15 +18,8 @@ use crate::seconds::Seconds;
 /// is on the disk.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The control socket of the server
-    #[arg(long, value_name = "PATH", global = true, required = false)]
-    control: Option<PathBuf>,
-    /// How long to wait for an answer
-    #[arg(long, value_name = "SECONDS", default_value = "30", global = true)]
-    timeout: Seconds,
-    /// Print JSON
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    control: ControlArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -42,6 +34,12 @@ enum Command {
         /// Remove everything else below these objects
         #[arg(long)]
         replace: bool,
+    },
+    /// Make the objects of files all the policy there is
+    Reload {
+        /// JSON or YAML arrays of managed objects
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
     },
     /// Remove objects and everything below them
     Delete {
@@ -60,20 +58,11 @@ enum Command {
 }
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
-    let path = args
-        .control
-        .ok_or_else(|| Failure::usage("--control PATH is missing"))?;
-    let mut control = Control::connect(&path, args.timeout.into())
-        .map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+    let mut control = args.control.connect()?;
     let mut output = Output::new();
     let changed = match args.command {
-        Command::Put { files, replace } => {
-            let mut objects = Vec::new();
-            for file in &files {
-                objects.extend(load_objects(file)?);
-            }
-            control.put(&objects, replace).map_err(Failure::new)?
-        }
+        Command::Put { files, replace } => control.put(&load_all(&files)?, replace).map_err(Failure::new)?,
+        Command::Reload { files } => control.reload(&load_all(&files)?).map_err(Failure::new)?,
         Command::Delete { uris } => control.delete(&uris).map_err(Failure::new)?,
         Command::Dump { uri, yaml } => {
             let objects = control
@@ -85,10 +74,19 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return output.flush();
         }
     };
-    if args.json {
+    if args.control.json {
         output.line(json!({ "changed": changed }))?;
     } else {
-        output.line(format!("{changed} objects changed"))?;
+        let objects = if changed == 1 { "object" } else { "objects" };
+        output.line(format!("{changed} {objects} changed"))?;
     }
     output.flush()
+}
+
+fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {
+    let mut objects = Vec::new();
+    for file in files {
+        objects.extend(load_objects(file)?);
+    }
+    Ok(objects)
 }

@@ -6,16 +6,14 @@ use clap::value_parser;
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::opflex::Server;
-use ssntp::opflex::message::{Peer, Role};
 use ssntp::opflex::run::ServerConfig;
-use ssntp::opflex::server::Settings;
 use ssntp::transport::Address;
 
-use super::load_objects;
+use super::identity::IdentityArgs;
 use super::tls::ServerTls;
+use super::{load_model, load_objects};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::seconds::Seconds;
 use crate::signals::Stop;
 
 /// Serve policy, register endpoints and keep state reports
@@ -32,43 +30,22 @@ pub(super) struct Args {
     /// agent-ovs's opflex_server reads
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// What it is: repository, registry and observer, or none of them, for a
-    /// server that only tells where the others are
-    #[arg(
-        long,
-        value_name = "ROLE",
-        value_delimiter = ',',
-        value_parser = role,
-        default_value = "repository,registry,observer"
-    )]
-    roles: Vec<Option<Role>>,
-    /// The server's name
-    #[arg(long, value_name = "NAME", default_value = "ssntp")]
-    name: String,
-    /// The policy domain
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    domain: String,
-    /// Another server to tell elements of; several roles are joined with +
-    #[arg(long = "peer", value_name = "ROLE=HOST:PORT", value_parser = peer)]
-    peers: Vec<Peer>,
+    /// The classes that it takes, with their properties, types and containment
+    /// (JSON or YAML); objects that do not fit are refused [default: any]
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Identity")]
+    identity: IdentityArgs,
     #[command(flatten)]
     tls: ServerTls,
-    /// Take elements with another protocol version, another domain or no name
-    #[arg(long, conflicts_with = "strict")]
-    lenient: bool,
-    /// Refuse these, as the draft says (the default)
-    #[arg(long)]
-    strict: bool,
     /// Keep policy in this file, and begin with what it holds in place of
     /// --policy
     #[arg(long, value_name = "FILE")]
     persist: Option<PathBuf>,
-    /// The Unix socket that `ssntp opflex policy` talks to
+    /// The Unix socket that `ssntp opflex policy`, `endpoints`, `reports` and
+    /// `sessions` talk to
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// How long changes are told where a client does not say
-    #[arg(long, value_name = "SECONDS", default_value = "7200")]
-    prr: Seconds,
     /// The most clients at a time [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
@@ -77,35 +54,10 @@ pub(super) struct Args {
     json: bool,
 }
 
-fn role(text: &str) -> Result<Option<Role>, String> {
-    match text {
-        "none" => Ok(None),
-        "repository" | "policy_repository" => Ok(Some(Role::POLICY_REPOSITORY)),
-        "registry" | "endpoint_registry" => Ok(Some(Role::ENDPOINT_REGISTRY)),
-        "observer" => Ok(Some(Role::OBSERVER)),
-        _ => Err("it is none of repository, registry, observer, none".to_owned()),
-    }
-}
-
-fn peer(text: &str) -> Result<Peer, String> {
-    let (roles, address) = text.split_once('=').ok_or("it is not ROLE=HOST:PORT")?;
-    address.parse::<Address>().map_err(|e| e.to_string())?;
-    let roles: Vec<_> = roles.split('+').map(role).collect::<Result<_, _>>()?;
-    Ok(Peer {
-        role: roles.into_iter().flatten().collect(),
-        connectivity_info: address.to_owned(),
-        extra: serde_json::Map::new(),
-    })
-}
-
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let (stop, reload) = Stop::install_with(signal_hook::consts::SIGHUP)?;
-    let mut settings = Settings::new(args.name, args.domain);
-    settings.roles = args.roles.into_iter().flatten().collect();
-    settings.peers = args.peers;
-    settings.lenient = args.lenient && !args.strict;
-    settings.default_prr = args.prr.into();
-    let mut config = ServerConfig::new(settings);
+    let mut config = ServerConfig::new(args.identity.settings());
+    config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
     config.tls = args.tls.acceptor()?;
     config.keep = args.persist;
