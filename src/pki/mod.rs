@@ -70,6 +70,7 @@ pub use self::inspect::CertificateInfo;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
 pub use self::provider::provider;
+pub(crate) use self::provider::tickets;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::store::load_certificates;

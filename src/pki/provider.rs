@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::hash::HashAlgorithm;
+use rustls::server::ProducesTickets;
 
 use super::Error;
 
@@ -20,6 +21,16 @@ pub fn provider() -> Result<Arc<CryptoProvider>, Error> {
     return Ok(Arc::new(rustls::crypto::ring::default_provider()));
     #[cfg(not(any(feature = "aws-lc-rs", feature = "ring")))]
     Err(Error::NoProvider)
+}
+
+/// What seals session tickets, under a fresh random key.
+pub(crate) fn tickets() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
+    #[cfg(feature = "aws-lc-rs")]
+    return rustls::crypto::aws_lc_rs::Ticketer::new();
+    #[cfg(all(feature = "ring", not(feature = "aws-lc-rs")))]
+    return rustls::crypto::ring::Ticketer::new();
+    #[cfg(not(any(feature = "aws-lc-rs", feature = "ring")))]
+    Err(rustls::Error::General(Error::NoProvider.to_string()))
 }
 
 /// The SHA-256 digest, through the hash that the TLS suites bring along.

@@ -16,7 +16,6 @@
 //! lingers for a moment so that the peer can read it: closing a socket that
 //! holds unread input would destroy what is still under way.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
@@ -25,9 +24,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-
-use super::outbox::{Command, Outbox, Outgoing};
+use super::outbox::{Outbox, Outgoing};
+use super::queue::{self, Due};
 use super::{Decode, Duplex, Halves, Transmit, threads};
 
 /// How a link behaves.
@@ -115,8 +113,9 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts both threads. What `outbox` holds already goes out first; what
-    /// `halves.inbox` holds is decoded before the first read.
+    /// Starts both threads. What `outbox` holds already goes out first; up to
+    /// 16 KiB of it on the calling thread, which may block for the write
+    /// timeout. What `halves.inbox` holds is decoded before the first read.
     ///
     /// # Errors
     /// The system gives no more threads; the stream is shut down then.
@@ -188,35 +187,60 @@ fn start<D: Decode>(
     let Halves {
         stream,
         receive,
-        transmit,
+        mut transmit,
         inbox,
         in_clear,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
+    send_first(&outbox, &mut *transmit, &*stream);
     if in_clear {
         outbox.open_line(Arc::clone(&stream));
     }
-    let (writing, written) = bounded(0);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
         threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
-            write(&outbox, transmit, &*stream, linger, writing)
+            write(&outbox, transmit, &*stream, linger);
         })?
     };
-    let reader = Reader {
+    // Boxed, so that the thread's own frames hold a pointer each.
+    let mut reader = Box::new(Reader {
         stream,
         receive,
         inbox,
         decoder,
         outbox,
         sink,
-        written,
-    };
+    });
     threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
         reader.run(writer)
     })
 }
+
+/// Sends what waits already, if it is short, so that the stack of a writer
+/// that has nothing more to say never grows as deep as sealing a record.
+fn send_first(outbox: &Outbox, transmit: &mut dyn Transmit, stream: &dyn Duplex) {
+    if !(1..=FIRST_BYTES).contains(&outbox.waiting().1) {
+        return;
+    }
+    let mut batch = Vec::new();
+    while let Some(item) = outbox.queue().pop() {
+        batch.push(item);
+    }
+    let frames = batch.iter().map(|item| u64::from(item.frames())).sum();
+    let bytes = batch.iter().map(|item| item.len() as u64).sum();
+    outbox.begin_writing();
+    match transmit.transmit(&batch) {
+        Ok(()) => outbox.sent(batch.len() as u64, frames, bytes),
+        Err(e) => fail(outbox, stream, e),
+    }
+    transmit.idle();
+    outbox.queue().release();
+}
+
+/// What goes out on the thread that starts a link: as much as a socket that
+/// is new has room for.
+const FIRST_BYTES: u64 = 16 * 1024;
 
 struct Reader<D, S> {
     stream: Arc<dyn Duplex>,
@@ -225,8 +249,6 @@ struct Reader<D, S> {
     decoder: D,
     outbox: Outbox,
     sink: S,
-    /// Disconnected once the writer has sent its last byte.
-    written: Receiver<Infallible>,
 }
 
 /// How long a write may take not one byte once the peer has ended its side or
@@ -234,15 +256,20 @@ struct Reader<D, S> {
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
-    fn run(mut self, writer: JoinHandle<()>) {
-        let closed_here = |outbox: &Outbox| outbox.is_closed();
+    fn run(&mut self, writer: JoinHandle<()>) {
         // A fault of ours costs this link alone, and its owner hears of it.
         let found = catch_unwind(AssertUnwindSafe(|| self.read()))
             .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
+        self.end(found, writer);
+    }
+
+    /// Everything after the last byte that was read.
+    #[inline(never)]
+    fn end(&mut self, found: EndReason, writer: JoinHandle<()>) {
         let reason = match (self.outbox.failure(), found) {
             (Some(error), _) => EndReason::Io(error),
             (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
-            (None, _) if closed_here(&self.outbox) => EndReason::Local,
+            (None, _) if self.outbox.is_closed() => EndReason::Local,
             (None, found) => found,
         };
         // After a lost connection there is nobody to send the rest to; but
@@ -264,6 +291,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         self.sink.finished();
     }
 
+    /// Blocks here while the stream is idle: its frame, and those below, are
+    /// what an idle session's reader costs.
+    #[inline(never)]
     fn read(&mut self) -> EndReason {
         let mut items = Vec::new();
         let mut counted = self.inbox.bytes.len();
@@ -320,7 +350,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// writer is done, for as long as it makes progress.
     fn wait_for_writer(&self) {
         let mut before = self.outbox.written();
-        while let Err(RecvTimeoutError::Timeout) = self.written.recv_timeout(LAST_WRITE) {
+        while !self.outbox.wait_until_done(LAST_WRITE) {
             let now = self.outbox.written();
             if now == before {
                 return;
@@ -330,41 +360,40 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     }
 }
 
-/// A batch ends once it holds so many bytes: some sixteen TLS records, which
-/// go to the system four at a time, with no short ones between.
-const BATCH_BYTES: usize = 256 * 1024;
-/// And so many items, which bounds the memory of batches of tiny frames.
-const BATCH_ITEMS: usize = 2048;
-/// Room for items that an idle writer keeps.
-const KEPT_ITEMS: usize = 8;
-
-fn write(
-    outbox: &Outbox,
-    mut transmit: Box<dyn Transmit>,
-    stream: &dyn Duplex,
-    linger: Duration,
-    writing: Sender<Infallible>,
-) {
+fn write(outbox: &Outbox, mut transmit: Box<dyn Transmit>, stream: &dyn Duplex, linger: Duration) {
+    let done = Done(outbox);
     let result = write_until_closed(outbox, &mut *transmit);
     // Buffers and keys go back before the wait below.
     drop(transmit);
-    drop(writing);
+    drop(done);
     match result {
         Ok(End::Closed) => {
-            wait_for_abort(outbox, linger);
+            // Until the reader has seen the end of the peer's side.
+            outbox.queue().wait_for_abort(super::deadline(linger));
             let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(End::Aborted) => {}
         // Whoever aborts shuts the stream down, which is not its fault.
         Err(_) if outbox.is_aborted() => {}
-        Err(e) => {
-            outbox.fail(if super::duplex::is_timeout(&e) {
-                io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
-            } else {
-                e
-            });
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        Err(e) => fail(outbox, stream, e),
+    }
+}
+
+fn fail(outbox: &Outbox, stream: &dyn Duplex, error: io::Error) {
+    outbox.fail(if super::duplex::is_timeout(&error) {
+        io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
+    } else {
+        error
+    });
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Says that the writer has sent its last byte, also where it panics.
+struct Done<'a>(&'a Outbox);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.done();
     }
 }
 
@@ -374,67 +403,47 @@ enum End {
 }
 
 fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Result<End> {
-    let queue = outbox.receiver();
     let mut batch: Vec<Outgoing> = Vec::new();
     loop {
-        let Ok(first) = queue.recv() else {
-            return Ok(End::Aborted);
-        };
-        let mut next = Some(first);
+        let mut next = Some(outbox.queue().next(&mut batch));
         // Everything that waits goes out before the thread sleeps again.
-        while next.is_some() {
-            let (mut bytes, mut frames) = (0, 0);
-            let mut flush = false;
-            let mut close = false;
-            while let Some(command) = next.take() {
-                match command {
-                    Command::Data(item) => {
-                        bytes += item.len();
-                        frames += u64::from(item.frames());
-                        batch.push(item);
-                    }
-                    Command::Flush => flush = true,
-                    Command::Close => {
-                        close = true;
-                        break;
-                    }
-                    Command::Abort => return Ok(End::Aborted),
-                }
-                if bytes >= BATCH_BYTES || batch.len() >= BATCH_ITEMS {
-                    break;
-                }
-                next = queue.try_recv().ok();
+        while let Some(due) = next {
+            if let Some(end) = send(outbox, transmit, &mut batch, due)? {
+                return Ok(end);
             }
-            let line = outbox.take_line()?;
-            if !batch.is_empty() {
-                outbox.begin_writing();
-                transmit.transmit(&batch)?;
-                let items = batch.len() as u64;
-                batch.clear();
-                outbox.sent(items, frames, bytes as u64);
-            }
-            if flush {
-                transmit.flush()?;
-            }
-            if close {
-                transmit.finish()?;
-                return Ok(End::Closed);
-            }
-            drop(line);
-            next = queue.try_recv().ok();
+            next = outbox.queue().try_next(&mut batch);
         }
         transmit.idle();
-        batch.shrink_to(KEPT_ITEMS);
+        queue::release(&mut batch);
     }
 }
 
-/// Waits until the reader has seen the end of the peer's side.
-fn wait_for_abort(outbox: &Outbox, linger: Duration) {
-    let deadline = super::deadline(linger);
-    loop {
-        match outbox.receiver().recv_deadline(deadline) {
-            Ok(Command::Abort) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
-            Ok(_) => {}
-        }
+/// Sends one batch. Not part of its caller, so that what an idle thread has
+/// on its stack stays small.
+#[inline(never)]
+fn send(
+    outbox: &Outbox,
+    transmit: &mut dyn Transmit,
+    batch: &mut Vec<Outgoing>,
+    due: Due,
+) -> io::Result<Option<End>> {
+    if due.abort {
+        return Ok(Some(End::Aborted));
     }
+    let _line = outbox.take_line()?;
+    if !batch.is_empty() {
+        outbox.begin_writing();
+        transmit.transmit(batch)?;
+        let items = batch.len() as u64;
+        batch.clear();
+        outbox.sent(items, due.frames, due.bytes);
+    }
+    if due.flush {
+        transmit.flush()?;
+    }
+    if due.close {
+        transmit.finish()?;
+        return Ok(Some(End::Closed));
+    }
+    Ok(None)
 }

@@ -33,6 +33,7 @@
 //! | `capacity` | how many links the system allows |
 //! | `codec` | [`Decode`]: what turns bytes into items |
 //! | `outbox` | the bounded queue of a writer |
+//! | `queue` | what waits in it |
 //! | `line` | sending past a writer that has nothing to do |
 //! | `link` | the two threads |
 //! | `threads` | names, stack sizes |
@@ -52,6 +53,7 @@ mod lookup;
 pub mod memory;
 mod newcomers;
 mod outbox;
+mod queue;
 mod target;
 mod tcp;
 pub(crate) mod threads;

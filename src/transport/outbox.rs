@@ -1,9 +1,8 @@
 //! The bounded queue towards a link's writer.
 //!
-//! The channel itself has no capacity of its own: a bounded one would take
-//! memory for every slot of every idle session. The bound is kept by counting
-//! frames and bytes at the entrance; what leaves is subtracted once the
-//! system has taken it. When full, [`Outbox::push`] gives the item back and
+//! A bounded channel would take memory for every slot of every idle session.
+//! So the queue itself knows no bound: frames and bytes are counted at the
+//! entrance, and what leaves is subtracted once the system has taken it. When full, [`Outbox::push`] gives the item back and
 //! the owner decides: wait, drop, or end the session.
 
 use std::fmt;
@@ -12,10 +11,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
 
 use super::Duplex;
 use super::line::{Line, Rest, Tried};
+use super::queue::Queue;
 
 /// What waits for the writer: up to eight bytes of its own, then shared ones.
 /// A clone shares the body.
@@ -112,18 +111,6 @@ impl std::error::Error for PushError {}
 /// beside its own, and holds one frame or many.
 const MOST_ITEMS: u64 = 1 << 20;
 
-/// What the writer thread is told.
-#[derive(Debug)]
-pub(super) enum Command {
-    Data(Outgoing),
-    /// The reader left something for the socket.
-    Flush,
-    /// Send what waits, tell the peer, end.
-    Close,
-    /// End at once.
-    Abort,
-}
-
 /// The sending side of a link's queue.
 ///
 /// # Threads
@@ -136,9 +123,7 @@ pub struct Outbox {
 
 #[derive(Debug)]
 struct Shared {
-    sender: Sender<Command>,
-    /// Held here as well so that the owner can take the oldest item back.
-    receiver: Receiver<Command>,
+    queue: Queue,
     limits: Limits,
     items: AtomicU64,
     frames: AtomicU64,
@@ -150,6 +135,8 @@ struct Shared {
     writing: AtomicBool,
     closed: AtomicBool,
     aborted: AtomicBool,
+    /// The writer has sent its last byte.
+    done: AtomicBool,
     failure: OnceLock<std::io::Error>,
     /// Past the writer, where the stream is in clear and the link has started.
     line: OnceLock<Line>,
@@ -191,12 +178,9 @@ impl Shared {
 impl Outbox {
     /// An empty queue.
     pub fn new(limits: Limits) -> Self {
-        // Counted at the entrance, see the module.
-        let (sender, receiver) = crossbeam_channel::unbounded();
         Self {
             shared: Arc::new(Shared {
-                sender,
-                receiver,
+                queue: Queue::default(),
                 limits,
                 items: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
@@ -207,6 +191,7 @@ impl Outbox {
                 writing: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
+                done: AtomicBool::new(false),
                 failure: OnceLock::new(),
                 line: OnceLock::new(),
                 waiters: AtomicU32::new(0),
@@ -224,7 +209,7 @@ impl Outbox {
     /// [`PushError`] with the item when a limit is reached or the link ends.
     pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
         let (item, _) = self.count(item)?;
-        self.command(Command::Data(item));
+        self.shared.queue.push(item);
         Ok(())
     }
 
@@ -243,8 +228,8 @@ impl Outbox {
         };
         match tried {
             Tried::Sent => self.sent(1, frames, bytes),
-            Tried::Begun => self.command(Command::Flush),
-            Tried::Busy(item) => self.command(Command::Data(item)),
+            Tried::Begun => self.shared.queue.flush(),
+            Tried::Busy(item) => self.shared.queue.push(item),
         }
         Ok(())
     }
@@ -377,10 +362,14 @@ impl Outbox {
     /// Waits until the link is closed or closing, for at most `limit`; false
     /// when that has passed.
     pub fn wait_until_closed(&self, limit: Duration) -> bool {
+        self.wait_for(&self.shared.closed, limit)
+    }
+
+    fn wait_for(&self, flag: &AtomicBool, limit: Duration) -> bool {
         let shared = &*self.shared;
         let guard = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = |_: &mut ()| !shared.closed.load(Ordering::Acquire);
-        let waited = shared.room.wait_timeout_while(guard, limit, open);
+        let unset = |_: &mut ()| !flag.load(Ordering::Acquire);
+        let waited = shared.room.wait_timeout_while(guard, limit, unset);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
@@ -421,34 +410,18 @@ impl Outbox {
     /// Takes the oldest waiting item back and says how many frames it held;
     /// 0 when none waits.
     pub fn drop_oldest(&self) -> u32 {
-        let mut flush = false;
-        let mut dropped = 0;
-        while let Ok(command) = self.shared.receiver.try_recv() {
-            match command {
-                Command::Data(item) => {
-                    self.subtract(1, u64::from(item.frames), item.len() as u64);
-                    dropped = item.frames;
-                    break;
-                }
-                Command::Flush => flush = true,
-                // The link ends anyway; nothing waits before this.
-                end @ (Command::Close | Command::Abort) => {
-                    self.command(end);
-                    break;
-                }
-            }
-        }
-        if flush {
-            self.command(Command::Flush);
-        }
-        dropped
+        let Some(item) = self.shared.queue.pop() else {
+            return 0;
+        };
+        self.subtract(1, u64::from(item.frames), item.len() as u64);
+        item.frames
     }
 
     /// Lets the writer send what waits and then end the stream. Later pushes
     /// are refused.
     pub fn close(&self) {
         if !self.shared.closed.swap(true, Ordering::AcqRel) {
-            self.command(Command::Close);
+            self.shared.queue.close();
         }
         self.wake_waiters();
     }
@@ -462,7 +435,7 @@ impl Outbox {
     pub(super) fn abort(&self) {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.aborted.store(true, Ordering::Release);
-        self.command(Command::Abort);
+        self.shared.queue.abort();
         self.wake_waiters();
     }
 
@@ -472,11 +445,24 @@ impl Outbox {
 
     /// Makes the writer send what the reader left for the socket.
     pub(super) fn flush(&self) {
-        self.command(Command::Flush);
+        self.shared.queue.flush();
     }
 
-    pub(super) fn receiver(&self) -> &Receiver<Command> {
-        &self.shared.receiver
+    /// Where the writer takes from.
+    pub(super) fn queue(&self) -> &Queue {
+        &self.shared.queue
+    }
+
+    /// The writer has sent its last byte.
+    pub(super) fn done(&self) {
+        self.shared.done.store(true, Ordering::Release);
+        self.wake_waiters();
+    }
+
+    /// Waits until the writer has sent its last byte, for at most `limit`;
+    /// false when that has passed.
+    pub(super) fn wait_until_done(&self, limit: Duration) -> bool {
+        self.wait_for(&self.shared.done, limit)
     }
 
     /// The writer is about to hand something to the system.
@@ -507,12 +493,10 @@ impl Outbox {
 
     /// Drops everything that waits, so that a dead session holds no payload.
     pub(super) fn discard(&self) {
-        while let Ok(command) = self.shared.receiver.try_recv() {
-            if let Command::Data(item) = command {
-                let frames = u64::from(item.frames);
-                self.shared.discarded.fetch_add(frames, Ordering::AcqRel);
-                self.subtract(1, frames, item.len() as u64);
-            }
+        while let Some(item) = self.shared.queue.pop() {
+            let frames = u64::from(item.frames);
+            self.shared.discarded.fetch_add(frames, Ordering::AcqRel);
+            self.subtract(1, frames, item.len() as u64);
         }
     }
 
@@ -533,15 +517,10 @@ impl Outbox {
         drop(self.shared.gate.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.room.notify_all();
     }
-
-    fn command(&self, command: Command) {
-        // This handle holds a receiver, so the channel cannot be closed.
-        let _ = self.shared.sender.send(command);
-    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "time limits of waits")]
-fn now() -> Instant {
+pub(super) fn now() -> Instant {
     Instant::now()
 }
 
@@ -567,7 +546,7 @@ mod tests {
         assert!(matches!(outbox.push(item(41)), Err(PushError::Full(back)) if back.len() == 41));
         outbox.push(item(40)).unwrap();
         assert_eq!(outbox.waiting(), (2, 100));
-        while outbox.receiver().try_recv().is_ok() {}
+        while outbox.queue().pop().is_some() {}
         outbox.sent(2, 2, 100);
         for _ in 0..3 {
             outbox.push(item(1)).unwrap();

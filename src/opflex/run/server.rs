@@ -55,7 +55,7 @@ impl Server {
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
-        let max = Capacity::of_this_system()
+        let max = Capacity::of_this_system(config.max_handshakes.max(1))
             .admit(config.max_connections)
             .map_err(StartError::TooManyConnections)?;
         let core = core(&config)?;

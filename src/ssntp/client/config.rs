@@ -116,6 +116,7 @@ pub struct ClientConfig {
     pub(super) role: Role,
     pub(super) uuid: UuidSource,
     pub(super) tracing: bool,
+    pub(super) resumption: bool,
     pub(super) max_payload: u32,
     pub(super) connect_timeout: Duration,
     pub(super) handshake_timeout: Duration,
@@ -144,6 +145,7 @@ impl ClientConfig {
             server_name: None,
             uuid: UuidSource::default(),
             tracing: false,
+            resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             connect_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(10),
@@ -219,6 +221,15 @@ impl ClientConfig {
     #[must_use]
     pub fn tracing(mut self, tracing: bool) -> Self {
         self.tracing = tracing;
+        self
+    }
+
+    /// Whether a client that reconnects resumes its TLS session where the
+    /// server lets it, which saves both the signatures; certificates are
+    /// verified again all the same. Default: true.
+    #[must_use]
+    pub fn resumption(mut self, wanted: bool) -> Self {
+        self.resumption = wanted;
         self
     }
 

@@ -43,7 +43,7 @@ pub(super) struct Established {
 impl Dialer {
     pub(super) fn new(config: &ClientConfig, uuid: uuid::Uuid, cancel: Cancel) -> Result<Self, TlsError> {
         Ok(Self {
-            connector: Connector::mutual(&config.identity, &config.trust)?,
+            connector: Connector::mutual(&config.identity, &config.trust)?.resumption(config.resumption),
             connect: Connect::new(config.role, uuid, config.tracing),
             server_name: config.server_name.clone(),
             max_payload: config.max_payload,
@@ -85,6 +85,7 @@ impl Dialer {
             mut halves,
             peer,
             version,
+            resumed,
         } = secured;
         let first = peer
             .first()
@@ -99,6 +100,10 @@ impl Dialer {
         let connected = match exchange(&mut halves, &handshake, deadline) {
             Ok(connected) => connected,
             Err(fault) => {
+                if resumed {
+                    // A full handshake has the server say what it dislikes.
+                    self.connector.forget(name);
+                }
                 if let DialFault::Refused(refusal) = &fault {
                     part(&mut halves, refusal);
                 }
@@ -113,6 +118,7 @@ impl Dialer {
             certificate,
             tracing: connected.trace,
             tls: version,
+            resumed,
         });
         Ok(Established {
             halves,

@@ -60,6 +60,7 @@ pub(super) struct Facts {
     pub(super) certificate: CertificateInfo,
     pub(super) tracing: bool,
     pub(super) tls: &'static str,
+    pub(super) resumed: bool,
 }
 
 impl ServerInfo {
@@ -101,6 +102,11 @@ impl ServerInfo {
     /// The TLS version, `TLSv1.3` or `TLSv1.2`.
     pub fn tls(&self) -> &'static str {
         self.0.tls
+    }
+
+    /// Whether TLS resumed an earlier session with it.
+    pub fn resumed(&self) -> bool {
+        self.0.resumed
     }
 }
 

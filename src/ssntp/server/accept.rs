@@ -109,7 +109,6 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
         }
         Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
     };
-    newcomer.admitted();
     let id = admitted.info.id();
     let decoder = Decoder {
         codec: Codec::new(shared.max_payload, admitted.info.tracing()),
@@ -128,7 +127,9 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
         linger: LINGER,
         ..LinkConfig::default()
     };
+    // CONNECTED goes out here, still under the watch over handshakes.
     let link = Link::start(halves, decoder, admitted.outbox, sink, config);
+    newcomer.admitted();
     let _ = events.send(Event::Started(id, link));
 }
 

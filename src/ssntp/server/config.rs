@@ -60,6 +60,7 @@ pub struct ServerConfig {
     pub(super) configuration_check: Option<Box<ConfigurationCheck>>,
     pub(super) takes_configure: bool,
     pub(super) tracing: bool,
+    pub(super) resumption: bool,
     pub(super) max_payload: u32,
     pub(super) max_sessions: Option<usize>,
     pub(super) max_handshakes: usize,
@@ -102,6 +103,7 @@ impl ServerConfig {
             configuration_check: None,
             takes_configure: true,
             tracing: true,
+            resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             max_sessions: None,
             max_handshakes: 512,
@@ -195,6 +197,15 @@ impl ServerConfig {
     #[must_use]
     pub fn tracing(mut self, tracing: bool) -> Self {
         self.tracing = tracing;
+        self
+    }
+
+    /// Whether returning clients may resume their TLS session, for at most
+    /// two hours after it began; their certificates are verified again. The
+    /// server keeps nothing for it: the client holds a ticket. Default: true.
+    #[must_use]
+    pub fn resumption(mut self, allowed: bool) -> Self {
+        self.resumption = allowed;
         self
     }
 
@@ -411,7 +422,8 @@ impl Shared {
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             pool: crate::transport::BufferPool::new(),
-            acceptor: crate::transport::tls::Acceptor::mutual(&config.identity, &config.trust)?,
+            acceptor: crate::transport::tls::Acceptor::mutual(&config.identity, &config.trust)?
+                .resumption(config.resumption)?,
         }))
     }
 }

@@ -97,14 +97,14 @@ pub struct Server {
 
 impl Server {
     /// Binds every address and starts the threads; clients are accepted when
-    /// this returns. Raises the process's soft limit of open files to its
-    /// hard one.
+    /// this returns. Raises the process's soft limits of open files and
+    /// processes to its hard ones.
     ///
     /// # Errors
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
-        let capacity = Capacity::of_this_system();
+        let capacity = Capacity::of_this_system(config.max_handshakes);
         let max_sessions = capacity
             .admit(config.max_sessions)
             .map_err(ServerError::TooManySessions)?;

@@ -4,12 +4,14 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use rustls::pki_types::CertificateDer;
+
 use super::receive::{Incoming, TlsReceive};
 use super::session::{Connection, Session};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
 use crate::transport::duplex::write_all;
-use crate::transport::{BufferPool, Duplex, Halves, Inbox};
+use crate::transport::{BufferPool, Duplex, Halves, Inbox, Transmit};
 
 #[expect(clippy::disallowed_methods, reason = "the handshake has a deadline")]
 fn left_until(deadline: Instant) -> Result<std::time::Duration, TlsError> {
@@ -21,27 +23,35 @@ fn left_until(deadline: Instant) -> Result<std::time::Duration, TlsError> {
     }
 }
 
-/// Runs a handshake, and gives its connection to both directions.
+/// Runs a handshake, and gives its connection to both directions. `recheck`
+/// verifies the chain of a peer whose session resumes.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     connection: Connection,
     pool: &BufferPool,
     deadline: Instant,
+    recheck: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
 ) -> Result<Secured, TlsError> {
     let (session, incoming, inbox) = shake_hands(&*stream, connection, pool, deadline)?;
     let (peer, version) = (session.connection.peer(), session.connection.version());
+    let resumed = session.connection.is_resumed();
     let session = Arc::new(Mutex::new(session));
     let receive = TlsReceive {
         stream: Arc::clone(&stream),
         session: Arc::clone(&session),
         incoming,
     };
-    let transmit = TlsTransmit {
+    let mut transmit = TlsTransmit {
         stream: Arc::clone(&stream),
         session,
         pool: pool.clone(),
         buffer: None,
     };
+    if resumed && let Err(e) = recheck(&peer) {
+        // The handshake is over, and no alert of it left: the end is told.
+        let _ = transmit.finish();
+        return Err(TlsError::Tls(e));
+    }
     let halves = Halves {
         stream,
         receive: Box::new(receive),
@@ -53,6 +63,7 @@ pub(super) fn handshake(
         halves,
         peer,
         version,
+        resumed,
     })
 }
 

@@ -23,11 +23,13 @@
 //! | `handshake` | the handshake |
 //! | `receive`, `transmit` | the two directions |
 //! | `verifier` | how a client checks a server |
+//! | `resumption` | tickets of returning clients |
 //! | `error` | [`TlsError`] |
 
 mod error;
 mod handshake;
 mod receive;
+mod resumption;
 mod session;
 mod transmit;
 mod verifier;
@@ -36,12 +38,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::client::{Resumption, UnbufferedClientConnection};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 use rustls::{ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
+use self::resumption::{Kept, NoTickets, Recheck, Tickets};
 use self::session::Connection;
 use super::{BufferPool, Duplex, Halves};
 use crate::pki::{self, Identity, Trust};
@@ -54,12 +57,13 @@ const RECORD: usize = 16 * 1024;
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
+    recheck: Option<Recheck>,
 }
 
 impl Acceptor {
     /// Mutual TLS: every client has to prove a certificate of `trust`.
-    /// TLS 1.3, and 1.2 for older peers. No session tickets: sessions are
-    /// long, and each one's certificate is checked anew.
+    /// TLS 1.3, and 1.2 for older peers. Without
+    /// [`resumption`](Self::resumption) every handshake is a full one.
     ///
     /// # Errors
     /// The identity's key does not fit its certificate, or no cryptography
@@ -72,12 +76,13 @@ impl Acceptor {
             .map_err(|e| TlsError::Configuration(e.to_string()))?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(identity.chain().to_vec(), identity.key())?;
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
             config: Arc::new(config),
+            recheck: Some(Recheck::Client(verifier)),
         })
     }
 
@@ -96,12 +101,34 @@ impl Acceptor {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
             config: Arc::new(config),
+            recheck: None,
         })
     }
 
     /// TLS as configured elsewhere.
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
-        Self { config }
+        Self {
+            config,
+            recheck: None,
+        }
+    }
+
+    /// Whether clients get tickets, by which they resume a session without
+    /// signatures: about half the work, for at most two hours. Their
+    /// certificates are verified again each time. Default: false.
+    ///
+    /// # Errors
+    /// No key for the tickets could be made.
+    pub fn resumption(mut self, allowed: bool) -> Result<Self, TlsError> {
+        let mut config = ServerConfig::clone(&self.config);
+        config.send_tls13_tickets = usize::from(allowed);
+        config.ticketer = if allowed {
+            Arc::new(Tickets::new()?)
+        } else {
+            Arc::new(NoTickets)
+        };
+        self.config = Arc::new(config);
+        Ok(self)
     }
 
     /// Runs the server's side of a TLS handshake. Blocks until it is done or
@@ -116,7 +143,11 @@ impl Acceptor {
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
         let connection = UnbufferedServerConnection::new(Arc::clone(&self.config))?;
-        handshake(stream, Connection::Server(connection), pool, deadline)
+        let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
+            Some(recheck) => recheck.check(chain, None, UnixTime::now()),
+            None => Ok(()),
+        };
+        handshake(stream, Connection::Server(connection), pool, deadline, recheck)
     }
 }
 
@@ -124,6 +155,8 @@ impl Acceptor {
 #[derive(Clone, Debug)]
 pub struct Connector {
     config: Arc<ClientConfig>,
+    recheck: Option<Recheck>,
+    kept: Option<Kept>,
 }
 
 impl Connector {
@@ -133,15 +166,7 @@ impl Connector {
     /// # Errors
     /// As [`Acceptor::mutual`].
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
-        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let mut config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(Arc::clone(trust.roots()))
-            .with_client_auth_cert(identity.chain().to_vec(), identity.key())?;
-        config.resumption = Resumption::disabled();
-        Ok(Self {
-            config: Arc::new(config),
-        })
+        Self::checking(ServerCheck::Name(trust), Some(identity))
     }
 
     /// TLS with as much of a check of the server as is asked for, proving
@@ -155,7 +180,7 @@ impl Connector {
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
-            .with_custom_certificate_verifier(verifier);
+            .with_custom_certificate_verifier(Arc::clone(&verifier));
         let mut config = match identity {
             Some(identity) => config.with_client_auth_cert(identity.chain().to_vec(), identity.key())?,
             None => config.with_no_client_auth(),
@@ -163,12 +188,41 @@ impl Connector {
         config.resumption = Resumption::disabled();
         Ok(Self {
             config: Arc::new(config),
+            recheck: Some(Recheck::Server(verifier)),
+            kept: None,
         })
     }
 
     /// TLS as configured elsewhere.
     pub fn with_config(config: Arc<ClientConfig>) -> Self {
-        Self { config }
+        Self {
+            config,
+            recheck: None,
+            kept: None,
+        }
+    }
+
+    /// Whether tickets of servers are kept in memory and used to resume
+    /// sessions; a clone shares them. A server's certificate is verified
+    /// again each time. Default: false.
+    #[must_use]
+    pub fn resumption(mut self, wanted: bool) -> Self {
+        let mut config = ClientConfig::clone(&self.config);
+        self.kept = wanted.then(Kept::new);
+        config.resumption = match &self.kept {
+            Some(kept) => kept.resumption(),
+            None => Resumption::disabled(),
+        };
+        self.config = Arc::new(config);
+        self
+    }
+
+    /// Makes the next handshake with `name` a full one, for servers that took
+    /// a ticket and then refused the client.
+    pub fn forget(&self, name: &str) {
+        if let (Some(kept), Ok(name)) = (&self.kept, ServerName::try_from(name)) {
+            kept.forget(&name);
+        }
     }
 
     /// Runs the client's side of a TLS handshake with a server that has to
@@ -188,8 +242,12 @@ impl Connector {
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
-        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name)?;
-        handshake(stream, Connection::Client(connection), pool, deadline)
+        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name.clone())?;
+        let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
+            Some(recheck) => recheck.check(chain, Some(&name), UnixTime::now()),
+            None => Ok(()),
+        };
+        handshake(stream, Connection::Client(connection), pool, deadline, recheck)
     }
 }
 
@@ -217,4 +275,6 @@ pub struct Secured {
     pub peer: Vec<CertificateDer<'static>>,
     /// `TLSv1.3` or `TLSv1.2`.
     pub version: &'static str,
+    /// Whether an earlier session was resumed.
+    pub resumed: bool,
 }

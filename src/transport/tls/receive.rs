@@ -29,6 +29,10 @@ impl Incoming {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
     /// What has not been opened yet.
     pub(super) fn rest(&mut self) -> &mut [u8] {
         match &mut self.buffer {
@@ -115,7 +119,9 @@ impl fmt::Debug for TlsReceive {
 }
 
 impl TlsReceive {
-    /// Opens what is there; the lock is taken for one record at a time.
+    /// Opens what is there; the lock is taken for one record at a time. Not
+    /// part of its caller, whose frame an idle reader keeps.
+    #[inline(never)]
     fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let session = &self.session;
         let mut poisoned = false;
@@ -126,12 +132,18 @@ impl TlsReceive {
                 (0, Ok(Step::Idle))
             }
         });
-        let mut session = lock(session)?;
         if let Err(e) = result {
-            session.collect_alert(self.incoming.rest());
+            lock(session)?.collect_alert(self.incoming.rest());
             return Err(io::Error::new(io::ErrorKind::InvalidData, e));
         }
-        debug_assert!(!poisoned, "the lock above would have failed");
+        let noted = self.noted();
+        debug_assert!(!poisoned || noted.is_err(), "a poisoned lock stays so");
+        noted
+    }
+
+    /// What opening has found beside data.
+    fn noted(&self) -> io::Result<Received> {
+        let mut session = lock(&self.session)?;
         Ok(Received {
             end: session.peer_closed,
             flush: session.ask(),
@@ -143,7 +155,11 @@ impl Receive for TlsReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let before = inbox.bytes.len();
         // The handshake may have read further than its own end.
-        let first = self.open(inbox)?;
+        let first = if self.incoming.is_empty() {
+            self.noted()?
+        } else {
+            self.open(inbox)?
+        };
         if first.end || first.flush || inbox.bytes.len() > before {
             return Ok(first);
         }
@@ -157,7 +173,7 @@ impl Receive for TlsReceive {
         }
         // An idle stream holds no buffer: wait for bytes without one. Part of
         // a record keeps its buffer, for at most as long as the record takes.
-        if self.incoming.start == self.incoming.end {
+        if self.incoming.is_empty() {
             self.incoming.release();
             inbox.release();
         }

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use rustls::HandshakeKind;
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::pki_types::CertificateDer;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
@@ -33,6 +34,15 @@ impl Connection {
             .iter()
             .map(|c| c.clone().into_owned())
             .collect()
+    }
+
+    /// Whether the handshake took a ticket for the peer's certificate.
+    pub(super) fn is_resumed(&self) -> bool {
+        let kind = match self {
+            Self::Client(c) => c.handshake_kind(),
+            Self::Server(c) => c.handshake_kind(),
+        };
+        kind == Some(HandshakeKind::Resumed)
     }
 
     pub(super) fn version(&self) -> &'static str {

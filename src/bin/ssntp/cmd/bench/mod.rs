@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_delimiter = ',')]
     sessions: Vec<u32>,
     /// Sessions of the case that has many
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = value_parser!(u32).range(1..))]
     many: u32,
     /// Compare with nats-server and mosquitto, where they are on the PATH, in
     /// the same run

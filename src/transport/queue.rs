@@ -1,0 +1,212 @@
+//! What a writer is told: items in their order, and to flush or to end.
+//!
+//! An idle queue holds no memory of its own but a few items' room: there is
+//! one for each session, and most of them are idle.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::outbox::Outgoing;
+
+/// A batch ends once it holds so many bytes: some sixteen TLS records, which
+/// go to the system four at a time, with no short ones between.
+const BATCH_BYTES: usize = 256 * 1024;
+/// And so many items, which bounds the memory of batches of tiny frames.
+const BATCH_ITEMS: usize = 2048;
+/// Room for items that an idle queue keeps.
+const KEPT_ITEMS: usize = 4;
+
+/// What the writer has to do next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Due {
+    /// Frames and bytes of the batch.
+    pub(super) frames: u64,
+    pub(super) bytes: u64,
+    /// The reader left something for the socket.
+    pub(super) flush: bool,
+    /// Nothing comes after the batch: tell the peer, end.
+    pub(super) close: bool,
+    /// End at once.
+    pub(super) abort: bool,
+}
+
+/// Many producers, one writer. Unbounded: the outbox counts at its entrance.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    ready: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    items: VecDeque<Outgoing>,
+    flush: bool,
+    close: bool,
+    abort: bool,
+    /// The writer sleeps; waking it costs a system call.
+    asleep: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        what(&mut state);
+        let asleep = std::mem::take(&mut state.asleep);
+        drop(state);
+        if asleep {
+            self.ready.notify_one();
+        }
+    }
+
+    pub(super) fn push(&self, item: Outgoing) {
+        self.tell(|state| state.items.push_back(item));
+    }
+
+    pub(super) fn flush(&self) {
+        self.tell(|state| state.flush = true);
+    }
+
+    /// The writer ends once it has sent what waits.
+    pub(super) fn close(&self) {
+        self.tell(|state| state.close = true);
+    }
+
+    /// The writer ends at once.
+    pub(super) fn abort(&self) {
+        self.tell(|state| state.abort = true);
+    }
+
+    /// Takes the oldest item out.
+    pub(super) fn pop(&self) -> Option<Outgoing> {
+        self.lock().items.pop_front()
+    }
+
+    /// Waits until there is something to do, and moves a batch's worth of
+    /// items into `batch`.
+    pub(super) fn next(&self, batch: &mut Vec<Outgoing>) -> Due {
+        let mut state = self.lock();
+        loop {
+            if let Some(due) = state.take(batch) {
+                return due;
+            }
+            state.items.shrink_to(KEPT_ITEMS);
+            state.asleep = true;
+            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// As [`next`](Self::next), but does not wait.
+    pub(super) fn try_next(&self, batch: &mut Vec<Outgoing>) -> Option<Due> {
+        self.lock().take(batch)
+    }
+
+    /// Waits until the link is aborted, for as long as that.
+    pub(super) fn wait_for_abort(&self, deadline: Instant) {
+        let mut state = self.lock();
+        while !state.abort {
+            let left = deadline.saturating_duration_since(super::outbox::now());
+            if left.is_zero() {
+                return;
+            }
+            state.asleep = true;
+            state = self
+                .ready
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Gives an empty queue's memory back.
+    pub(super) fn release(&self) {
+        let mut state = self.lock();
+        if state.items.is_empty() {
+            state.items = VecDeque::new();
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, batch: &mut Vec<Outgoing>) -> Option<Due> {
+        if self.abort {
+            return Some(Due {
+                abort: true,
+                ..Due::default()
+            });
+        }
+        let (mut frames, mut bytes) = (0, 0);
+        while bytes < BATCH_BYTES && batch.len() < BATCH_ITEMS {
+            let Some(item) = self.items.pop_front() else { break };
+            frames += u64::from(item.frames());
+            bytes += item.len();
+            batch.push(item);
+        }
+        let due = Due {
+            frames,
+            bytes: bytes as u64,
+            flush: std::mem::take(&mut self.flush),
+            close: self.close && self.items.is_empty(),
+            abort: false,
+        };
+        let anything = !batch.is_empty() || due.flush || due.close;
+        anything.then_some(due)
+    }
+}
+
+/// Gives back what a batch took beyond a few items.
+pub(super) fn release(batch: &mut Vec<Outgoing>) {
+    batch.shrink_to(KEPT_ITEMS);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(len: usize) -> Outgoing {
+        Outgoing::whole(vec![0; len].into(), 1)
+    }
+
+    #[test]
+    fn a_batch_is_bounded_and_the_end_comes_with_the_last_one() {
+        let (queue, mut batch) = (Queue::default(), Vec::new());
+        for _ in 0..3 {
+            queue.push(item(BATCH_BYTES / 2));
+        }
+        queue.flush();
+        queue.close();
+        let due = queue.next(&mut batch);
+        assert_eq!((due.frames, due.flush, due.close), (2, true, false));
+        batch.clear();
+        let due = queue.next(&mut batch);
+        assert_eq!((due.frames, due.flush, due.close), (1, false, true));
+    }
+
+    #[test]
+    fn an_abort_comes_before_what_waits() {
+        let (queue, mut batch) = (Queue::default(), Vec::new());
+        queue.push(item(1));
+        queue.abort();
+        assert!(queue.next(&mut batch).abort);
+        assert!(batch.is_empty());
+    }
+
+    #[test]
+    fn an_idle_queue_keeps_room_for_a_few_items_only() {
+        let (queue, mut batch) = (Queue::default(), Vec::new());
+        for _ in 0..1000 {
+            queue.push(item(1));
+        }
+        while queue.try_next(&mut batch).is_some() {
+            batch.clear();
+        }
+        release(&mut batch);
+        queue.release();
+        assert_eq!(queue.lock().items.capacity(), 0);
+        assert!(batch.capacity() <= KEPT_ITEMS);
+    }
+}
