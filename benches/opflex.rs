@@ -5,6 +5,7 @@
 //! | line | what is measured |
 //! |---|---|
 //! | server | resident size with 6,000 policies |
+//! | echo | round trips of as many bytes with a process that only reads and writes: what `resolve` with one under way is to be read beside |
 //! | resolve | round trips of `policy_resolve` with so many under way: the middle of 5 runs, and the best |
 //! | connect | TCP connect, identity and close, one after the other |
 //! | push | from a change until the last connection has the update, 10 times |
@@ -47,6 +48,7 @@ fn main() {
     let argument = |n: usize| arguments.get(n).map(String::as_str);
     match argument(1) {
         Some("serve") => serve(&arguments[2], argument(3)),
+        Some("echo-to") => echo_to(),
         Some("element") => element(&arguments[2], argument(3)),
         Some("crowd-of") => crowd_of(&arguments[2], &arguments[3]),
         // Cargo's own flag says nothing here.
@@ -390,7 +392,44 @@ fn until_alone(control: &mut Control) {
     }
 }
 
+/// Answers each read with 454 bytes.
+fn echo_to() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    println!("{}", listener.local_addr().unwrap());
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut read = [0; 4096];
+    while stream.read(&mut read).unwrap() > 0 {
+        stream.write_all(&[b'x'; ECHO]).unwrap();
+    }
+}
+
+const ECHO: usize = 454;
+
+fn echoes() {
+    const COUNT: usize = 30_000;
+    let mut other = Other::start("echo-to", &[]);
+    let mut stream = TcpStream::connect(other.line()).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut answer = [0; ECHO];
+    let mut rates: Vec<f64> = (0..5)
+        .map(|_| {
+            let begin = Instant::now();
+            for _ in 0..COUNT {
+                stream.write_all(&[b'x'; 120]).unwrap();
+                stream.read_exact(&mut answer).unwrap();
+            }
+            COUNT as f64 / begin.elapsed().as_secs_f64()
+        })
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    println!("echo      window  1: {:.0}/s (best {:.0})", rates[2], rates[4]);
+    drop(stream);
+    other.end();
+}
+
 fn resolves(address: &str) {
+    echoes();
     let mut raw = Raw::connect(address);
     // Not the first ones, which find everything cold.
     window(&mut raw, 64, &mut Vec::new());

@@ -34,6 +34,8 @@ pub(super) struct Driven {
     rate: f64,
     /// The server's CPU time for a frame.
     pub(super) cpu_us: f64,
+    /// The server's memory in KiB while all sessions are there.
+    pub(super) rss: u64,
 }
 
 impl Driven {
@@ -66,7 +68,7 @@ pub(super) fn drive(
     let (received, gone) = (AtomicU64::new(0), AtomicBool::new(false));
     let began = now();
     let cpu = server.cpu();
-    let (taken, elapsed) = std::thread::scope(|scope| {
+    let (taken, elapsed, rss) = std::thread::scope(|scope| {
         let (received, gone) = (&received, &gone);
         let receiver = scope.spawn(move || {
             let mut taken = Histogram::default();
@@ -113,8 +115,9 @@ pub(super) fn drive(
         }
         let elapsed = began.elapsed() - first;
         bench.wait_until(ENDING, || received.load(Relaxed) >= expected);
+        let rss = server.rss();
         let _ = stream.shutdown(Shutdown::Both);
-        (receiver.join().unwrap_or_default(), elapsed)
+        (receiver.join().unwrap_or_default(), elapsed, rss)
     });
     if taken.total() == 0 {
         return Err(Failure::new("nothing was delivered at a pace"));
@@ -125,6 +128,7 @@ pub(super) fn drive(
         rate: expected as f64 / elapsed.as_secs_f64(),
         cpu_us: cpu.as_secs_f64() * 1e6 / taken.total() as f64,
         taken,
+        rss,
     })
 }
 

@@ -41,7 +41,7 @@ pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> 
             most: 1,
         },
     )?;
-    let rss = server.rss();
+    let rss = found.rss;
     let mut figures = vec![
         ("connect_seconds", connected),
         ("sessions_per_second", count as f64 / connected),
