@@ -1,11 +1,21 @@
 //! What a writer is told: items in their order, and to flush or to end.
 //!
-//! An idle queue holds no memory of its own but a few items' room: there is
-//! one for each session, and most of them are idle.
+//! ```text
+//!  producers ──▶ ┌ deque under a lock ┐ ──▶ the writer takes a batch at a time
+//!       └ asleep? ──▶ bell: a channel with room for one ──▶ wakes the writer
+//! ```
+//!
+//! Items don't go through the channel, for two reasons: a batch is taken under
+//! one lock, and an idle queue holds no memory but a few items' room, where a
+//! channel of items holds a block of them. There is one for each session, and
+//! most of them are idle. When the bell has rung and has not been heard yet,
+//! ringing it again does nothing: the writer looks at all there is anyway.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender};
 
 use super::outbox::Outgoing;
 
@@ -32,10 +42,22 @@ pub(super) struct Due {
 }
 
 /// Many producers, one writer. Unbounded: the outbox counts at its entrance.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    ready: Condvar,
+    bell: Sender<()>,
+    heard: Receiver<()>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        let (bell, heard) = crossbeam_channel::bounded(1);
+        Self {
+            state: Mutex::default(),
+            bell,
+            heard,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +66,7 @@ struct State {
     flush: bool,
     close: bool,
     abort: bool,
-    /// The writer sleeps; waking it costs a system call.
+    /// The writer listens for the bell, or is about to.
     asleep: bool,
 }
 
@@ -59,7 +81,8 @@ impl Queue {
         let asleep = std::mem::take(&mut state.asleep);
         drop(state);
         if asleep {
-            self.ready.notify_one();
+            // A bell that still rings will be heard.
+            let _ = self.bell.try_send(());
         }
     }
 
@@ -89,14 +112,16 @@ impl Queue {
     /// Waits until there is something to do, and moves a batch's worth of
     /// items into `batch`.
     pub(super) fn next(&self, batch: &mut Vec<Outgoing>) -> Due {
-        let mut state = self.lock();
         loop {
+            let mut state = self.lock();
             if let Some(due) = state.take(batch) {
                 return due;
             }
             state.items.shrink_to(KEPT_ITEMS);
             state.asleep = true;
-            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            drop(state);
+            // The queue itself holds the other end.
+            let _ = self.heard.recv();
         }
     }
 
@@ -107,18 +132,16 @@ impl Queue {
 
     /// Waits until the link is aborted, for as long as that.
     pub(super) fn wait_for_abort(&self, deadline: Instant) {
-        let mut state = self.lock();
-        while !state.abort {
-            let left = deadline.saturating_duration_since(super::outbox::now());
-            if left.is_zero() {
+        loop {
+            let mut state = self.lock();
+            if state.abort {
                 return;
             }
             state.asleep = true;
-            state = self
-                .ready
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            drop(state);
+            if self.heard.recv_deadline(deadline).is_err() {
+                return;
+            }
         }
     }
 
@@ -184,6 +207,31 @@ mod tests {
         batch.clear();
         let due = queue.next(&mut batch);
         assert_eq!((due.frames, due.flush, due.close), (1, false, true));
+    }
+
+    #[test]
+    fn a_writer_that_listens_hears_every_producer() {
+        const EACH: u64 = 2000;
+        let queue = std::sync::Arc::new(Queue::default());
+        let producers: Vec<_> = (0..4)
+            .map(|_| {
+                let queue = std::sync::Arc::clone(&queue);
+                crate::transport::threads::spawn("producer", move || {
+                    (0..EACH).for_each(|_| queue.push(item(1)));
+                })
+                .unwrap()
+            })
+            .collect();
+        let (mut batch, mut taken) = (Vec::new(), 0);
+        while taken < 4 * EACH {
+            taken += queue.next(&mut batch).frames;
+            batch.clear();
+        }
+        producers
+            .into_iter()
+            .for_each(|producer| producer.join().unwrap());
+        queue.close();
+        assert!(queue.next(&mut batch).close);
     }
 
     #[test]
