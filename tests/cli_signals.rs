@@ -99,9 +99,12 @@ fn a_signal_ends_a_program_that_reads_the_standard_input() {
     let mut decode = ssntp(server.directory.path(), "decode");
     let mut send = server.client("send", "agent", "--type COMMAND --operand STATS --payload -");
     for command in [&mut decode, &mut send] {
-        let child = command.stdin(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(500));
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        // More than a pipe holds: taken once the program reads.
+        input.write_all(&[b'\n'; 128 * 1024]).unwrap();
         assert_eq!(end(child), Some(0));
+        drop(input);
     }
 }
 
