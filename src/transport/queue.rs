@@ -2,20 +2,23 @@
 //!
 //! ```text
 //!  producers ──▶ ┌ deque under a lock ┐ ──▶ the writer takes a batch at a time
-//!       └ asleep? ──▶ bell: a channel with room for one ──▶ wakes the writer
+//!       └ asleep? ──▶ bell: a channel that is disconnected ──▶ wakes the writer
 //! ```
 //!
 //! Items don't go through the channel, for two reasons: a batch is taken under
 //! one lock, and an idle queue holds no memory but a few items' room, where a
 //! channel of items holds a block of them. There is one for each session, and
-//! most of them are idle. When the bell has rung and has not been heard yet,
-//! ringing it again does nothing: the writer looks at all there is anyway.
+//! most of them are idle. The bell is a channel without room, hung up anew each
+//! time that the writer goes to sleep, and rung by dropping its sender: one with
+//! room for a ring would take five times the memory for as long as the session
+//! lasts.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::outbox::Outgoing;
 
@@ -42,22 +45,9 @@ pub(super) struct Due {
 }
 
 /// Many producers, one writer. Unbounded: the outbox counts at its entrance.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    bell: Sender<()>,
-    heard: Receiver<()>,
-}
-
-impl Default for Queue {
-    fn default() -> Self {
-        let (bell, heard) = crossbeam_channel::bounded(1);
-        Self {
-            state: Mutex::default(),
-            bell,
-            heard,
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -66,9 +56,12 @@ struct State {
     flush: bool,
     close: bool,
     abort: bool,
-    /// The writer listens for the bell, or is about to.
-    asleep: bool,
+    /// The writer listens for this bell, or is about to.
+    asleep: Option<Bell>,
 }
+
+/// Rings when it is dropped.
+type Bell = Sender<Infallible>;
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -78,12 +71,9 @@ impl Queue {
     fn tell(&self, what: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         what(&mut state);
-        let asleep = std::mem::take(&mut state.asleep);
+        let bell = state.asleep.take();
         drop(state);
-        if asleep {
-            // A bell that still rings will be heard.
-            let _ = self.bell.try_send(());
-        }
+        drop(bell);
     }
 
     pub(super) fn push(&self, item: Outgoing) {
@@ -118,10 +108,10 @@ impl Queue {
                 return due;
             }
             state.items.shrink_to(KEPT_ITEMS);
-            state.asleep = true;
+            let heard = state.sleep();
             drop(state);
-            // The queue itself holds the other end.
-            let _ = self.heard.recv();
+            // Nothing comes but the end of it.
+            let _ = heard.recv();
         }
     }
 
@@ -137,9 +127,9 @@ impl Queue {
             if state.abort {
                 return;
             }
-            state.asleep = true;
+            let heard = state.sleep();
             drop(state);
-            if self.heard.recv_deadline(deadline).is_err() {
+            if matches!(heard.recv_deadline(deadline), Err(RecvTimeoutError::Timeout)) {
                 return;
             }
         }
@@ -155,6 +145,13 @@ impl Queue {
 }
 
 impl State {
+    /// Hangs a bell up for a writer that goes to sleep.
+    fn sleep(&mut self) -> Receiver<Infallible> {
+        let (bell, heard) = crossbeam_channel::bounded(0);
+        self.asleep = Some(bell);
+        heard
+    }
+
     fn take(&mut self, batch: &mut Vec<Outgoing>) -> Option<Due> {
         if self.abort {
             return Some(Due {
