@@ -304,7 +304,8 @@ impl Pool {
     }
 }
 
-/// A stream that knows since when its handshake waits for the peer.
+/// A stream that knows since when its handshake waits for the peer: what a
+/// handshake, and then its session, reads through.
 #[derive(Debug)]
 struct Watched {
     id: u64,
@@ -370,7 +371,7 @@ impl Newcomer {
 
     /// What its handshake, and then its session, reads through.
     pub(crate) fn stream(&self) -> Arc<dyn Duplex> {
-        Arc::new(WatchedStream(Arc::clone(&self.0)))
+        Arc::clone(&self.0) as Arc<dyn Duplex>
     }
 
     /// Whether the server stops, which ends the newcomer's input.
@@ -384,40 +385,36 @@ impl Newcomer {
     }
 }
 
-/// What a handshake, and then its session, reads through.
-#[derive(Debug)]
-struct WatchedStream(Arc<Watched>);
-
-impl Duplex for WatchedStream {
+impl Duplex for Watched {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.watch(|| self.0.stream.read(buffer))
+        self.watch(|| self.stream.read(buffer))
     }
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.stream.try_read(buffer)
+        self.stream.try_read(buffer)
     }
     fn wait_readable(&self) -> io::Result<()> {
-        self.0.watch(|| self.0.stream.wait_readable())
+        self.watch(|| self.stream.wait_readable())
     }
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.watch(|| self.0.stream.write(bytes))
+        self.watch(|| self.stream.write(bytes))
     }
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.stream.try_write(bytes)
+        self.stream.try_write(bytes)
     }
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        self.0.stream.shutdown(how)
+        self.stream.shutdown(how)
     }
     fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
-        self.0.stream.set_read_timeout(limit)
+        self.stream.set_read_timeout(limit)
     }
     fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
-        self.0.stream.set_write_timeout(limit)
+        self.stream.set_write_timeout(limit)
     }
     fn peer(&self) -> PeerAddress {
-        self.0.stream.peer()
+        self.stream.peer()
     }
     fn local(&self) -> Option<SocketAddr> {
-        self.0.stream.local()
+        self.stream.local()
     }
 }
 
