@@ -1,6 +1,8 @@
 //! The facts that a certificate states about its holder.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
@@ -106,6 +108,27 @@ impl CertificateInfo {
         })
     }
 
+    /// A certificate that states nothing, and was never valid.
+    fn nothing(certificate: &CertificateDer<'_>) -> Self {
+        Self {
+            subject: String::new(),
+            issuer: String::new(),
+            serial: String::new(),
+            roles: Role::NONE,
+            uuid: None,
+            hosts: Vec::new(),
+            other_names: Vec::new(),
+            not_before: UNIX_EPOCH,
+            not_after: UNIX_EPOCH,
+            key: String::new(),
+            is_authority: false,
+            server_auth: false,
+            client_auth: false,
+            fingerprint: None,
+            der: certificate.clone().into_owned(),
+        }
+    }
+
     /// The DNS names among [`hosts`](Self::hosts).
     pub fn dns_names(&self) -> impl Iterator<Item = &str> {
         self.hosts.iter().filter_map(|host| match host {
@@ -158,6 +181,43 @@ impl PartialEq for CertificateInfo {
 }
 
 impl Eq for CertificateInfo {}
+
+/// A certificate that has been read, kept as its DER: less than half of what
+/// the facts take. They are read again once somebody asks.
+#[derive(Clone)]
+pub(crate) struct KeptCertificate {
+    der: Arc<[u8]>,
+    facts: OnceLock<Box<CertificateInfo>>,
+}
+
+impl KeptCertificate {
+    pub(crate) fn new(certificate: &CertificateInfo) -> Self {
+        Self {
+            der: Arc::from(&certificate.der[..]),
+            facts: OnceLock::new(),
+        }
+    }
+
+    /// Whether it is the same one.
+    pub(crate) fn is(&self, other: &CertificateInfo) -> bool {
+        *self.der == *other.der
+    }
+
+    pub(crate) fn info(&self) -> &CertificateInfo {
+        self.facts.get_or_init(|| {
+            let der = CertificateDer::from(&self.der[..]);
+            // The same bytes were read before.
+            let info = CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der));
+            Box::new(info)
+        })
+    }
+}
+
+impl fmt::Debug for KeptCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.info(), f)
+    }
+}
 
 /// What the SANs of a certificate say.
 #[derive(Default)]
@@ -295,9 +355,18 @@ fn printable(text: &str) -> String {
     out
 }
 
+/// In one piece: a server reads a certificate in each handshake, and many small
+/// strings would be left as holes in its memory.
 fn hexadecimal(bytes: &[u8]) -> String {
-    let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    bytes.join(":")
+    let mut text = String::with_capacity(3 * bytes.len());
+    for (at, byte) in bytes.iter().enumerate() {
+        if at > 0 {
+            text.push(':');
+        }
+        let digit = |value: u8| char::from_digit(value.into(), 16);
+        text.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
+    }
+    text
 }
 
 fn key_kind(key: &SubjectPublicKeyInfo<'_>) -> String {
@@ -378,6 +447,31 @@ mod tests {
             "email:a@example",
         ];
         assert_eq!(names.others, others);
+    }
+
+    #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+    #[test]
+    fn a_kept_certificate_states_what_it_stated_when_it_was_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = || {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
+        };
+        let (one, other) = (issue(), issue());
+        let kept = KeptCertificate::new(&one);
+        assert!(kept.is(&one) && !kept.is(&other));
+        // Every fact of it, where `==` looks at the DER alone.
+        assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
+        assert_eq!(kept.info().roles, Role::AGENT);
+    }
+
+    #[test]
+    fn what_is_no_certificate_states_nothing() {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
+        let kept = KeptCertificate::new(&nothing);
+        assert_eq!(kept.info().roles, Role::NONE);
+        assert!(kept.info().check_validity(now()).is_err());
     }
 
     #[test]

@@ -67,6 +67,7 @@ pub use self::error::{BadRequest, Error, Fault};
 pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
+pub(crate) use self::inspect::KeptCertificate;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
 pub use self::provider::provider;

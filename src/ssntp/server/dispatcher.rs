@@ -30,7 +30,7 @@ use super::held::Held;
 use super::routing::{Decision, Rule, RuleTable};
 use super::sessions::{Counters, Directory, Gate, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
-use crate::pki::CertificateInfo;
+use crate::pki::{CertificateInfo, KeptCertificate};
 use crate::proto::{
     Command, Connect, ErrorCode, Frame, FrameKind, Item, MAX_WASTE, Refusal, Run, ServerHandshake,
     answer_to_filtered, answer_to_unsupported, may_be_sent,
@@ -437,7 +437,7 @@ impl State {
             let same = self
                 .sessions
                 .get(old)
-                .is_some_and(|old| old.info.certificate.der == admit.certificate.der);
+                .is_some_and(|old| old.info.certificate.is(&admit.certificate));
             if !same {
                 return Err(Refusal::UuidInUse(uuid));
             }
@@ -467,7 +467,7 @@ impl State {
             uuid,
             role: admit.connect.role,
             address: admit.address,
-            certificate: Arc::new(admit.certificate.clone()),
+            certificate: KeptCertificate::new(&admit.certificate),
             tracing: connected.trace,
         });
         let gate = Arc::new(Gate::default());

@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use uuid::Uuid;
 
 use crate::Role;
-use crate::pki::CertificateInfo;
+use crate::pki::{CertificateInfo, KeptCertificate};
 use crate::transport::{Link, Outbox, PeerAddress};
 
 /// Names one session; never used again once it is over.
@@ -30,7 +30,7 @@ pub struct SessionInfo {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) address: PeerAddress,
-    pub(super) certificate: Arc<CertificateInfo>,
+    pub(super) certificate: KeptCertificate,
     pub(super) tracing: bool,
 }
 
@@ -55,9 +55,10 @@ impl SessionInfo {
         self.address
     }
 
-    /// What the client's certificate says.
+    /// What the client's certificate says. It is read when it is first asked
+    /// for, since most sessions are never asked.
     pub fn certificate(&self) -> &CertificateInfo {
-        &self.certificate
+        self.certificate.info()
     }
 
     /// Whether the session agreed on trace blocks.
@@ -129,7 +130,8 @@ impl Session {
 /// however many there are.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    by_id: HashMap<SessionId, Session>,
+    /// Boxed: a table has up to twice the room that it needs.
+    by_id: HashMap<SessionId, Box<Session>>,
     by_uuid: HashMap<Uuid, SessionId>,
     by_role: [Vec<SessionId>; ROLES],
     next: u64,
@@ -153,7 +155,7 @@ impl Sessions {
         for bit in bits(role) {
             self.by_role[bit].push(id);
         }
-        self.by_id.insert(id, session);
+        self.by_id.insert(id, Box::new(session));
     }
 
     pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
@@ -167,15 +169,15 @@ impl Sessions {
                 self.by_role[bit].remove(at);
             }
         }
-        Some(session)
+        Some(*session)
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
-        self.by_id.get(&id)
+        self.by_id.get(&id).map(Box::as_ref)
     }
 
     pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
-        self.by_id.get_mut(&id)
+        self.by_id.get_mut(&id).map(Box::as_mut)
     }
 
     pub(super) fn id_of(&self, uuid: Uuid) -> Option<SessionId> {
@@ -183,7 +185,7 @@ impl Sessions {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
-        self.by_id.values()
+        self.by_id.values().map(Box::as_ref)
     }
 
     pub(super) fn ids(&self) -> Vec<SessionId> {
@@ -198,7 +200,7 @@ impl Sessions {
             let earlier = role.bits() & ((1 << bit) - 1);
             self.by_role[bit]
                 .iter()
-                .filter_map(|id| self.by_id.get(id))
+                .filter_map(|id| self.get(*id))
                 .filter(move |session| session.info.role.bits() & earlier == 0)
         })
     }
