@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use crossbeam_channel::Sender;
 use log::info;
 
 use super::config::Shared;
 use super::dispatcher::{Admit, Event};
+use super::events::Events;
 use super::sessions::{Gate, SessionId};
 use crate::Role;
 use crate::pki::CertificateInfo;
@@ -37,14 +37,14 @@ pub(super) fn start(
     listeners: Vec<Listener>,
     shared: Arc<Shared>,
     max_handshakes: usize,
-    events: Sender<Event>,
+    events: Events<Event>,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
+fn serve(shared: &Arc<Shared>, events: &Events<Event>, newcomer: &Newcomer) {
     let deadline = after(newcomer.accepted(), shared.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -233,7 +233,7 @@ impl Decode for Decoder {
 /// Hands what a reader finds to the dispatcher.
 struct SessionSink {
     id: SessionId,
-    events: Sender<Event>,
+    events: Events<Event>,
     gate: Arc<Gate>,
     outbox: Outbox,
     /// Who stamps, where the session agreed on tracing.
@@ -241,6 +241,10 @@ struct SessionSink {
 }
 
 impl Sink<Item> for SessionSink {
+    fn soon(&mut self) {
+        self.events.hint(Event::Soon);
+    }
+
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
         if let Some((uuid, role)) = self.tracing {
             for item in items.iter_mut() {
