@@ -68,7 +68,7 @@ use crossbeam_channel::Sender;
 use log::info;
 use uuid::Uuid;
 
-pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
+pub use self::config::{ConfigurationCheck, DEFAULT_MAX_HANDSHAKES, ServerConfig, ServerError, SlowConsumer};
 use self::dispatcher::{Dispatcher, EVENTS, Event};
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};

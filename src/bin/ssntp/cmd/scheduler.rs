@@ -6,12 +6,13 @@ use clap::{ValueEnum, value_parser};
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::pki::{Identity, Trust};
-use ssntp::server::ServerConfig;
+use ssntp::server::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::server::{announce, server_failure};
 use crate::failure::Failure;
+use crate::signal_stacks;
 use crate::signals::Stop;
 
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
@@ -42,6 +43,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = ControllersName::Any)]
     controllers: ControllersName,
     /// The most sessions at a time [default: what the system allows]
+    ///
+    /// Where vm.max_map_count allows fewer, the program starts itself again
+    /// without signal stacks, which takes half of the memory maps; a stack
+    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
     /// The scheduler's UUID [default: its certificate's, else a random one]
@@ -69,6 +74,7 @@ enum ControllersName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
     let stop = Stop::install()?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {

@@ -9,13 +9,16 @@ use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::FrameKind;
-use ssntp::server::{Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer};
+use ssntp::server::{
+    DEFAULT_MAX_HANDSHAKES, Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer,
+};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::signal_stacks;
 use crate::signals::Stop;
 
 /// Run a server that checks roles, filters and routes
@@ -47,6 +50,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = ActionName::Reject)]
     filter_action: ActionName,
     /// The most sessions at a time [default: what the system allows]
+    ///
+    /// Where vm.max_map_count allows fewer, the program starts itself again
+    /// without signal stacks, which takes half of the memory maps; a stack
+    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
     /// The longest payload to take
@@ -103,6 +110,7 @@ fn forward(text: &str) -> Result<(FrameKind, Role), String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
     let stop = Stop::install()?;
     let rules = args
         .forwards
