@@ -49,6 +49,10 @@ pub(crate) struct Args {
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
+    /// Give clients no tickets to resume their TLS session with: every
+    /// handshake is a full one
+    #[arg(long)]
+    no_resumption: bool,
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
@@ -88,7 +92,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(path) = args.config {
         config = config.configuration_file(path);
     }
-    let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+    let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
+        .resumption(!args.no_resumption);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }

@@ -62,6 +62,10 @@ pub(crate) struct Args {
     /// How long TLS and CONNECT together may take
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     handshake_timeout: Seconds,
+    /// Give clients no tickets to resume their TLS session with: every
+    /// handshake is a full one
+    #[arg(long)]
+    no_resumption: bool,
     /// What happens to a session whose queue is full
     #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
     slow_consumer: PolicyName,
@@ -137,6 +141,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .filter(filter)
         .max_payload(args.max_payload)
         .handshake_timeout(args.handshake_timeout.into())
+        .resumption(!args.no_resumption)
         .slow_consumer(policy)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
