@@ -541,6 +541,47 @@ fn key_updates_of_the_peer_pass_in_the_middle_of_what_is_written() {
 }
 
 #[test]
+fn what_goes_past_the_writer_keeps_its_place() {
+    const LENGTHS: [usize; 6] = [1, 8, 5000, 16_384, 20_000, 40_000];
+    for kind in KINDS {
+        for ends in [in_clear as fn((Stream, Stream)) -> (Halves, Halves), secure] {
+            let (client, server) = ends(kind());
+            let (gate, shut) = channel();
+            let mut client = Side::with(client, outbox(), LinkConfig::default(), Some(shut));
+            let server = Side::new(server);
+            // The client takes nothing: at some point the socket is full, in the
+            // middle of one of these, and then the rest waits.
+            let mut sent = 0;
+            for len in LENGTHS.into_iter().cycle().take(600) {
+                let item = Outgoing::whole(pattern(sent, len), 1);
+                server.link.outbox().push_now(item).unwrap();
+                sent += len;
+            }
+            drop(gate);
+            client.expect(sent);
+            server.link.close();
+            assert!(matches!(client.ended(), EndReason::PeerClosed));
+        }
+    }
+}
+
+#[test]
+fn key_updates_of_the_peer_come_before_what_goes_past_the_writer() {
+    let (mut raw, halves) = Raw::and_server(tcp);
+    let mut side = Side::new(halves);
+    for n in 0..200 {
+        raw.tls.refresh_traffic_keys().unwrap();
+        raw.send(&pattern(n * 10, 10));
+        side.expect(10);
+        let item = Outgoing::whole(pattern(n * 20_000, 20_000), 1);
+        side.link.outbox().push_now(item).unwrap();
+        raw.expect(n * 20_000, 20_000);
+    }
+    raw.close();
+    assert!(matches!(side.ended(), EndReason::PeerClosed));
+}
+
+#[test]
 fn close_notify_is_an_end_in_order_and_is_answered() {
     for kind in KINDS {
         let (mut raw, halves) = Raw::and_client(kind);

@@ -110,6 +110,20 @@ pub(crate) fn write_all(stream: &dyn Duplex, mut bytes: &[u8]) -> io::Result<()>
     Ok(())
 }
 
+/// Writes what the system takes without waiting, and says how much that was. A
+/// fault is met again by whoever writes the rest.
+pub(crate) fn try_write_all(stream: &dyn Duplex, bytes: &[u8]) -> usize {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match stream.try_write(&bytes[sent..]) {
+            Ok(written) if written > 0 => sent += written,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            _ => break,
+        }
+    }
+    sent
+}
+
 /// Whether an error is the read or write timeout of a stream: the kind
 /// depends on the system.
 pub(crate) fn is_timeout(error: &io::Error) -> bool {

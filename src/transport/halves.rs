@@ -5,7 +5,7 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
 
-use super::duplex::write_all;
+use super::duplex::{try_write_all, write_all};
 use super::outbox::Outgoing;
 use super::{BufferPool, Duplex, Inbox};
 
@@ -18,7 +18,16 @@ pub trait Receive: Send + fmt::Debug {
     /// # Errors
     /// What the stream or TLS says; an end without TLS's close_notify is
     /// `UnexpectedEof`.
-    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received>;
+    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+        self.receive_telling(inbox, &mut || {})
+    }
+
+    /// As [`receive`](Self::receive), and calls `arrived` as soon as a wait for
+    /// bytes is over, before they are read and opened.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    fn receive_telling(&mut self, inbox: &mut Inbox, arrived: &mut dyn FnMut()) -> io::Result<Received>;
 }
 
 /// What [`Receive::receive`] did.
@@ -31,17 +40,23 @@ pub struct Received {
     pub flush: bool,
 }
 
-/// The sending direction. One thread owns it, and it alone writes to the
-/// socket.
+/// The sending direction. Whoever has it writes to the socket, and nobody
+/// else does.
 pub trait Transmit: Send + fmt::Debug {
-    /// Sends everything in `batch` in order, in as few writes as it can.
-    /// Blocks until the system has taken all of it.
+    /// Sends everything in `batch` in order, in as few writes as it can, after
+    /// the rest of what was begun before. Blocks until the system has taken all
+    /// of it.
     ///
     /// # Errors
     /// What the stream or TLS says, the write timeout included.
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()>;
 
-    /// Sends what the receiving side left for the socket.
+    /// Sends as much of one item as the system takes without waiting, and
+    /// gives buffers back. Never blocks. A fault is left to the next call.
+    fn try_transmit(&mut self, item: &Outgoing) -> Tried;
+
+    /// Sends the rest of what was begun, and what the receiving side left for
+    /// the socket.
     ///
     /// # Errors
     /// As [`transmit`](Self::transmit).
@@ -57,6 +72,17 @@ pub trait Transmit: Send + fmt::Debug {
     fn idle(&mut self);
 }
 
+/// What [`Transmit::try_transmit`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// The system has all of the item.
+    Sent,
+    /// The rest of it goes before whatever is sent next.
+    Begun,
+    /// Nothing: it is too long, or something is to be sent before it.
+    Not,
+}
+
 /// Both directions of one stream.
 #[derive(Debug)]
 pub struct Halves {
@@ -68,9 +94,6 @@ pub struct Halves {
     pub transmit: Box<dyn Transmit>,
     /// What has been received and not decoded yet.
     pub inbox: Inbox,
-    /// Whether what is sent goes to the stream as it is, so that a thread other
-    /// than the writer may put it there too.
-    pub in_clear: bool,
 }
 
 /// Both directions of `stream` in clear.
@@ -85,10 +108,10 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
             stream: Arc::clone(&stream),
             pool: pool.clone(),
             buffer: None,
+            rest: None,
         }),
         stream,
         inbox: Inbox::new(pool),
-        in_clear: true,
     }
 }
 
@@ -101,12 +124,13 @@ struct PlainReceive {
 }
 
 impl Receive for PlainReceive {
-    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+    fn receive_telling(&mut self, inbox: &mut Inbox, arrived: &mut dyn FnMut()) -> io::Result<Received> {
         let mut buffer = match self.buffer.take() {
             Some(buffer) => buffer,
             None => {
                 inbox.release();
                 self.stream.wait_readable()?;
+                arrived();
                 self.pool.take()
             }
         };
@@ -144,10 +168,43 @@ struct PlainTransmit {
     stream: Arc<dyn Duplex>,
     pool: BufferPool,
     buffer: Option<Box<[u8]>>,
+    /// What was begun, and how many bytes of it are sent.
+    rest: Option<(Outgoing, usize)>,
+}
+
+impl PlainTransmit {
+    fn send_rest(&mut self) -> io::Result<()> {
+        let Some((item, mut skip)) = self.rest.take() else {
+            return Ok(());
+        };
+        for part in item.parts() {
+            let sent = skip.min(part.len());
+            skip -= sent;
+            write_all(&*self.stream, &part[sent..])?;
+        }
+        Ok(())
+    }
 }
 
 impl Transmit for PlainTransmit {
+    fn try_transmit(&mut self, item: &Outgoing) -> Tried {
+        if self.rest.is_some() {
+            return Tried::Not;
+        }
+        let mut sent = 0;
+        for part in item.parts() {
+            let written = try_write_all(&*self.stream, part);
+            sent += written;
+            if written < part.len() {
+                self.rest = Some((item.clone(), sent));
+                return Tried::Begun;
+            }
+        }
+        Tried::Sent
+    }
+
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
+        self.send_rest()?;
         let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
         let mut used = 0;
         for part in batch.iter().flat_map(Outgoing::parts) {
@@ -166,10 +223,11 @@ impl Transmit for PlainTransmit {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.send_rest()
     }
 
     fn finish(&mut self) -> io::Result<()> {
+        self.send_rest()?;
         self.stream.shutdown(Shutdown::Write)
     }
 

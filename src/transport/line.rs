@@ -2,125 +2,128 @@
 //!
 //! Waking a thread costs more than the write that it is woken for. Whoever has
 //! one item for a stream on which nothing waits and nothing is being written
-//! may write it at once, as far as the system takes it without waiting:
+//! may send it at once, as far as the system takes it without waiting:
 //!
 //! ```text
 //!  Outbox::push_now(item)
-//!     │ is the line free?  ── no ───▶ queue ──▶ writer
+//!     │ is the line free, the item short?  ── no ───▶ queue ──▶ writer
 //!     │ yes
 //!     ▼
-//!  try_write ── all of it ──▶ done
-//!     └ a part, or nothing ─▶ the rest stays on the line, the writer is woken
-//!                             and sends it before anything else
+//!  Transmit::try_transmit ── all of it ──▶ done
+//!     └ a part, or nothing ─▶ the rest stays with the line, the writer is
+//!                             woken and sends it before anything else
 //! ```
 //!
-//! The line is a lock that nobody waits for but the writer, and the writer
-//! only for one write that does not block.
+//! The line is a lock on the sending direction. Nobody waits for it but the
+//! writer, and the writer only while one item is sealed and written without
+//! blocking.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::Duplex;
-use super::duplex::write_all;
+use super::Transmit;
+use super::halves::Tried;
 use super::outbox::Outgoing;
 
-/// The way to a stream in clear.
-#[derive(Debug)]
+/// The sending direction while a link runs.
+#[derive(Debug, Default)]
 pub(super) struct Line {
-    stream: Arc<dyn Duplex>,
-    rest: Mutex<Option<Rest>>,
+    sending: Mutex<Option<Sending>>,
 }
 
-/// What was begun and is not sent yet.
 #[derive(Debug)]
-pub(super) struct Rest {
-    item: Outgoing,
-    /// Bytes of it that are sent.
-    sent: usize,
+struct Sending {
+    transmit: Box<dyn Transmit>,
+    /// Frames and bytes of an item that was begun and is not sent yet.
+    begun: Option<(u64, u64)>,
 }
 
-/// What became of an item.
+/// The line, for as long as the writer writes.
 #[derive(Debug)]
-pub(super) enum Tried {
-    /// The system has all of it.
-    Sent,
-    /// The writer has to send the rest.
-    Begun,
-    /// Somebody else is writing: the item is to be queued.
-    Busy(Outgoing),
-}
+pub(super) struct Held<'a>(MutexGuard<'a, Option<Sending>>);
 
 impl Line {
-    pub(super) fn new(stream: Arc<dyn Duplex>) -> Self {
-        Self {
-            stream,
-            rest: Mutex::new(None),
-        }
+    /// From now on items may be sent.
+    pub(super) fn open(&self, transmit: Box<dyn Transmit>) {
+        *self.lock() = Some(Sending {
+            transmit,
+            begun: None,
+        });
     }
 
-    /// Writes what can be written without waiting.
-    pub(super) fn try_send(&self, item: Outgoing) -> Tried {
-        let mut rest = match self.rest.try_lock() {
-            Ok(rest) => rest,
+    /// Gives buffers and keys back; nothing will be sent any more.
+    pub(super) fn close(&self) {
+        let sending = self.lock().take();
+        drop(sending);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Sending>> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends what can be sent without waiting.
+    pub(super) fn try_send(&self, item: &Outgoing) -> Tried {
+        let mut line = match self.sending.try_lock() {
+            Ok(line) => line,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Tried::Busy(item),
+            Err(TryLockError::WouldBlock) => return Tried::Not,
         };
-        if rest.is_some() {
-            return Tried::Busy(item);
+        let Some(Sending {
+            transmit,
+            begun: begun @ None,
+        }) = &mut *line
+        else {
+            return Tried::Not;
+        };
+        // A fault in one session is not to end the thread that serves all.
+        let tried = catch_unwind(AssertUnwindSafe(|| transmit.try_transmit(item)));
+        match tried {
+            Ok(Tried::Begun) => *begun = Some((u64::from(item.frames()), item.len() as u64)),
+            Ok(_) => {}
+            // The writer finds nothing to send with, and ends the link.
+            Err(_) => *line = None,
         }
-        let mut sent = 0;
-        'parts: for part in item.parts() {
-            let mut left = part;
-            while !left.is_empty() {
-                match self.stream.try_write(left) {
-                    Ok(0) => break 'parts,
-                    Ok(written) => left = &left[written..],
-                    // The writer meets the same fault, and tells it.
-                    Err(_) => {
-                        sent += part.len() - left.len();
-                        break 'parts;
-                    }
-                }
-            }
-            sent += part.len() - left.len();
-        }
-        if sent == item.len() {
-            return Tried::Sent;
-        }
-        *rest = Some(Rest { item, sent });
-        Tried::Begun
+        tried.unwrap_or(Tried::Not)
     }
 
-    /// The line, for as long as the writer writes.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Rest>> {
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Keeps others off the stream.
+    pub(super) fn hold(&self) -> Held<'_> {
+        Held(self.lock())
+    }
+}
+
+impl Held<'_> {
+    /// Frames and bytes of what was begun by somebody else. The next flush or
+    /// transmission sends its rest.
+    pub(super) fn take_begun(&mut self) -> Option<(u64, u64)> {
+        self.0.as_mut()?.begun.take()
     }
 
-    /// Sends what was begun. Returns how many frames and bytes are done with.
-    pub(super) fn finish(&self, rest: &mut Option<Rest>) -> io::Result<(u64, u64)> {
-        let Some(begun) = rest else {
-            return Ok((0, 0));
-        };
-        let mut skip = begun.sent;
-        for part in begun.item.parts() {
-            let done = skip.min(part.len());
-            skip -= done;
-            write_all(&*self.stream, &part[done..])?;
+    /// What sends.
+    ///
+    /// # Errors
+    /// It has panicked on another thread.
+    pub(super) fn transmit(&mut self) -> io::Result<&mut dyn Transmit> {
+        match &mut *self.0 {
+            Some(sending) => Ok(&mut *sending.transmit),
+            None => Err(io::Error::other("sending panicked")),
         }
-        let done = (u64::from(begun.item.frames()), begun.item.len() as u64);
-        *rest = None;
-        Ok(done)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory;
+    use std::sync::Arc;
+
+    use super::super::{BufferPool, Duplex, memory, plain};
     use super::*;
 
     fn line() -> (Line, memory::MemoryStream) {
         let (near, far) = memory::pair();
-        (Line::new(Arc::new(near)), far)
+        let line = Line::default();
+        line.open(plain(Arc::new(near), BufferPool::new()).transmit);
+        (line, far)
     }
 
     fn item(body: Vec<u8>) -> Outgoing {
@@ -130,53 +133,85 @@ mod tests {
     #[test]
     fn what_fits_goes_out_at_once() {
         let (line, far) = line();
-        assert!(matches!(line.try_send(item(b"abc".to_vec())), Tried::Sent));
+        assert_eq!(line.try_send(&item(b"abc".to_vec())), Tried::Sent);
         let framed = Outgoing::framed(*b"12345678", b"body".to_vec().into());
-        assert!(matches!(line.try_send(framed), Tried::Sent));
+        assert_eq!(line.try_send(&framed), Tried::Sent);
         let mut got = [0; 32];
         let mut held = 0;
         while held < 15 {
             held += far.read(&mut got[held..]).unwrap();
         }
         assert_eq!(&got[..held], b"abc12345678body");
+        assert!(line.hold().take_begun().is_none());
     }
 
     #[test]
     fn what_does_not_fit_is_finished_by_the_writer_before_anything_else() {
         let (line, far) = line();
         let long: Vec<u8> = (0..4_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
-        assert!(matches!(line.try_send(item(long.clone())), Tried::Begun));
+        assert_eq!(line.try_send(&item(long.clone())), Tried::Begun);
         // Later items keep their place.
-        assert!(matches!(line.try_send(item(vec![7])), Tried::Busy(back) if back.len() == 1));
+        assert_eq!(line.try_send(&item(vec![7])), Tried::Not);
         let reader = crate::transport::threads::spawn("t", move || {
             let mut got = Vec::new();
             let mut buffer = vec![0; 65536];
-            while got.len() < 4_000_000 {
+            while got.len() < 4_000_001 {
                 let n = far.read(&mut buffer).unwrap();
                 got.extend_from_slice(&buffer[..n]);
             }
             got
         });
-        let done = line.finish(&mut line.lock()).unwrap();
-        assert_eq!(done, (1, 4_000_000));
-        assert!(reader.unwrap().join().unwrap() == long);
-        assert_eq!(line.finish(&mut line.lock()).unwrap(), (0, 0));
+        let mut held = line.hold();
+        assert_eq!(held.take_begun(), Some((1, 4_000_000)));
+        held.transmit().unwrap().transmit(&[item(vec![9])]).unwrap();
+        let got = reader.unwrap().join().unwrap();
+        assert!(got[..4_000_000] == long && got[4_000_000..] == [9]);
+        assert!(held.take_begun().is_none());
     }
 
     #[test]
     fn nothing_is_written_while_the_writer_writes() {
         let (line, _far) = line();
-        let held = line.lock();
-        assert!(matches!(line.try_send(item(vec![1])), Tried::Busy(_)));
+        let held = line.hold();
+        assert_eq!(line.try_send(&item(vec![1])), Tried::Not);
         drop(held);
-        assert!(matches!(line.try_send(item(vec![1])), Tried::Sent));
+        assert_eq!(line.try_send(&item(vec![1])), Tried::Sent);
+        line.close();
+        assert_eq!(line.try_send(&item(vec![1])), Tried::Not);
     }
 
     #[test]
     fn a_fault_is_left_to_the_writer() {
         let (line, far) = line();
         drop(far);
-        assert!(matches!(line.try_send(item(vec![1])), Tried::Begun));
-        assert!(line.finish(&mut line.lock()).is_err());
+        assert_eq!(line.try_send(&item(vec![1])), Tried::Begun);
+        assert!(line.hold().transmit().unwrap().flush().is_err());
+    }
+
+    #[derive(Debug)]
+    struct Panics;
+
+    impl Transmit for Panics {
+        fn transmit(&mut self, _: &[Outgoing]) -> io::Result<()> {
+            Ok(())
+        }
+        fn try_transmit(&mut self, _: &Outgoing) -> Tried {
+            panic!("on purpose")
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn finish(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn idle(&mut self) {}
+    }
+
+    #[test]
+    fn a_panic_ends_the_line_and_nothing_else() {
+        let line = Line::default();
+        line.open(Box::new(Panics));
+        assert_eq!(line.try_send(&item(vec![1])), Tried::Not);
+        assert!(line.hold().transmit().is_err());
     }
 }

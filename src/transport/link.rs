@@ -57,6 +57,11 @@ impl Default for LinkConfig {
 
 /// Where a link's reader delivers. All calls come from the reader thread.
 pub trait Sink<I>: Send + 'static {
+    /// After a silence bytes have arrived, and items are likely to follow
+    /// within microseconds: whoever deals with them may be woken now, while
+    /// they are being read.
+    fn soon(&mut self) {}
+
     /// Items in the order of the stream, and how many bytes were received
     /// for them. May block: the peer is then held back by its own socket.
     /// False ends the link.
@@ -189,18 +194,15 @@ fn start<D: Decode>(
         receive,
         mut transmit,
         inbox,
-        in_clear,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
     send_first(&outbox, &mut *transmit, &*stream);
-    if in_clear {
-        outbox.open_line(Arc::clone(&stream));
-    }
+    outbox.line().open(transmit);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
         threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
-            write(&outbox, transmit, &*stream, linger);
+            write(&outbox, &*stream, linger);
         })?
     };
     // Boxed, so that the thread's own frames hold a pointer each.
@@ -241,6 +243,9 @@ fn send_first(outbox: &Outbox, transmit: &mut dyn Transmit, stream: &dyn Duplex)
 /// What goes out on the thread that starts a link: as much as a socket that
 /// is new has room for.
 const FIRST_BYTES: u64 = 16 * 1024;
+
+/// A wait after which whoever deals with items is likely to sleep too.
+const SILENCE: Duration = Duration::from_micros(100);
 
 struct Reader<D, S> {
     stream: Arc<dyn Duplex>,
@@ -324,7 +329,12 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 };
             }
             let held = self.inbox.bytes.len();
-            let received = self.receive.receive(&mut self.inbox);
+            let (sink, began) = (&mut self.sink, super::outbox::now());
+            let received = self.receive.receive_telling(&mut self.inbox, &mut || {
+                if began.elapsed() >= SILENCE {
+                    sink.soon();
+                }
+            });
             counted += self.inbox.bytes.len() - held;
             match received {
                 Ok(received) => {
@@ -360,11 +370,10 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     }
 }
 
-fn write(outbox: &Outbox, mut transmit: Box<dyn Transmit>, stream: &dyn Duplex, linger: Duration) {
+fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration) {
     let done = Done(outbox);
-    let result = write_until_closed(outbox, &mut *transmit);
+    let result = write_until_closed(outbox);
     // Buffers and keys go back before the wait below.
-    drop(transmit);
     drop(done);
     match result {
         Ok(End::Closed) => {
@@ -393,6 +402,7 @@ struct Done<'a>(&'a Outbox);
 
 impl Drop for Done<'_> {
     fn drop(&mut self) {
+        self.0.line().close();
         self.0.done();
     }
 }
@@ -402,18 +412,18 @@ enum End {
     Aborted,
 }
 
-fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Result<End> {
+fn write_until_closed(outbox: &Outbox) -> io::Result<End> {
     let mut batch: Vec<Outgoing> = Vec::new();
     loop {
         let mut next = Some(outbox.queue().next(&mut batch));
         // Everything that waits goes out before the thread sleeps again.
         while let Some(due) = next {
-            if let Some(end) = send(outbox, transmit, &mut batch, due)? {
+            if let Some(end) = send(outbox, &mut batch, due)? {
                 return Ok(end);
             }
             next = outbox.queue().try_next(&mut batch);
         }
-        transmit.idle();
+        outbox.line().hold().transmit()?.idle();
         queue::release(&mut batch);
     }
 }
@@ -421,16 +431,17 @@ fn write_until_closed(outbox: &Outbox, transmit: &mut dyn Transmit) -> io::Resul
 /// Sends one batch. Not part of its caller, so that what an idle thread has
 /// on its stack stays small.
 #[inline(never)]
-fn send(
-    outbox: &Outbox,
-    transmit: &mut dyn Transmit,
-    batch: &mut Vec<Outgoing>,
-    due: Due,
-) -> io::Result<Option<End>> {
+fn send(outbox: &Outbox, batch: &mut Vec<Outgoing>, due: Due) -> io::Result<Option<End>> {
     if due.abort {
         return Ok(Some(End::Aborted));
     }
-    let _line = outbox.take_line()?;
+    let mut line = outbox.line().hold();
+    if let Some((frames, bytes)) = line.take_begun() {
+        outbox.begin_writing();
+        line.transmit()?.flush()?;
+        outbox.sent(1, frames, bytes);
+    }
+    let transmit = line.transmit()?;
     if !batch.is_empty() {
         outbox.begin_writing();
         transmit.transmit(batch)?;

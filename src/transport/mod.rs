@@ -12,8 +12,8 @@
 //!   TCP, a Unix socket, or memory.
 //! * [`Halves`] are its two directions, in clear ([`plain`]) or as TLS
 //!   ([`tls`]). The reader never holds anything that the writer needs while
-//!   it waits, and only the writer puts bytes on the socket; in clear, whoever
-//!   has something for an idle writer may do so in its place.
+//!   it waits. Only the writer puts bytes on the socket, or in its place, while
+//!   it is idle, whoever has something short to send.
 //! * [`Link`] runs one thread for each direction and is told when the stream
 //!   ends; its [`Outbox`] is the bounded queue towards the writer.
 //!
@@ -68,7 +68,7 @@ pub(crate) use self::capacity::{Capacity, descriptors};
 pub use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};
 pub use self::duplex::{Duplex, PeerAddress};
-pub use self::halves::{Halves, Receive, Received, Transmit, plain};
+pub use self::halves::{Halves, Receive, Received, Transmit, Tried, plain};
 pub use self::link::{EndReason, Link, LinkConfig, Sink};
 pub use self::listener::{Listener, Waker};
 pub(crate) use self::newcomers::{Acceptance, Newcomer};

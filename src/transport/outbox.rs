@@ -2,18 +2,18 @@
 //!
 //! A bounded channel would take memory for every slot of every idle session.
 //! So the queue itself knows no bound: frames and bytes are counted at the
-//! entrance, and what leaves is subtracted once the system has taken it. When full, [`Outbox::push`] gives the item back and
-//! the owner decides: wait, drop, or end the session.
+//! entrance, and what leaves is subtracted once the system has taken it. When full, [`Outbox::push`] gives the item back and the
+//! owner decides: wait, drop, or end the session.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::Duplex;
-use super::line::{Line, Rest, Tried};
+use super::halves::Tried;
+use super::line::Line;
 use super::queue::Queue;
 
 /// What waits for the writer: up to eight bytes of its own, then shared ones.
@@ -138,8 +138,8 @@ struct Shared {
     /// The writer has sent its last byte.
     done: AtomicBool,
     failure: OnceLock<std::io::Error>,
-    /// Past the writer, where the stream is in clear and the link has started.
-    line: OnceLock<Line>,
+    /// What the writer sends with, and who goes past it.
+    line: Line,
     waiters: AtomicU32,
     /// What had been written, plus one, when a producer last gave up holding
     /// back; 0 for never. Written under the gate.
@@ -193,7 +193,7 @@ impl Outbox {
                 aborted: AtomicBool::new(false),
                 done: AtomicBool::new(false),
                 failure: OnceLock::new(),
-                line: OnceLock::new(),
+                line: Line::default(),
                 waiters: AtomicU32::new(0),
                 given_up_frames: AtomicU64::new(0),
                 given_up_bytes: AtomicU64::new(0),
@@ -213,23 +213,24 @@ impl Outbox {
         Ok(())
     }
 
-    /// As [`push`](Self::push), but where nothing waits and the stream is in
-    /// clear, this thread writes what the system takes at once, and the writer
+    /// As [`push`](Self::push), but where nothing waits and nothing is being
+    /// written, this thread sends what the system takes at once, and the writer
     /// is woken for the rest only. For who has one item now and no more soon.
+    /// Long items are queued.
     ///
     /// # Errors
     /// As [`push`](Self::push).
     pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
         let (item, waited) = self.count(item)?;
-        let (frames, bytes) = (u64::from(item.frames), item.len() as u64);
-        let tried = match self.shared.line.get() {
-            Some(line) if !waited => line.try_send(item),
-            _ => Tried::Busy(item),
+        let tried = if waited {
+            Tried::Not
+        } else {
+            self.shared.line.try_send(&item)
         };
         match tried {
-            Tried::Sent => self.sent(1, frames, bytes),
+            Tried::Sent => self.sent(1, u64::from(item.frames), item.len() as u64),
             Tried::Begun => self.shared.queue.flush(),
-            Tried::Busy(item) => self.shared.queue.push(item),
+            Tried::Not => self.shared.queue.push(item),
         }
         Ok(())
     }
@@ -254,26 +255,9 @@ impl Outbox {
         Ok((item, frames_before > 0))
     }
 
-    /// Lets [`push_now`](Self::push_now) write to the stream.
-    pub(super) fn open_line(&self, stream: Arc<dyn Duplex>) {
-        let _ = self.shared.line.set(Line::new(stream));
-    }
-
-    /// Keeps other threads off the stream while the guard lives. What one of
-    /// them began is sent first.
-    pub(super) fn take_line(&self) -> std::io::Result<Option<MutexGuard<'_, Option<Rest>>>> {
-        let Some(line) = self.shared.line.get() else {
-            return Ok(None);
-        };
-        let mut rest = line.lock();
-        if rest.is_some() {
-            self.begin_writing();
-        }
-        let (frames, bytes) = line.finish(&mut rest)?;
-        if frames > 0 {
-            self.sent(1, frames, bytes);
-        }
-        Ok(Some(rest))
+    /// What the writer sends with.
+    pub(super) fn line(&self) -> &Line {
+        &self.shared.line
     }
 
     /// Waits until a push of `len` bytes may succeed, or the limit passes;

@@ -74,6 +74,19 @@ impl TcpOptions {
     }
 }
 
+/// Between two ends on one host nothing is lost and nobody else is in the way:
+/// a system's congestion control that paces what it sends, as BBR does, would
+/// only wait for timers. What a listening socket has goes to those it accepts.
+fn without_pacing(socket: &Socket, address: SocketAddr) {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    if address.ip().is_loopback() {
+        // Every Linux has it; where it is not permitted, the system's stays.
+        let _ = socket.set_tcp_congestion(b"reno");
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = (socket, address);
+}
+
 /// How many connections may wait to be accepted. std's 128 makes a burst of
 /// newcomers wait for SYN retransmits.
 const BACKLOG: i32 = 4096;
@@ -121,6 +134,7 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
     let (pipe, _watch) = cancel.pipe()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
+    without_pacing(&socket, address);
     match socket.connect(&SockAddr::from(address)) {
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
             wait_writable(&socket, &pipe, super::deadline(limit))?;
@@ -234,6 +248,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
         socket.set_only_v6(!both_versions)?;
     }
     socket.bind(&SockAddr::from(address))?;
+    without_pacing(&socket, address);
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }

@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use crossbeam_channel::Sender;
 use log::info;
 
 use super::config::Shared;
 use super::dispatcher::{Admit, Event};
+use super::events::Events;
 use super::sessions::{Gate, SessionId};
 use crate::Role;
 use crate::pki::CertificateInfo;
@@ -37,14 +37,14 @@ pub(super) fn start(
     listeners: Vec<Listener>,
     shared: Arc<Shared>,
     max_handshakes: usize,
-    events: Sender<Event>,
+    events: Events<Event>,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
+fn serve(shared: &Arc<Shared>, events: &Events<Event>, newcomer: &Newcomer) {
     let deadline = after(newcomer.accepted(), shared.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -138,12 +138,12 @@ fn serve(shared: &Arc<Shared>, events: &Sender<Event>, newcomer: &Newcomer) {
 /// will: so none stays that has none.
 struct Admission {
     id: SessionId,
-    events: Sender<Event>,
+    events: Events<Event>,
     link: Option<io::Result<Link>>,
 }
 
 impl Admission {
-    fn new(id: SessionId, events: Sender<Event>) -> Self {
+    fn new(id: SessionId, events: Events<Event>) -> Self {
         Self {
             id,
             events,
@@ -260,7 +260,7 @@ impl Decode for Decoder {
 /// Hands what a reader finds to the dispatcher.
 struct SessionSink {
     id: SessionId,
-    events: Sender<Event>,
+    events: Events<Event>,
     gate: Arc<Gate>,
     outbox: Outbox,
     /// Who stamps, where the session agreed on tracing.
@@ -268,6 +268,10 @@ struct SessionSink {
 }
 
 impl Sink<Item> for SessionSink {
+    fn soon(&mut self) {
+        self.events.hint(Event::Soon);
+    }
+
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
         if let Some((uuid, role)) = self.tracing {
             for item in items.iter_mut() {
@@ -312,6 +316,7 @@ mod tests {
     use std::mem::ManuallyDrop;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    use crossbeam_channel::Sender;
     use uuid::Uuid;
 
     use super::super::dispatcher::Admitted;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  handshake workers ─ Admit, Started ─┐
-//!  readers ─ Items, Ended, Finished ───┼─▶ bounded channel of Event ─▶ Dispatcher::step
+//!  readers ─ Soon, Items, Ended, …  ────┼─▶ bounded channel of Event ─▶ Dispatcher::step
 //!  ServerHandle ─ Call ────────────────┤                                 │
 //!  Server ─ Stop, Exit ────────────────┘        outboxes (never blocks) ◀┘
 //! ```
@@ -19,11 +19,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{RecvTimeoutError, Sender};
 use log::{debug, error, info, warn};
 use uuid::Uuid;
 
+use super::at_once::{AtOnce, Step};
 use super::config::{ConfigurationCheck, ServerConfig, Shared, SlowConsumer};
+use super::events::Queue;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
 use super::held::Held;
@@ -60,6 +62,9 @@ pub(super) enum Event {
     Stop,
     /// Nobody will send anything more but the readers.
     Exit,
+    /// A reader that was silent has bytes: its items are about to come. The
+    /// dispatcher wakes up while they are being opened.
+    Soon,
 }
 
 /// A client that asks to be admitted.
@@ -102,6 +107,7 @@ pub(super) struct State {
     overflowed: Vec<HeldFrame>,
     stopping: Option<Instant>,
     exiting: bool,
+    at_once: AtOnce,
 }
 
 impl std::fmt::Debug for State {
@@ -125,7 +131,7 @@ pub(super) struct Dispatcher<H> {
     handler: H,
     /// What the handler said last.
     timer: Option<Instant>,
-    events: Receiver<Event>,
+    events: Queue<Event>,
 }
 
 impl<H: Handler> Dispatcher<H> {
@@ -134,7 +140,7 @@ impl<H: Handler> Dispatcher<H> {
         shared: Arc<Shared>,
         max_sessions: usize,
         handler: H,
-        events: Receiver<Event>,
+        events: Queue<Event>,
     ) -> Result<Self, super::RuleError> {
         let check = config.take_check();
         let state = State {
@@ -157,6 +163,7 @@ impl<H: Handler> Dispatcher<H> {
             overflowed: Vec::new(),
             stopping: None,
             exiting: false,
+            at_once: AtOnce::new(events.watch()),
         };
         Ok(Self {
             state,
@@ -170,11 +177,7 @@ impl<H: Handler> Dispatcher<H> {
     pub(super) fn run(mut self) {
         self.ask_timer();
         while !(self.state.exiting && self.state.leaving.is_empty() && self.state.sessions.len() == 0) {
-            let event = match self.next_deadline() {
-                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(deadline) => self.events.recv_deadline(deadline),
-            };
-            match event {
+            match self.events.next(self.next_deadline()) {
                 Ok(event) => self.step(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 // Every sender is gone, and with them every session.
@@ -229,11 +232,14 @@ impl<H: Handler> Dispatcher<H> {
 
     /// Handles one event and tells the handler what came of it.
     fn step(&mut self, event: Event) {
+        self.state.at_once.begin(false);
         match event {
             Event::Items(id, items, bytes, gate) => {
                 if let Some(session) = self.state.sessions.get_mut(id) {
                     session.counters.bytes_received += bytes as u64;
-                    for item in items {
+                    let mut items = items.into_iter();
+                    while let Some(item) = items.next() {
+                        self.state.at_once.begin(items.len() > 0);
                         self.item(id, item);
                     }
                 }
@@ -251,6 +257,7 @@ impl<H: Handler> Dispatcher<H> {
             }
             Event::Stop => self.state.stop(),
             Event::Exit => self.state.exiting = true,
+            Event::Soon => {}
         }
         self.notify();
     }
@@ -477,6 +484,7 @@ impl State {
             gate: Arc::clone(&gate),
             link: None,
             counters: Counters::default(),
+            last: Step::default().into(),
         });
         Ok(Admitted { info, outbox, gate })
     }
@@ -606,7 +614,7 @@ impl State {
             .with_role(to)
             .filter(|session| session.info.id != from)
         {
-            match session.outbox.push(item(session)) {
+            match session.push(item(session), &self.at_once) {
                 Ok(()) => {
                     if session.outbox.is_half_full() {
                         slow = Some(&session.outbox);
@@ -693,7 +701,7 @@ impl State {
         let Some(session) = self.sessions.get(id) else {
             return false;
         };
-        match session.outbox.push(item) {
+        match session.push(item, &self.at_once) {
             Ok(()) => true,
             Err(PushError::Full(item)) => self.overflow(id, item),
             Err(PushError::Closed(_)) => false,
@@ -786,7 +794,7 @@ impl State {
         let mut queued = 0;
         targets(
             &self.sessions,
-            &mut |session| match session.outbox.push(fan.for_session(session)) {
+            &mut |session| match session.push(fan.for_session(session), &self.at_once) {
                 Ok(()) => queued += 1,
                 Err(PushError::Full(item)) => full.push((session.info.id, item)),
                 Err(PushError::Closed(_)) => {}

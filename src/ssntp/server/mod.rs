@@ -53,8 +53,10 @@
 //! | `dispatcher` | the thread that owns all of it |
 
 mod accept;
+mod at_once;
 mod config;
 mod dispatcher;
+mod events;
 mod filter;
 mod handler;
 mod held;
@@ -64,12 +66,12 @@ mod sessions;
 use std::fmt;
 use std::thread::{JoinHandle, ThreadId};
 
-use crossbeam_channel::Sender;
 use log::info;
 use uuid::Uuid;
 
 pub use self::config::{ConfigurationCheck, DEFAULT_MAX_HANDSHAKES, ServerConfig, ServerError, SlowConsumer};
 use self::dispatcher::{Dispatcher, EVENTS, Event};
+use self::events::Events;
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
 pub use self::held::HeldId;
@@ -118,7 +120,7 @@ impl Server {
         listeners.extend(config.memory.drain(..).map(Listener::memory));
 
         let (uuid, role, max_handshakes) = (config.uuid, config.role, config.max_handshakes);
-        let (events, queue) = crossbeam_channel::bounded(EVENTS);
+        let (events, queue) = events::channel(EVENTS);
         let dispatcher = Dispatcher::new(
             config,
             std::sync::Arc::clone(&shared),
@@ -211,7 +213,7 @@ impl Drop for Server {
 /// [`SendError::OnDispatcher`] there.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: Sender<Event>,
+    events: Events<Event>,
     dispatcher: ThreadId,
     uuid: Uuid,
     role: Role,

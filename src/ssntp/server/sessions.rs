@@ -1,5 +1,6 @@
 //! The sessions of a server: who is connected, by UUID and by role.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -8,9 +9,10 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use uuid::Uuid;
 
+use super::at_once::{AtOnce, Step};
 use crate::Role;
 use crate::pki::CertificateInfo;
-use crate::transport::{Link, Outbox, PeerAddress};
+use crate::transport::{Link, Outbox, Outgoing, PeerAddress, PushError};
 
 /// Names one session; never used again once it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -107,9 +109,22 @@ pub(super) struct Session {
     /// Known once its threads run.
     pub(super) link: Option<Link>,
     pub(super) counters: Counters,
+    /// When the dispatcher last sent past its writer.
+    pub(super) last: Cell<Step>,
 }
 
 impl Session {
+    /// Queues an item, or sends it at once where that is better. Never blocks.
+    pub(super) fn push(&self, item: Outgoing, at_once: &AtOnce) -> Result<(), PushError> {
+        match at_once.step(self.last.get()) {
+            Some(step) => {
+                self.last.set(step);
+                self.outbox.push_now(item)
+            }
+            None => self.outbox.push(item),
+        }
+    }
+
     pub(super) fn counters(&self) -> Counters {
         let (frames_sent, bytes_sent) = self.outbox.written();
         let (frames_waiting, bytes_waiting) = self.outbox.waiting();

@@ -46,6 +46,7 @@ pub(super) fn handshake(
         session,
         pool: pool.clone(),
         buffer: None,
+        rest: Vec::new(),
     };
     if resumed && let Err(e) = recheck(&peer) {
         // The handshake is over, and no alert of it left: the end is told.
@@ -57,7 +58,6 @@ pub(super) fn handshake(
         receive: Box::new(receive),
         transmit: Box::new(transmit),
         inbox,
-        in_clear: false,
     };
     Ok(Secured {
         halves,

@@ -12,10 +12,12 @@
 //! The lock is held for one record at a time and never over I/O, so each
 //! direction makes progress while the other waits for its peer. What the
 //! reading side has for the socket (alerts, key updates) goes into `pending`,
-//! and the writer sends it before its own next record: one thread alone
-//! decides the order of records. A poisoned lock ends the session.
+//! and whoever has the sending direction sends it before its own next record:
+//! one thread at a time decides the order of records. A poisoned lock ends the
+//! session.
 //!
-//! Buffers are borrowed from a [`BufferPool`] while a direction is busy. An
+//! Buffers are borrowed from a [`BufferPool`] while a direction is busy; an idle
+//! one has none.
 //!
 //! | file | holds |
 //! |---|---|

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::RECORD;
 use super::session::{Seal, Sealed, Shared, Step, Tools, lock};
-use crate::transport::duplex::write_all;
+use crate::transport::duplex::{try_write_all, write_all};
+use crate::transport::halves::Tried;
 use crate::transport::{BufferPool, Duplex, Outgoing, Transmit};
 
 pub(super) struct TlsTransmit {
@@ -16,6 +17,8 @@ pub(super) struct TlsTransmit {
     pub(super) pool: BufferPool,
     /// The first record's length is staging, the rest ciphertext.
     pub(super) buffer: Option<Box<[u8]>>,
+    /// Ciphertext of what was begun.
+    pub(super) rest: Vec<u8>,
 }
 
 impl fmt::Debug for TlsTransmit {
@@ -30,97 +33,163 @@ impl fmt::Debug for TlsTransmit {
 /// byte, or a key update before it.
 const SEALED: usize = RECORD + 256;
 
-impl TlsTransmit {
-    /// Seals `data` into `out` behind what is there, sending first what is
-    /// in the way: earlier records, and what the reading side left.
-    fn seal(&self, data: Sealed<'_>, out: &mut [u8], used: &mut usize) -> io::Result<()> {
-        if out.len() - *used < SEALED {
-            write_all(&*self.stream, &out[..*used])?;
-            *used = 0;
+/// What may be sent at once: as much as two records hold. More is better
+/// sealed by the writer, while other threads do other things.
+const AT_ONCE: usize = 2 * RECORD;
+
+/// Seals `data` into `out`. Returns the length, and what the reading side left
+/// before that: it has to be sent first.
+fn seal(session: &Shared, data: Sealed<'_>, out: &mut [u8]) -> io::Result<(usize, Vec<u8>)> {
+    let mut session = lock(session)?;
+    let mut tools = Tools {
+        inbox: None,
+        seal: Some(Seal {
+            data,
+            out,
+            written: 0,
+        }),
+    };
+    loop {
+        match session.step(&mut [], &mut tools).1 {
+            Ok(Step::Again) => {}
+            Ok(Step::Idle) => break,
+            Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
         }
-        let mut session = lock(&self.session)?;
-        let mut tools = Tools {
-            inbox: None,
-            seal: Some(Seal {
-                data,
-                out: &mut out[*used..],
-                written: 0,
-            }),
-        };
-        loop {
-            match session.step(&mut [], &mut tools).1 {
-                Ok(Step::Again) => {}
-                Ok(Step::Idle) => break,
-                Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
+    }
+    // Taken before the reader can add records that come after it.
+    let pending = session.take_pending();
+    Ok((tools.seal.map_or(0, |seal| seal.written), pending))
+}
+
+/// Cuts parts into the data of records, all but the last of them full. What
+/// lies in one part is not copied.
+fn each_record<'a>(
+    parts: impl Iterator<Item = &'a [u8]>,
+    staging: &mut [u8],
+    mut send: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut parts = parts.peekable();
+    let mut staged = 0;
+    while let Some(mut part) = parts.next() {
+        let last = parts.peek().is_none();
+        while !part.is_empty() {
+            if staged == 0 && (last || part.len() >= RECORD) {
+                let (record, rest) = part.split_at(part.len().min(RECORD));
+                send(record)?;
+                part = rest;
+                continue;
+            }
+            let n = part.len().min(RECORD - staged);
+            staging[staged..staged + n].copy_from_slice(&part[..n]);
+            staged += n;
+            part = &part[n..];
+            if staged == RECORD {
+                send(staging)?;
+                staged = 0;
             }
         }
-        let written = tools.seal.map_or(0, |seal| seal.written);
-        let pending = session.take_pending();
-        drop(session);
-        if !pending.is_empty() {
-            // It was made before this record, and its order is kept by
-            // sending everything older first.
-            write_all(&*self.stream, &out[..*used])?;
-            write_all(&*self.stream, &pending)?;
-            out.copy_within(*used..*used + written, 0);
-            *used = 0;
-        }
-        *used += written;
+    }
+    if staged > 0 {
+        send(&staging[..staged])?;
+    }
+    Ok(())
+}
+
+impl TlsTransmit {
+    /// Takes the buffer, in two: where short parts become a record, and where
+    /// sealed ones wait for the socket.
+    fn take_buffer(&mut self) -> Box<[u8]> {
+        self.buffer.take().unwrap_or_else(|| self.pool.take())
+    }
+
+    fn send_rest(&mut self) -> io::Result<()> {
+        let rest = std::mem::take(&mut self.rest);
+        write_all(&*self.stream, &rest)
+    }
+
+    /// Seals a short item and sends what the system takes of it; the rest of
+    /// it stays.
+    fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> io::Result<()> {
+        let (staging, out) = buffer.split_at_mut(RECORD);
+        let mut used = 0;
+        each_record(item.parts(), staging, |data| {
+            let (written, pending) = seal(&self.session, Sealed::Data(data), &mut out[used..])?;
+            if !pending.is_empty() {
+                self.rest.extend_from_slice(&out[..used]);
+                self.rest.extend_from_slice(&pending);
+                out.copy_within(used..used + written, 0);
+                used = 0;
+            }
+            used += written;
+            Ok(())
+        })?;
+        let sent = if self.rest.is_empty() {
+            try_write_all(&*self.stream, &out[..used])
+        } else {
+            0
+        };
+        self.rest.extend_from_slice(&out[sent..used]);
         Ok(())
     }
 }
 
 impl Transmit for TlsTransmit {
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
-        let mut buffer = self.buffer.take().unwrap_or_else(|| self.pool.take());
+        self.send_rest()?;
+        let mut buffer = self.take_buffer();
         let (staging, out) = buffer.split_at_mut(RECORD);
-        let (mut staged, mut used) = (0, 0);
-        for mut part in batch.iter().flat_map(Outgoing::parts) {
-            while !part.is_empty() {
-                if staged == 0 && part.len() >= RECORD {
-                    let (record, rest) = part.split_at(RECORD);
-                    self.seal(Sealed::Data(record), out, &mut used)?;
-                    part = rest;
-                    continue;
-                }
-                let n = part.len().min(RECORD - staged);
-                staging[staged..staged + n].copy_from_slice(&part[..n]);
-                staged += n;
-                part = &part[n..];
-                if staged == RECORD {
-                    self.seal(Sealed::Data(staging), out, &mut used)?;
-                    staged = 0;
-                }
+        let mut used = 0;
+        each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
+            if out.len() - used < SEALED {
+                write_all(&*self.stream, &out[..used])?;
+                used = 0;
             }
-        }
-        if staged > 0 {
-            self.seal(Sealed::Data(&staging[..staged]), out, &mut used)?;
-        }
+            let (written, pending) = seal(&self.session, Sealed::Data(data), &mut out[used..])?;
+            if !pending.is_empty() {
+                write_all(&*self.stream, &out[..used])?;
+                write_all(&*self.stream, &pending)?;
+                out.copy_within(used..used + written, 0);
+                used = 0;
+            }
+            used += written;
+            Ok(())
+        })?;
         write_all(&*self.stream, &out[..used])?;
         self.buffer = Some(buffer);
         Ok(())
     }
 
+    fn try_transmit(&mut self, item: &Outgoing) -> Tried {
+        if item.len() > AT_ONCE || !self.rest.is_empty() {
+            return Tried::Not;
+        }
+        let mut buffer = self.take_buffer();
+        let begun = self.begin(item, &mut buffer);
+        self.pool.give(buffer);
+        match begun {
+            Ok(()) if self.rest.is_empty() => Tried::Sent,
+            Ok(()) => Tried::Begun,
+            // Nothing has gone out; sealing it again meets the same fault.
+            Err(_) => {
+                self.rest = Vec::new();
+                Tried::Not
+            }
+        }
+    }
+
     fn flush(&mut self) -> io::Result<()> {
+        self.send_rest()?;
         let pending = lock(&self.session)?.take_pending();
         write_all(&*self.stream, &pending)
     }
 
     fn finish(&mut self) -> io::Result<()> {
+        self.send_rest()?;
         let mut out = [0; 512];
-        let mut tools = Tools {
-            inbox: None,
-            seal: Some(Seal {
-                data: Sealed::CloseNotify,
-                out: &mut out,
-                written: 0,
-            }),
-        };
-        let (pending, written) = {
-            let mut session = lock(&self.session)?;
-            while let (_, Ok(Step::Again)) = session.step(&mut [], &mut tools) {}
-            // Taken before the reader can add records that come after it.
-            (session.take_pending(), tools.seal.map_or(0, |seal| seal.written))
+        let (written, pending) = match seal(&self.session, Sealed::CloseNotify, &mut out) {
+            Ok(sealed) => sealed,
+            // What the reading side had to say of it is told all the same.
+            Err(_) => (0, lock(&self.session)?.take_pending()),
         };
         write_all(&*self.stream, &pending)?;
         write_all(&*self.stream, &out[..written])?;
@@ -137,5 +206,44 @@ impl Transmit for TlsTransmit {
 impl Drop for TlsTransmit {
     fn drop(&mut self) {
         self.idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_become_full_records_and_whole_ones_are_not_copied() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|n| n.to_le_bytes()[1]).collect();
+        for lengths in [
+            &[100_000][..],
+            &[10, 90_000, 9990],
+            &[16_384, 16_384],
+            &[8, 100, 8, 16_268, 1],
+            &[40_000, 5],
+            &[],
+        ] {
+            let (mut at, mut parts) = (0, Vec::new());
+            for len in lengths {
+                parts.push(&bytes[at..at + len]);
+                at += len;
+            }
+            let mut staging = vec![0; RECORD];
+            let (mut got, mut records) = (Vec::new(), Vec::new());
+            let result = each_record(parts.iter().copied(), &mut staging, |record| {
+                records.push(record.len());
+                got.extend_from_slice(record);
+                Ok(())
+            });
+            result.unwrap();
+            assert!(got == bytes[..at], "{lengths:?}");
+            let (last, full) = records.split_last().unwrap_or((&0, &[]));
+            assert!(full.iter().all(|len| *len == RECORD), "{records:?}");
+            assert!(*last <= RECORD && (*last > 0 || lengths.is_empty()));
+            if let [_] = lengths {
+                assert!(staging.iter().all(|byte| *byte == 0), "{lengths:?} was copied");
+            }
+        }
     }
 }
