@@ -9,7 +9,9 @@
 //!
 //! A process that was started with SIGSEGV and SIGBUS ignored has no signal
 //! stacks, and takes two mappings a thread. A fault ends it all the same: the
-//! kernel does not let these two be ignored when they are its own.
+//! kernel does not let these two be ignored when they are its own. The
+//! program `ssntp` starts itself again like that where
+//! [`more_without_signal_stacks`] says so.
 
 use std::fs;
 
@@ -30,7 +32,8 @@ pub(crate) struct Capacity {
     /// The limit and its value.
     pub(crate) limit: String,
     need: Need,
-    signal_stacks: bool,
+    /// What it would be without signal stacks, where there are some.
+    without_signal_stacks: Option<Box<Self>>,
 }
 
 /// What sessions take of one limited thing.
@@ -54,13 +57,38 @@ impl Need {
     }
 }
 
+/// Whether a server that is to admit so many sessions, or as many as the
+/// system allows where none are named, had room for more of them in a process
+/// that was started with SIGSEGV and SIGBUS ignored: without the signal
+/// stacks of its threads. Never true in a process without them. `handshakes`
+/// is what the server's configuration says.
+///
+/// A program that finds it true may execute itself again with the two signals
+/// ignored, before it starts anything. Children inherit that.
+///
+/// Raises soft limits as a server does when it starts.
+pub fn more_without_signal_stacks(sessions: Option<usize>, handshakes: usize) -> bool {
+    Capacity::of_this_system(handshakes.max(1)).is_more_without_signal_stacks(sessions)
+}
+
 impl Capacity {
     /// Reads the system's limits, with so many handshakes beside the
     /// sessions; raises the soft limits of descriptors and processes to the
     /// hard ones first.
     pub(crate) fn of_this_system(handshakes: usize) -> Self {
-        let signal_stacks = signal_stacks();
-        let maps_per_thread = if signal_stacks { 4 } else { 2 };
+        let without = Self::with_maps(2, handshakes);
+        if signal_stacks() {
+            Self {
+                without_signal_stacks: Some(Box::new(without)),
+                ..Self::with_maps(4, handshakes)
+            }
+        } else {
+            without
+        }
+    }
+
+    /// The same, for threads of so many mappings.
+    fn with_maps(maps_per_thread: u64, handshakes: usize) -> Self {
         let handshakes = u64::try_from(handshakes).unwrap_or(u64::MAX);
         let need = |spare: u64, for_handshake: u64, each| Need {
             fixed: spare.saturating_add(handshakes.saturating_mul(for_handshake)),
@@ -84,23 +112,29 @@ impl Capacity {
             ),
             ("pids.max of the control group", pids_max(), tasks),
         ];
-        rows.into_iter()
+        let tightest = rows
+            .into_iter()
             .filter_map(|(name, value, need)| Some((name, value?, need)))
-            .min_by_key(|(_, value, need)| need.sessions(*value))
-            .map_or(
-                Self {
-                    sessions: usize::MAX,
-                    limit: "no limit that is known".into(),
-                    need: Need::default(),
-                    signal_stacks,
-                },
-                |(name, value, need)| Self {
-                    sessions: need.sessions(value),
-                    limit: format!("{name} = {value}"),
-                    need,
-                    signal_stacks,
-                },
-            )
+            .min_by_key(|(_, value, need)| need.sessions(*value));
+        let (sessions, limit, need) = match tightest {
+            Some((name, value, need)) => (need.sessions(value), format!("{name} = {value}"), need),
+            None => (usize::MAX, "no limit that is known".into(), Need::default()),
+        };
+        Self {
+            sessions,
+            limit,
+            need,
+            without_signal_stacks: None,
+        }
+    }
+
+    fn is_more_without_signal_stacks(&self, asked: Option<usize>) -> bool {
+        self.without_signal_stacks
+            .as_ref()
+            .is_some_and(|without| match asked {
+                Some(asked) => asked > self.sessions && asked <= without.sessions,
+                None => without.sessions > self.sessions,
+            })
     }
 
     /// How many sessions to admit: what was asked for, where the system
@@ -108,20 +142,30 @@ impl Capacity {
     pub(crate) fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
         match asked {
             Some(asked) if asked > self.sessions => {
-                let Self { sessions, limit, .. } = self;
-                let needed = self.need.of(asked);
                 let mut why = format!(
-                    "{asked} sessions are more than this system allows: \
-                     {limit} is enough for {sessions}, and they need {needed}"
+                    "{asked} sessions are more than this system allows: {}",
+                    self.too_few_for(asked)
                 );
-                if self.signal_stacks && limit.starts_with("vm.max_map_count") {
-                    why.push_str(", or half with SIGSEGV and SIGBUS ignored at the start");
+                if let Some(without) = &self.without_signal_stacks
+                    && without.sessions > self.sessions
+                {
+                    why.push_str("; started with SIGSEGV and SIGBUS ignored, ");
+                    why.push_str(&match without.admit(Some(asked)) {
+                        Ok(_) => format!("it is enough for {}", without.sessions),
+                        Err(_) => without.too_few_for(asked),
+                    });
                 }
                 Err(why)
             }
             Some(asked) => Ok(asked),
             None => Ok(self.sessions),
         }
+    }
+
+    fn too_few_for(&self, asked: usize) -> String {
+        let Self { sessions, limit, .. } = self;
+        let needed = self.need.of(asked);
+        format!("{limit} is enough for {sessions}, and they need {needed}")
     }
 }
 
@@ -205,19 +249,52 @@ mod tests {
         assert!(many.sessions < few.sessions);
     }
 
+    /// As with `vm.max_map_count` = 65530 and 512 handshakes.
+    fn by_maps(signal_stacks: bool) -> Capacity {
+        let (sessions, fixed, each) = if signal_stacks {
+            (7_879, 2_498, 8)
+        } else {
+            (16_014, 1_474, 4)
+        };
+        Capacity {
+            sessions,
+            limit: "vm.max_map_count = 65530".into(),
+            need: Need { fixed, each },
+            without_signal_stacks: signal_stacks.then(|| Box::new(by_maps(false))),
+        }
+    }
+
     #[test]
     fn asking_for_more_names_the_setting_and_what_it_needs() {
-        let capacity = Capacity {
-            sessions: 7_000,
-            limit: "vm.max_map_count = 65530".into(),
-            need: Need { fixed: 2500, each: 8 },
-            signal_stacks: true,
-        };
-        assert_eq!(capacity.admit(Some(7_000)), Ok(7_000));
+        let capacity = by_maps(true);
+        assert_eq!(capacity.admit(Some(7_879)), Ok(7_879));
         let error = capacity.admit(Some(10_000)).unwrap_err();
-        for part in ["vm.max_map_count = 65530", "10000", "82500", "SIGSEGV"] {
+        for part in ["vm.max_map_count = 65530", "10000", "82498", "SIGSEGV", "16014"] {
             assert!(error.contains(part), "{error}");
         }
+        let error = capacity.admit(Some(20_000)).unwrap_err();
+        for part in ["162498", "SIGSEGV", "81474"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = by_maps(false).admit(Some(20_000)).unwrap_err();
+        assert!(error.contains("81474") && !error.contains("SIGSEGV"), "{error}");
+    }
+
+    #[test]
+    fn signal_stacks_are_in_the_way_where_they_cost_sessions_that_are_wanted() {
+        for (asked, expected) in [
+            (Some(7_879), false),
+            (Some(7_880), true),
+            (Some(16_014), true),
+            (Some(16_015), false),
+            (None, true),
+        ] {
+            assert_eq!(by_maps(true).is_more_without_signal_stacks(asked), expected);
+            assert!(!by_maps(false).is_more_without_signal_stacks(asked));
+        }
+        let mut same = by_maps(true);
+        same.without_signal_stacks = Some(Box::new(by_maps(true)));
+        assert!(!same.is_more_without_signal_stacks(None));
     }
 
     #[test]

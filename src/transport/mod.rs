@@ -63,6 +63,7 @@ mod unix;
 pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
+pub use self::capacity::more_without_signal_stacks;
 pub(crate) use self::capacity::{Capacity, descriptors};
 pub use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};

@@ -76,11 +76,17 @@ impl TestServer {
 
     /// A client whose TLS stands and that has sent nothing yet.
     pub fn dial(&self, identity: &Identity) -> Peer {
-        let stream = self
-            .listener
-            .connect(Faults::default(), Faults::default())
-            .unwrap();
-        Peer::over(Arc::new(stream), identity)
+        Peer::over(self.stream(), identity)
+    }
+
+    /// As [`dial`](Self::dial), with the tickets that the connector holds.
+    pub fn dial_with(&self, connector: &Connector) -> Peer {
+        Peer::with(self.stream(), connector)
+    }
+
+    fn stream(&self) -> Arc<dyn Duplex> {
+        let stream = self.listener.connect(Faults::default(), Faults::default());
+        Arc::new(stream.unwrap())
     }
 
     /// A client with a new certificate for its role, connected.
@@ -102,6 +108,8 @@ pub struct Peer {
     items: Vec<Item>,
     waiting: std::collections::VecDeque<Received>,
     pub uuid: Uuid,
+    /// Whether its TLS session is one that it had before.
+    pub resumed: bool,
     ended: bool,
 }
 
@@ -114,13 +122,17 @@ pub enum Received {
 
 impl Peer {
     pub fn over(stream: Arc<dyn Duplex>, identity: &Identity) -> Self {
-        let connector = Connector::mutual(identity, &trust()).unwrap();
+        Self::with(stream, &Connector::mutual(identity, &trust()).unwrap())
+    }
+
+    pub fn with(stream: Arc<dyn Duplex>, connector: &Connector) -> Self {
         let deadline = Instant::now() + LIMIT;
         let secured = connector
             .connect(stream, "localhost", &BufferPool::new(), deadline)
             .unwrap();
         Self {
             halves: secured.halves,
+            resumed: secured.resumed,
             codec: Codec::new(u32::MAX, false),
             items: Vec::new(),
             waiting: Default::default(),

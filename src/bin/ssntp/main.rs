@@ -9,6 +9,7 @@
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `seconds` | times on the command line |
+//! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
 
 #![forbid(unsafe_code)]
@@ -29,6 +30,8 @@ mod failure;
 mod output;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod seconds;
+#[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
+mod signal_stacks;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod signals;
 

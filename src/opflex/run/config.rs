@@ -14,6 +14,10 @@ use crate::transport::memory::MemoryListener;
 use crate::transport::tls::{Acceptor, Connector};
 use crate::transport::{Address, Limits, TcpOptions};
 
+/// How many TLS handshakes a server has under way at a time, where its
+/// configuration does not say.
+pub const DEFAULT_MAX_HANDSHAKES: usize = 64;
+
 /// How a [`Server`](super::Server) runs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -76,7 +80,7 @@ impl ServerConfig {
             limits: rpc::Limits::default(),
             queue: Limits::default(),
             max_connections: None,
-            max_handshakes: 64,
+            max_handshakes: DEFAULT_MAX_HANDSHAKES,
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             grace: Duration::from_millis(1500),

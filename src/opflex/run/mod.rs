@@ -60,7 +60,7 @@ mod serving;
 
 use std::time::Instant;
 
-pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
+pub use self::config::{CallError, DEFAULT_MAX_HANDSHAKES, ElementConfig, ServerConfig, StartError};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;

@@ -5,7 +5,7 @@
 //!  transport::Acceptance ─▶ worker: TLS ─▶ CONNECT ─▶ Event::Admit ─▶ dispatcher
 //!                                                        │ Ok(Admitted)
 //!                                                        ▼
-//!                                       Link::start, Event::Started
+//!                                       Link::start, Event::Started in any case
 //! ```
 
 use std::io;
@@ -110,6 +110,7 @@ fn serve(shared: &Arc<Shared>, events: &Events<Event>, newcomer: &Newcomer) {
         Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
     };
     let id = admitted.info.id();
+    let mut admission = Admission::new(id, events.clone());
     let decoder = Decoder {
         codec: Codec::new(shared.max_payload, admitted.info.tracing()),
         gate: Arc::clone(&admitted.gate),
@@ -128,9 +129,35 @@ fn serve(shared: &Arc<Shared>, events: &Events<Event>, newcomer: &Newcomer) {
         ..LinkConfig::default()
     };
     // CONNECTED goes out here, still under the watch over handshakes.
-    let link = Link::start(halves, decoder, admitted.outbox, sink, config);
+    admission.link = Some(Link::start(halves, decoder, admitted.outbox, sink, config));
     newcomer.admitted();
-    let _ = events.send(Event::Started(id, link));
+}
+
+/// The dispatcher counts a session from when it admits it. Dropping this tells
+/// it, whatever comes in between, that the session's threads run or never
+/// will: so none stays that has none.
+struct Admission {
+    id: SessionId,
+    events: Events<Event>,
+    link: Option<io::Result<Link>>,
+}
+
+impl Admission {
+    fn new(id: SessionId, events: Events<Event>) -> Self {
+        Self {
+            id,
+            events,
+            link: None,
+        }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let link = self.link.take();
+        let link = link.unwrap_or_else(|| Err(io::Error::other("its handshake was given up")));
+        let _ = self.events.send(Event::Started(self.id, link));
+    }
 }
 
 enum Ended {
@@ -281,4 +308,83 @@ impl Sink<Item> for SessionSink {
 #[expect(clippy::disallowed_methods, reason = "a handshake has a deadline")]
 fn now() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod tests {
+    use std::mem::ManuallyDrop;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use crossbeam_channel::Sender;
+    use uuid::Uuid;
+
+    use super::super::dispatcher::Admitted;
+    use super::super::{Context, DisconnectReason, Handler, Server, ServerConfig, SessionInfo};
+    use super::*;
+    use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+    use crate::transport::memory::MemoryListener;
+    use crate::transport::{PeerAddress, threads};
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Tells the test of every end.
+    struct Ends(Sender<DisconnectReason>);
+
+    impl Handler for Ends {
+        fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, why: &DisconnectReason) {
+            let _ = self.0.send(why.clone());
+        }
+    }
+
+    /// What a worker asks for once a client has said CONNECT.
+    fn admit(server: &Server, certificate: &CertificateInfo) -> Result<Admitted, Refusal> {
+        let (reply, verdict) = crossbeam_channel::bounded(1);
+        let admit = Admit {
+            connect: Connect::new(Role::AGENT, Uuid::new_v4(), false),
+            certificate: certificate.clone(),
+            address: PeerAddress::Memory,
+            reply,
+        };
+        server.handle.events.send(Event::Admit(Box::new(admit))).unwrap();
+        verdict.recv_timeout(LIMIT).unwrap()
+    }
+
+    #[test]
+    fn a_session_whose_threads_are_never_started_gives_its_place_back() {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = |role| authority.issue(&CertificateRequest::new(role)).unwrap();
+        let certificate = issue(Role::AGENT).info().clone();
+        let (handler, ends) = crossbeam_channel::unbounded();
+        let config = ServerConfig::new(issue(Role::SERVER).identity(), authority.trust())
+            .listen_in_memory(&MemoryListener::new())
+            .max_sessions(1);
+        // A server that cannot stop fails the test, and does not hold it up.
+        let server = ManuallyDrop::new(Server::start(config, Ends(handler)).unwrap());
+        for panics in [false, true] {
+            let admitted = admit(&server, &certificate).unwrap();
+            assert!(admit(&server, &certificate).is_err(), "there is one place");
+            let id = admitted.info.id();
+            let events = server.handle.events.clone();
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                let _admission = Admission::new(id, events);
+                assert!(!panics, "between consent and threads");
+            }));
+            let why = ends.recv_timeout(LIMIT).unwrap();
+            assert!(matches!(why, DisconnectReason::Lost(_)), "{why:?}");
+        }
+        // One that nobody reports again, while the server stops.
+        let admitted = admit(&server, &certificate).unwrap();
+        let admission = Admission::new(admitted.info.id(), server.handle.events.clone());
+        server.handle.events.send(Event::Stop).unwrap();
+        assert_eq!(ends.recv_timeout(LIMIT), Ok(DisconnectReason::Stopped));
+        drop(admission);
+        let (done, stopped) = crossbeam_channel::bounded(1);
+        let stopping = threads::spawn("stops", move || {
+            ManuallyDrop::into_inner(server).stop();
+            done.send(()).unwrap();
+        });
+        stopped.recv_timeout(LIMIT).expect("it does not stop");
+        stopping.unwrap().join().unwrap();
+    }
 }

@@ -30,6 +30,10 @@ pub enum SlowConsumer {
     DropOldest,
 }
 
+/// How many handshakes a server has under way at a time, where its
+/// configuration does not say.
+pub const DEFAULT_MAX_HANDSHAKES: usize = 512;
+
 /// Checks a CONFIGURE payload; the text says what is wrong with it.
 pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
 
@@ -106,7 +110,7 @@ impl ServerConfig {
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             max_sessions: None,
-            max_handshakes: 512,
+            max_handshakes: DEFAULT_MAX_HANDSHAKES,
             handshake_timeout: Duration::from_secs(10),
             queue: Limits::default(),
             slow_consumer: SlowConsumer::default(),

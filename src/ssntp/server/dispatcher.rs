@@ -257,7 +257,7 @@ impl<H: Handler> Dispatcher<H> {
             }
             Event::Stop => self.state.stop(),
             Event::Exit => self.state.exiting = true,
-            Event::Soon => {}
+            Event::Soon => self.events.linger(),
         }
         self.notify();
     }

@@ -15,7 +15,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
 
@@ -35,6 +35,9 @@ pub(super) fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
         },
     )
 }
+
+/// What reading and opening a short frame takes, with some to spare.
+const LINGER: Duration = Duration::from_micros(30);
 
 #[derive(Debug, Default)]
 struct Bell {
@@ -140,6 +143,16 @@ impl<T> Queue<T> {
         }
     }
 
+    /// Stays awake until an event comes that is about to, for at most
+    /// 30 microseconds: about what going to sleep and waking would take. Lets
+    /// other threads of the same core run.
+    pub(super) fn linger(&self) {
+        let end = now() + LINGER;
+        while self.channel.is_empty() && now() < end {
+            std::thread::yield_now();
+        }
+    }
+
     /// Another handle, to see whether something waits.
     pub(super) fn watch(&self) -> Watch<T> {
         Watch(self.channel.clone())
@@ -163,8 +176,6 @@ fn now() -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::transport::after;
 
@@ -207,6 +218,10 @@ mod tests {
         let soon = after(now(), Duration::from_millis(2));
         assert_eq!(queue.next(Some(soon)), Err(RecvTimeoutError::Timeout));
         assert!(now() >= soon);
+        queue.linger();
+        events.send(3).unwrap();
+        queue.linger();
+        assert_eq!(queue.next(None), Ok(3));
     }
 
     #[test]

@@ -69,7 +69,7 @@ use std::thread::{JoinHandle, ThreadId};
 use log::info;
 use uuid::Uuid;
 
-pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
+pub use self::config::{ConfigurationCheck, DEFAULT_MAX_HANDSHAKES, ServerConfig, ServerError, SlowConsumer};
 use self::dispatcher::{Dispatcher, EVENTS, Event};
 use self::events::Events;
 pub use self::filter::{Filter, FilterAction};

@@ -6,12 +6,13 @@ use clap::{ValueEnum, value_parser};
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::pki::{Identity, Trust};
-use ssntp::server::ServerConfig;
+use ssntp::server::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::server::{announce, server_failure};
 use crate::failure::Failure;
+use crate::signal_stacks;
 use crate::signals::Stop;
 
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
@@ -42,8 +43,16 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = ControllersName::Any)]
     controllers: ControllersName,
     /// The most sessions at a time [default: what the system allows]
+    ///
+    /// Where vm.max_map_count allows fewer, the program starts itself again
+    /// without signal stacks, which takes half of the memory maps; a stack
+    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
+    /// Give clients no tickets to resume their TLS session with: every
+    /// handshake is a full one
+    #[arg(long)]
+    no_resumption: bool,
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
@@ -69,6 +78,7 @@ enum ControllersName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
     let stop = Stop::install()?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {
@@ -82,7 +92,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(path) = args.config {
         config = config.configuration_file(path);
     }
-    let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+    let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
+        .resumption(!args.no_resumption);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }

@@ -9,13 +9,16 @@ use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::FrameKind;
-use ssntp::server::{Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer};
+use ssntp::server::{
+    DEFAULT_MAX_HANDSHAKES, Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer,
+};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::signal_stacks;
 use crate::signals::Stop;
 
 /// Run a server that checks roles, filters and routes
@@ -47,6 +50,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = ActionName::Reject)]
     filter_action: ActionName,
     /// The most sessions at a time [default: what the system allows]
+    ///
+    /// Where vm.max_map_count allows fewer, the program starts itself again
+    /// without signal stacks, which takes half of the memory maps; a stack
+    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
     /// The longest payload to take
@@ -55,6 +62,10 @@ pub(crate) struct Args {
     /// How long TLS and CONNECT together may take
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     handshake_timeout: Seconds,
+    /// Give clients no tickets to resume their TLS session with: every
+    /// handshake is a full one
+    #[arg(long)]
+    no_resumption: bool,
     /// What happens to a session whose queue is full
     #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
     slow_consumer: PolicyName,
@@ -103,6 +114,7 @@ fn forward(text: &str) -> Result<(FrameKind, Role), String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
     let stop = Stop::install()?;
     let rules = args
         .forwards
@@ -129,6 +141,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .filter(filter)
         .max_payload(args.max_payload)
         .handshake_timeout(args.handshake_timeout.into())
+        .resumption(!args.no_resumption)
         .slow_consumer(policy)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {

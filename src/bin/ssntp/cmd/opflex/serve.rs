@@ -6,7 +6,7 @@ use clap::value_parser;
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::opflex::Server;
-use ssntp::opflex::run::ServerConfig;
+use ssntp::opflex::run::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
 use ssntp::transport::Address;
 
 use super::identity::IdentityArgs;
@@ -14,6 +14,7 @@ use super::tls::ServerTls;
 use super::{load_model, load_objects};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::signal_stacks;
 use crate::signals::Stop;
 
 /// Serve policy, register endpoints and keep state reports
@@ -47,6 +48,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// The most clients at a time [default: what the system allows]
+    ///
+    /// Where vm.max_map_count allows fewer, the program starts itself again
+    /// without signal stacks, which takes half of the memory maps; a stack
+    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     /// Print JSON
@@ -55,6 +60,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
+    signal_stacks::drop_where_needed(args.max_connections, DEFAULT_MAX_HANDSHAKES);
     let (stop, reload) = Stop::install_with(signal_hook::consts::SIGHUP)?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;

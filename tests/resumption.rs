@@ -1,0 +1,213 @@
+//! A client that resumes its TLS session skips signatures, and nothing else:
+//! what its certificate says is held against its CONNECT as at first.
+#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use std::time::{Duration, SystemTime};
+
+use ssntp::Role;
+use ssntp::pki::{CertificateRequest, Identity};
+use ssntp::proto::{Command, Connect, ErrorCode, Frame};
+use ssntp::server::{Filter, Rules};
+use ssntp::transport::tls::Connector;
+use support::*;
+use uuid::Uuid;
+
+/// Somebody who keeps tickets.
+fn connector(identity: &Identity) -> Connector {
+    Connector::mutual(identity, &trust()).unwrap().resumption(true)
+}
+
+/// A first session, whose ticket the connector holds when this returns.
+fn first(server: &TestServer, connector: &Connector, role: Role, uuid: Uuid) -> Peer {
+    let mut peer = server.dial_with(connector);
+    assert!(!peer.resumed);
+    peer.handshake(role, uuid, false);
+    peer
+}
+
+/// A further one, which it resumes.
+fn again(server: &TestServer, connector: &Connector) -> Peer {
+    let peer = server.dial_with(connector);
+    assert!(peer.resumed);
+    peer
+}
+
+fn refusal(mut peer: Peer, role: Role, uuid: Uuid) {
+    peer.send_bytes(&Connect::new(role, uuid, false).encode());
+    assert_eq!(peer.refusal(), Some(ErrorCode::CONNECTION_ABORTED.into()));
+}
+
+#[test]
+fn a_role_that_the_certificate_lacks_is_refused() {
+    let server = TestServer::start((), |c| c);
+    let agent = connector(&identity(Role::AGENT));
+    let uuid = Uuid::new_v4();
+    drop(first(&server, &agent, Role::AGENT, uuid));
+    // A ticket is used once; who was refused has got a new one with it.
+    for role in [
+        Role::CONTROLLER,
+        Role::AGENT | Role::CONTROLLER,
+        Role::SERVER,
+        Role::from_bits(0),
+    ] {
+        refusal(again(&server, &agent), role, Uuid::new_v4());
+    }
+    let mut agent = again(&server, &agent);
+    agent.handshake(Role::AGENT, Uuid::new_v4(), false);
+}
+
+#[test]
+fn the_filter_knows_the_roles_of_a_resumed_session() {
+    let server = TestServer::start((), |c| {
+        c.filter(Filter::spec())
+            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+    });
+    let mut controller = server.connect(Role::CONTROLLER);
+    let agent = connector(&identity(Role::AGENT));
+    drop(first(&server, &agent, Role::AGENT, Uuid::new_v4()));
+    let mut agent = again(&server, &agent);
+    agent.handshake(Role::AGENT, Uuid::new_v4(), false);
+    agent.send(&Frame::new(Command::START));
+    let answer = agent.frame();
+    assert_eq!(answer.kind(), ErrorCode::INVALID_FRAME_TYPE);
+    agent.send(&Frame::with_payload(Command::STATS, "load: 1\n"));
+    assert_eq!(controller.frame().kind(), Command::STATS);
+}
+
+#[test]
+fn the_uuid_in_the_certificate_is_the_only_one() {
+    let server = TestServer::start((), |c| c);
+    let bound = Uuid::new_v4();
+    let agent = connector(&bound_identity(Role::AGENT, bound));
+    drop(first(&server, &agent, Role::AGENT, bound));
+    refusal(again(&server, &agent), Role::AGENT, Uuid::new_v4());
+    let mut agent = again(&server, &agent);
+    agent.handshake(Role::AGENT, bound, false);
+}
+
+#[test]
+fn the_same_certificate_takes_its_session_over_and_another_does_not() {
+    let server = TestServer::start((), |c| c);
+    let (agent, other) = (
+        connector(&identity(Role::AGENT)),
+        connector(&identity(Role::AGENT)),
+    );
+    let uuid = Uuid::new_v4();
+    let mut old = first(&server, &agent, Role::AGENT, uuid);
+    drop(first(&server, &other, Role::AGENT, Uuid::new_v4()));
+    refusal(again(&server, &other), Role::AGENT, uuid);
+    let mut new = again(&server, &agent);
+    new.handshake(Role::AGENT, uuid, false);
+    old.end();
+    drop(new);
+}
+
+/// A certificate that is good for so long.
+fn short_lived(valid: Duration) -> Identity {
+    let day = Duration::from_secs(24 * 60 * 60);
+    let from = SystemTime::now() + valid - day;
+    let request = CertificateRequest::new(Role::AGENT).valid_from(from).days(1);
+    authority().issue(&request).unwrap().identity()
+}
+
+#[test]
+fn a_certificate_that_has_expired_meanwhile_is_refused() {
+    let server = TestServer::start((), |c| c);
+    // On a machine that is busy the first session may come too late.
+    let mut valid = Duration::from_secs(2);
+    let (agent, over) = loop {
+        let over = SystemTime::now() + valid;
+        let agent = connector(&short_lived(valid));
+        let mut peer = server.dial_with(&agent);
+        let connect = Connect::new(Role::AGENT, Uuid::new_v4(), false).encode();
+        if peer.try_send_bytes(&connect).is_ok() && peer.next_is_connected() {
+            break (agent, over);
+        }
+        valid *= 2;
+        assert!(valid < LIMIT, "no session before the certificate expires");
+    };
+    while let Ok(left) = over.duration_since(SystemTime::now()) {
+        std::thread::sleep(left + Duration::from_secs(1));
+    }
+    // The client took it for resumed: it was the server that looked again.
+    let mut late = again(&server, &agent);
+    let connect = Connect::new(Role::AGENT, Uuid::new_v4(), false).encode();
+    let _ = late.try_send_bytes(&connect);
+    assert_eq!(late.refusal(), None);
+}
+
+#[test]
+fn a_server_without_resumption_gives_no_tickets() {
+    let server = TestServer::start((), |c| c.resumption(false));
+    let agent = connector(&identity(Role::AGENT));
+    for _ in 0..2 {
+        drop(first(&server, &agent, Role::AGENT, Uuid::new_v4()));
+    }
+}
+
+#[cfg(feature = "cli")]
+mod program {
+    use std::io::{BufRead, BufReader};
+    use std::path::Path;
+    use std::process::{Child, Command as Process, Stdio};
+    use std::sync::Arc;
+
+    use ssntp::transport::{TcpOptions, connect_tcp};
+
+    use super::*;
+
+    struct Running(Child);
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn start(at: &Path, line: &str) -> (Running, u16) {
+        let child = Process::new(env!("CARGO_BIN_EXE_ssntp"))
+            .args(line.split(' '))
+            .args(["--listen", "127.0.0.1:0", "--ca", "ca.pem", "--cert", "cert.pem"])
+            .current_dir(at)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut running = Running(child);
+        let mut line = String::new();
+        let stdout = running.0.stdout.as_mut().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let port = line.trim().rsplit(':').next().unwrap().parse().unwrap();
+        (running, port)
+    }
+
+    #[test]
+    fn servers_resume_unless_told_not_to() {
+        let place = tempfile::tempdir().unwrap();
+        authority().save(place.path(), false).unwrap();
+        let request = CertificateRequest::new(Role::SERVER | Role::SCHEDULER);
+        let issued = authority().issue(&request).unwrap();
+        issued.save(place.path().join("cert.pem")).unwrap();
+        for program in ["server", "scheduler"] {
+            for (flag, resumes) in [("", true), (" --no-resumption", false)] {
+                let (_running, port) = start(place.path(), &format!("{program}{flag}"));
+                let agent = connector(&identity(Role::AGENT));
+                for resumed in [false, resumes] {
+                    let options = TcpOptions::default();
+                    let stream = connect_tcp("127.0.0.1", port, &options, LIMIT).unwrap();
+                    let mut peer = Peer::with(Arc::new(stream), &agent);
+                    assert_eq!(peer.resumed, resumed, "{program}{flag}");
+                    peer.handshake(Role::AGENT, Uuid::new_v4(), false);
+                }
+            }
+        }
+    }
+}
