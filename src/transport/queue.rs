@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Items don't go through the channel, for two reasons: a batch is taken under
-//! one lock, and an idle queue holds no memory but a few items' room, where a
+//! one lock, and an idle queue holds no memory but one item's room, where a
 //! channel of items holds a block of them. There is one for each session, and
 //! most of them are idle. The bell is a channel without room, hung up anew each
 //! time that the writer goes to sleep, and rung by dropping its sender: one with
@@ -27,8 +27,8 @@ use super::outbox::Outgoing;
 const BATCH_BYTES: usize = 256 * 1024;
 /// And so many items, which bounds the memory of batches of tiny frames.
 const BATCH_ITEMS: usize = 2048;
-/// Room for items that an idle queue keeps.
-const KEPT_ITEMS: usize = 4;
+/// Room for items that an idle queue keeps: a lone frame's.
+const KEPT_ITEMS: usize = 1;
 
 /// What the writer has to do next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl State {
     }
 }
 
-/// Gives back what a batch took beyond a few items.
+/// Gives back what a batch took beyond an item.
 pub(super) fn release(batch: &mut Vec<Outgoing>) {
     batch.shrink_to(KEPT_ITEMS);
 }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_queue_keeps_room_for_a_few_items_only() {
+    fn an_idle_queue_keeps_room_for_an_item_at_most() {
         let (queue, mut batch) = (Queue::default(), Vec::new());
         for _ in 0..1000 {
             queue.push(item(1));

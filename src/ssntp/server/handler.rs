@@ -6,11 +6,11 @@ use std::time::Instant;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::dispatcher::State;
 use super::filter::Filter;
 use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Counters, Directory, SessionInfo};
+use super::state::State;
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run};

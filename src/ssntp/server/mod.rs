@@ -55,6 +55,7 @@
 mod accept;
 mod at_once;
 mod config;
+mod delivery;
 mod dispatcher;
 mod events;
 mod filter;
@@ -62,6 +63,7 @@ mod handler;
 mod held;
 mod routing;
 mod sessions;
+mod state;
 
 use std::fmt;
 use std::thread::{JoinHandle, ThreadId};
