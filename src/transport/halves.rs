@@ -35,7 +35,7 @@ pub trait Receive: Send + fmt::Debug {
 pub struct Received {
     /// The peer is done; nothing more will come.
     pub end: bool,
-    /// There are bytes for the socket that only the writer may send:
+    /// There are bytes for the socket that only the sending direction may send:
     /// [`Transmit::flush`] has to be called.
     pub flush: bool,
 }
@@ -51,8 +51,9 @@ pub trait Transmit: Send + fmt::Debug {
     /// What the stream or TLS says, the write timeout included.
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()>;
 
-    /// Sends as much of one item as the system takes without waiting, and
-    /// gives buffers back. Never blocks. A fault is left to the next call.
+    /// Sends as much of one short item as the system takes without waiting, and
+    /// gives buffers back. Waits for nobody. A fault of the stream is left to the
+    /// next call.
     fn try_transmit(&mut self, item: &Outgoing) -> Tried;
 
     /// Sends the rest of what was begun, and what the receiving side left for
@@ -72,6 +73,10 @@ pub trait Transmit: Send + fmt::Debug {
     fn idle(&mut self);
 }
 
+/// The longest item that is sent at once: what two TLS records hold. More is
+/// better sent by the writer, while other threads do other things.
+pub(super) const AT_ONCE: usize = 32 * 1024;
+
 /// What [`Transmit::try_transmit`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
@@ -79,8 +84,11 @@ pub enum Tried {
     Sent,
     /// The rest of it goes before whatever is sent next.
     Begun,
-    /// Nothing: it is too long, or something is to be sent before it.
+    /// Nothing: it is too long, or something is to be sent before it, or the
+    /// other direction is busy.
     Not,
+    /// It has broken the stream: nothing more can be sent.
+    Failed,
 }
 
 /// Both directions of one stream.
@@ -90,7 +98,7 @@ pub struct Halves {
     pub stream: Arc<dyn Duplex>,
     /// What the reader thread owns.
     pub receive: Box<dyn Receive>,
-    /// What the writer thread owns.
+    /// The sending direction: the writer's, or that of who sends in its place.
     pub transmit: Box<dyn Transmit>,
     /// What has been received and not decoded yet.
     pub inbox: Inbox,
@@ -188,7 +196,7 @@ impl PlainTransmit {
 
 impl Transmit for PlainTransmit {
     fn try_transmit(&mut self, item: &Outgoing) -> Tried {
-        if self.rest.is_some() {
+        if item.len() > AT_ONCE || self.rest.is_some() {
             return Tried::Not;
         }
         let mut sent = 0;

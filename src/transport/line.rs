@@ -80,11 +80,11 @@ impl Line {
         let tried = catch_unwind(AssertUnwindSafe(|| transmit.try_transmit(item)));
         match tried {
             Ok(Tried::Begun) => *begun = Some((u64::from(item.frames()), item.len() as u64)),
-            Ok(_) => {}
+            Ok(Tried::Sent | Tried::Not) => {}
             // The writer finds nothing to send with, and ends the link.
-            Err(_) => *line = None,
+            Ok(Tried::Failed) | Err(_) => *line = None,
         }
-        tried.unwrap_or(Tried::Not)
+        tried.unwrap_or(Tried::Failed)
     }
 
     /// Keeps others off the stream.
@@ -103,11 +103,11 @@ impl Held<'_> {
     /// What sends.
     ///
     /// # Errors
-    /// It has panicked on another thread.
+    /// It has failed on another thread.
     pub(super) fn transmit(&mut self) -> io::Result<&mut dyn Transmit> {
         match &mut *self.0 {
             Some(sending) => Ok(&mut *sending.transmit),
-            None => Err(io::Error::other("sending panicked")),
+            None => Err(io::Error::other("sending failed")),
         }
     }
 }
@@ -116,6 +116,7 @@ impl Held<'_> {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::halves::AT_ONCE;
     use super::super::{BufferPool, Duplex, memory, plain};
     use super::*;
 
@@ -148,24 +149,29 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_finished_by_the_writer_before_anything_else() {
         let (line, far) = line();
-        let long: Vec<u8> = (0..4_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
-        assert_eq!(line.try_send(&item(long.clone())), Tried::Begun);
+        assert_eq!(line.try_send(&item(vec![0; AT_ONCE + 1])), Tried::Not);
+        // The stream has room for 64 KiB.
+        let long: Vec<u8> = (0..90_000u32).map(|n| n.to_le_bytes()[1]).collect();
+        let parts: Vec<_> = long.chunks(30_000).map(|part| item(part.to_vec())).collect();
+        assert_eq!(line.try_send(&parts[0]), Tried::Sent);
+        assert_eq!(line.try_send(&parts[1]), Tried::Sent);
+        assert_eq!(line.try_send(&parts[2]), Tried::Begun);
         // Later items keep their place.
         assert_eq!(line.try_send(&item(vec![7])), Tried::Not);
         let reader = crate::transport::threads::spawn("t", move || {
             let mut got = Vec::new();
             let mut buffer = vec![0; 65536];
-            while got.len() < 4_000_001 {
+            while got.len() < 90_001 {
                 let n = far.read(&mut buffer).unwrap();
                 got.extend_from_slice(&buffer[..n]);
             }
             got
         });
         let mut held = line.hold();
-        assert_eq!(held.take_begun(), Some((1, 4_000_000)));
+        assert_eq!(held.take_begun(), Some((1, 30_000)));
         held.transmit().unwrap().transmit(&[item(vec![9])]).unwrap();
         let got = reader.unwrap().join().unwrap();
-        assert!(got[..4_000_000] == long && got[4_000_000..] == [9]);
+        assert!(got[..90_000] == long && got[90_000..] == [9]);
         assert!(held.take_begun().is_none());
     }
 
@@ -211,7 +217,7 @@ mod tests {
     fn a_panic_ends_the_line_and_nothing_else() {
         let line = Line::default();
         line.open(Box::new(Panics));
-        assert_eq!(line.try_send(&item(vec![1])), Tried::Not);
+        assert_eq!(line.try_send(&item(vec![1])), Tried::Failed);
         assert!(line.hold().transmit().is_err());
     }
 }

@@ -135,6 +135,7 @@ impl Link {
         let started = start(halves, decoder, outbox.clone(), sink, config);
         if started.is_err() {
             outbox.abort();
+            outbox.line().close();
             let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(Self {
@@ -304,12 +305,15 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let mut counted = self.inbox.bytes.len();
         let mut end = false;
         let mut fault = None;
+        // A peer that sends less than an item at a time keeps nobody awake.
+        let mut announce = true;
         loop {
             let before = self.inbox.bytes.len();
             let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
             self.inbox.wanted = self.decoder.wanted();
             if !items.is_empty() || counted > 0 && before > self.inbox.bytes.len() {
                 let bytes = std::mem::take(&mut counted);
+                announce |= !items.is_empty();
                 if !self.sink.items(&mut items, bytes) {
                     return EndReason::Local;
                 }
@@ -331,7 +335,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             let held = self.inbox.bytes.len();
             let (sink, began) = (&mut self.sink, super::outbox::now());
             let received = self.receive.receive_telling(&mut self.inbox, &mut || {
-                if began.elapsed() >= SILENCE {
+                if announce && began.elapsed() >= SILENCE {
+                    announce = false;
                     sink.soon();
                 }
             });
@@ -372,7 +377,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
 
 fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration) {
     let done = Done(outbox);
-    let result = write_until_closed(outbox);
+    let result = catch_unwind(AssertUnwindSafe(|| write_until_closed(outbox)))
+        .unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
     // Buffers and keys go back before the wait below.
     drop(done);
     match result {

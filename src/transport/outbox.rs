@@ -228,9 +228,9 @@ impl Outbox {
             self.shared.line.try_send(&item)
         };
         match tried {
-            Tried::Sent => self.sent(1, u64::from(item.frames), item.len() as u64),
+            Tried::Sent => self.count_sent(1, u64::from(item.frames), item.len() as u64),
             Tried::Begun => self.shared.queue.flush(),
-            Tried::Not => self.shared.queue.push(item),
+            Tried::Not | Tried::Failed => self.shared.queue.push(item),
         }
         Ok(())
     }
@@ -454,9 +454,13 @@ impl Outbox {
         self.shared.writing.store(true, Ordering::Release);
     }
 
-    /// The system has taken so much.
+    /// The system has taken so much from the writer.
     pub(super) fn sent(&self, items: u64, frames: u64, bytes: u64) {
         self.shared.writing.store(false, Ordering::Release);
+        self.count_sent(items, frames, bytes);
+    }
+
+    fn count_sent(&self, items: u64, frames: u64, bytes: u64) {
         self.shared.written_frames.fetch_add(frames, Ordering::Relaxed);
         self.shared.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.subtract(items, frames, bytes);

@@ -35,8 +35,9 @@ impl Default for KeepAlive {
 }
 
 /// Options of every TCP connection. TCP_NODELAY is always on: what can be
-/// coalesced is, before it reaches the socket. On loopback addresses Linux's
-/// congestion control is `reno`, which does not pace.
+/// coalesced is, before it reaches the socket. Where this side listens
+/// at or connects to a loopback address, Linux's congestion control is `reno`,
+/// which does not pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpOptions {
     /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].

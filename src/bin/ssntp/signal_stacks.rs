@@ -18,12 +18,13 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use log::info;
+use log::warn;
 use ssntp::transport::more_without_signal_stacks;
 
 /// What the shell does, to the program that is its `$0`.
@@ -54,11 +55,21 @@ pub(crate) fn drop_where_needed(sessions: Option<u32>, handshakes: usize) {
         .args(env::args_os().skip(1))
         .env(MARK, this)
         .exec();
-    info!("/bin/sh: {failed}: half of the memory maps are for signal stacks");
+    warn!("/bin/sh: {failed}: half of the memory maps are for signal stacks");
 }
 
-/// Where this program is, if it is still there.
+/// Where this program is, if it is still there and was started by itself: of one
+/// that a dynamic loader was told to run, the loader is what runs.
 fn this_program() -> Option<PathBuf> {
+    let shown = fs::read("/proc/self/cmdline").ok()?;
+    let mut words = shown.split_inclusive(|byte| *byte == 0);
+    let alike = env::args_os().all(|word| {
+        let shown = words.next().and_then(|shown| shown.strip_suffix(&[0]));
+        shown == Some(word.as_bytes())
+    });
+    if !alike || words.next().is_some() {
+        return None;
+    }
     let path = env::current_exe().ok()?;
     let (there, running) = (fs::metadata(&path).ok()?, fs::metadata("/proc/self/exe").ok()?);
     (there.dev() == running.dev() && there.ino() == running.ino()).then_some(path)

@@ -143,6 +143,7 @@ impl<H: Handler> Dispatcher<H> {
         if now < next {
             return;
         }
+        self.state.at_once.begin(false);
         if self.state.stopping.is_some_and(|end| end <= now) {
             self.state.stopping = Some(deadline(Duration::MAX));
             self.state.abort_all();

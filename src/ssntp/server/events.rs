@@ -12,7 +12,7 @@
 //! is room. So the dispatcher sleeps at once, and whoever sends wakes it, which
 //! takes a system call only where it does sleep.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -48,8 +48,9 @@ struct Bell {
 
 impl Bell {
     fn ring(&self) {
-        // Sequentially consistent with `next`: either it sees what was sent
-        // before this, or this sees that it sleeps.
+        // With the one in `next`: either that sees what was sent before this, or
+        // this sees that it sleeps.
+        fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst)
             && self.asleep.swap(false, Ordering::SeqCst)
             && let Some(dispatcher) = self.dispatcher.get()
@@ -126,6 +127,7 @@ impl<T> Queue<T> {
             }
             self.bell.dispatcher.get_or_init(std::thread::current);
             self.bell.asleep.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             // What came before that was not announced; the end of the last
             // producer shows only when it is looked for.
             match self.channel.try_recv() {

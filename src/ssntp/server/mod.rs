@@ -50,7 +50,11 @@
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`Counters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECT |
-//! | `dispatcher` | the thread that owns all of it |
+//! | `dispatcher` | the one thread that does all of it: what it is told |
+//! | `events` | how it is told, and how it sleeps |
+//! | `state` | what it owns, and the life of a session |
+//! | `delivery` | how frames get into queues |
+//! | `at_once` | when it sends past idle writers |
 
 mod accept;
 mod at_once;

@@ -6,9 +6,9 @@ use std::net::Shutdown;
 use std::sync::Arc;
 
 use super::RECORD;
-use super::session::{Seal, Sealed, Shared, Step, Tools, lock};
+use super::session::{Seal, Sealed, Session, Shared, Step, Tools, lock};
 use crate::transport::duplex::{try_write_all, write_all};
-use crate::transport::halves::Tried;
+use crate::transport::halves::{AT_ONCE, Tried};
 use crate::transport::{BufferPool, Duplex, Outgoing, Transmit};
 
 pub(super) struct TlsTransmit {
@@ -33,14 +33,13 @@ impl fmt::Debug for TlsTransmit {
 /// byte, or a key update before it.
 const SEALED: usize = RECORD + 256;
 
-/// What may be sent at once: as much as two records hold. More is better
-/// sealed by the writer, while other threads do other things.
-const AT_ONCE: usize = 2 * RECORD;
-
 /// Seals `data` into `out`. Returns the length, and what the reading side left
 /// before that: it has to be sent first.
-fn seal(session: &Shared, data: Sealed<'_>, out: &mut [u8]) -> io::Result<(usize, Vec<u8>)> {
-    let mut session = lock(session)?;
+///
+/// # Errors
+/// What TLS says, and `BrokenPipe` where it takes no data any more.
+fn seal(session: &mut Session, data: Sealed<'_>, out: &mut [u8]) -> io::Result<(usize, Vec<u8>)> {
+    let is_data = matches!(data, Sealed::Data(_));
     let mut tools = Tools {
         inbox: None,
         seal: Some(Seal {
@@ -56,9 +55,12 @@ fn seal(session: &Shared, data: Sealed<'_>, out: &mut [u8]) -> io::Result<(usize
             Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
         }
     }
+    let written = tools.seal.map_or(0, |seal| seal.written);
+    if is_data && written == 0 {
+        return Err(io::Error::new(io::ErrorKind::BrokenPipe, "TLS has ended"));
+    }
     // Taken before the reader can add records that come after it.
-    let pending = session.take_pending();
-    Ok((tools.seal.map_or(0, |seal| seal.written), pending))
+    Ok((written, session.take_pending()))
 }
 
 /// Cuts parts into the data of records, all but the last of them full. What
@@ -109,11 +111,16 @@ impl TlsTransmit {
 
     /// Seals a short item and sends what the system takes of it; the rest of
     /// it stays.
-    fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> io::Result<()> {
+    fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> Tried {
         let (staging, out) = buffer.split_at_mut(RECORD);
-        let mut used = 0;
-        each_record(item.parts(), staging, |data| {
-            let (written, pending) = seal(&self.session, Sealed::Data(data), &mut out[used..])?;
+        // The reader has it while it opens a record.
+        let Ok(mut session) = self.session.try_lock() else {
+            return Tried::Not;
+        };
+        let (mut used, mut sealed) = (0, 0);
+        let result = each_record(item.parts(), staging, |data| {
+            let (written, pending) = seal(&mut session, Sealed::Data(data), &mut out[used..])?;
+            sealed += written;
             if !pending.is_empty() {
                 self.rest.extend_from_slice(&out[..used]);
                 self.rest.extend_from_slice(&pending);
@@ -122,14 +129,26 @@ impl TlsTransmit {
             }
             used += written;
             Ok(())
-        })?;
+        });
+        drop(session);
+        match result {
+            Ok(()) => {}
+            // The writer meets the same fault.
+            Err(_) if sealed == 0 => return Tried::Not,
+            // The peer would miss a record.
+            Err(_) => return Tried::Failed,
+        }
         let sent = if self.rest.is_empty() {
             try_write_all(&*self.stream, &out[..used])
         } else {
             0
         };
         self.rest.extend_from_slice(&out[sent..used]);
-        Ok(())
+        if self.rest.is_empty() {
+            Tried::Sent
+        } else {
+            Tried::Begun
+        }
     }
 }
 
@@ -144,7 +163,9 @@ impl Transmit for TlsTransmit {
                 write_all(&*self.stream, &out[..used])?;
                 used = 0;
             }
-            let (written, pending) = seal(&self.session, Sealed::Data(data), &mut out[used..])?;
+            let mut session = lock(&self.session)?;
+            let (written, pending) = seal(&mut session, Sealed::Data(data), &mut out[used..])?;
+            drop(session);
             if !pending.is_empty() {
                 write_all(&*self.stream, &out[..used])?;
                 write_all(&*self.stream, &pending)?;
@@ -164,17 +185,9 @@ impl Transmit for TlsTransmit {
             return Tried::Not;
         }
         let mut buffer = self.take_buffer();
-        let begun = self.begin(item, &mut buffer);
+        let tried = self.begin(item, &mut buffer);
         self.pool.give(buffer);
-        match begun {
-            Ok(()) if self.rest.is_empty() => Tried::Sent,
-            Ok(()) => Tried::Begun,
-            // Nothing has gone out; sealing it again meets the same fault.
-            Err(_) => {
-                self.rest = Vec::new();
-                Tried::Not
-            }
-        }
+        tried
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -186,11 +199,13 @@ impl Transmit for TlsTransmit {
     fn finish(&mut self) -> io::Result<()> {
         self.send_rest()?;
         let mut out = [0; 512];
-        let (written, pending) = match seal(&self.session, Sealed::CloseNotify, &mut out) {
+        let mut session = lock(&self.session)?;
+        let (written, pending) = match seal(&mut session, Sealed::CloseNotify, &mut out) {
             Ok(sealed) => sealed,
             // What the reading side had to say of it is told all the same.
-            Err(_) => (0, lock(&self.session)?.take_pending()),
+            Err(_) => (0, session.take_pending()),
         };
+        drop(session);
         write_all(&*self.stream, &pending)?;
         write_all(&*self.stream, &out[..written])?;
         self.stream.shutdown(Shutdown::Write)
@@ -245,5 +260,85 @@ mod tests {
                 assert!(staging.iter().all(|byte| *byte == 0), "{lengths:?} was copied");
             }
         }
+    }
+
+    #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+    #[test]
+    fn what_goes_out_at_once_comes_after_what_the_reader_left_and_waits_for_nobody() {
+        use std::sync::Mutex;
+        use std::time::{Duration, Instant};
+
+        use rustls::server::UnbufferedServerConnection;
+
+        use super::super::handshake::shake_hands;
+        use super::super::session::Connection;
+        use super::super::{Acceptor, Connector};
+        use crate::Role;
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        use crate::transport::{memory, threads};
+
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let identity = |role| {
+            authority
+                .issue(&CertificateRequest::new(role))
+                .unwrap()
+                .identity()
+        };
+        let acceptor = Acceptor::mutual(&identity(Role::SERVER), &authority.trust()).unwrap();
+        let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "a deadline")]
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let (here, there) = memory::pair();
+        let there: Arc<dyn Duplex> = Arc::new(there);
+        let far = Arc::clone(&there);
+        let peer = threads::spawn("peer", move || {
+            connector.connect(far, "localhost", &BufferPool::new(), deadline)
+        });
+        let connection = Connection::Server(UnbufferedServerConnection::new(acceptor.config).unwrap());
+        let (session, ..) = shake_hands(&here, connection, &BufferPool::new(), deadline).unwrap();
+        let mut peer = peer.unwrap().join().unwrap().unwrap().halves;
+        let mut transmit = TlsTransmit {
+            stream: Arc::new(here),
+            session: Arc::new(Mutex::new(session)),
+            pool: BufferPool::new(),
+            buffer: None,
+            rest: Vec::new(),
+        };
+        let item = |len: usize| Outgoing::whole(vec![7; len].into(), 1);
+        assert_eq!(transmit.try_transmit(&item(AT_ONCE + 1)), Tried::Not, "too long");
+        let session = Arc::clone(&transmit.session);
+        let opening = session.lock().unwrap();
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "the reader opens");
+        drop(opening);
+        assert_eq!(transmit.try_transmit(&item(AT_ONCE)), Tried::Sent);
+        while peer.inbox.bytes_mut().len() < AT_ONCE {
+            peer.receive.receive(&mut peer.inbox).unwrap();
+        }
+
+        session.lock().unwrap().pending = b"left by the reader".to_vec();
+        assert_eq!(transmit.try_transmit(&item(20_000)), Tried::Begun);
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "something is begun");
+        transmit.flush().unwrap();
+        let mut first = [0; 18];
+        assert_eq!(there.read(&mut first).unwrap(), first.len());
+        assert_eq!(first, *b"left by the reader");
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Sent);
+        peer.inbox.bytes_mut().clear();
+        while peer.inbox.bytes_mut().len() < 20_001 {
+            peer.receive.receive(&mut peer.inbox).unwrap();
+        }
+
+        // What does not fit waits, and goes before what comes later.
+        let mut sent = 0;
+        while transmit.try_transmit(&item(30_000)) == Tried::Sent {
+            sent += 30_000;
+        }
+        let last = threads::spawn("last", move || transmit.transmit(&[item(1)]));
+        peer.inbox.bytes_mut().clear();
+        while peer.inbox.bytes_mut().len() < sent + 30_001 {
+            peer.receive.receive(&mut peer.inbox).unwrap();
+        }
+        last.unwrap().join().unwrap().unwrap();
+        assert!(peer.inbox.bytes_mut().iter().all(|byte| *byte == 7));
     }
 }
