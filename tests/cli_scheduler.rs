@@ -76,7 +76,7 @@ fn it_says_where_it_listens_and_ends_in_order_at_a_signal() {
         let asked = Instant::now();
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0));
-        assert!(asked.elapsed() < Duration::from_secs(2));
+        assert!(asked.elapsed() < Duration::from_secs(10));
         let mut rest = String::new();
         stdout.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "", "one line is all");

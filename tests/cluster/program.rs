@@ -71,7 +71,7 @@ fn who_cannot_connect_says_why_and_fails() {
 }
 
 #[test]
-fn a_signal_ends_every_wait_within_two_seconds_with_zero() {
+fn a_signal_ends_every_wait_with_zero() {
     let cluster = Cluster::new("");
     let agentless = [
         "ctl",
@@ -93,8 +93,10 @@ fn a_signal_ends_every_wait_within_two_seconds_with_zero() {
             // Once it handles signals. Before, they end it in their own way.
             process.handles_signals();
             process.signal(signal);
+            // Two seconds are enough where nothing else runs; none of these ends
+            // by itself.
             assert_eq!(
-                process.end(Duration::from_secs(2)),
+                process.end(Duration::from_secs(20)),
                 Some(0),
                 "{words:?}: {}",
                 process.log()
@@ -117,7 +119,7 @@ fn a_signal_ends_the_wait_for_an_instance() {
     );
     process.handles_signals();
     process.signal(Signal::INT);
-    assert_eq!(process.end(Duration::from_secs(2)), Some(0), "{}", process.log());
+    assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
     cluster.signal_node(node, Signal::CONT);
 }
 
