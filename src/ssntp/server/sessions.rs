@@ -273,7 +273,7 @@ pub(super) struct Gate {
 
 /// Bytes that a session may have on the way to the dispatcher before its
 /// reader waits; one batch may always be under way.
-const IN_FLIGHT: u64 = 256 * 1024;
+const IN_FLIGHT: u64 = 1024 * 1024;
 
 impl Gate {
     /// The reader hands `bytes` over.
