@@ -33,6 +33,9 @@ mod handshake;
 mod receive;
 mod resumption;
 mod session;
+#[cfg(test)]
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod testing;
 mod transmit;
 mod verifier;
 

@@ -194,48 +194,24 @@ impl Receive for TlsReceive {
 #[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod tests {
     use std::sync::Mutex;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
-    use rustls::server::UnbufferedServerConnection;
-
-    use super::super::handshake::shake_hands;
-    use super::super::session::Connection;
-    use super::super::{Acceptor, Connector};
+    use super::super::testing::{Ends, ends};
     use super::*;
-    use crate::Role;
-    use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
     use crate::transport::duplex::is_timeout;
-    use crate::transport::{memory, threads};
 
     #[test]
     fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        let identity = |role| {
-            authority
-                .issue(&CertificateRequest::new(role))
-                .unwrap()
-                .identity()
-        };
-        let acceptor = Acceptor::mutual(&identity(Role::SERVER), &authority.trust()).unwrap();
-        let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "a deadline")]
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let (here, there) = memory::pair();
-        let peer = threads::spawn("peer", move || {
-            connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
-        });
-        let connection = UnbufferedServerConnection::new(acceptor.config).unwrap();
-        let (mut session, incoming, mut inbox) = shake_hands(
-            &here,
-            Connection::Server(connection),
-            &BufferPool::new(),
-            deadline,
-        )
-        .unwrap();
-        let _peer = peer.unwrap().join().unwrap().unwrap();
+        let Ends {
+            here: stream,
+            mut session,
+            incoming,
+            mut inbox,
+            peer: _peer,
+            ..
+        } = ends();
         // As the refusal of a renegotiation in TLS 1.2 leaves it.
         session.pending = vec![0; 31];
-        let stream: Arc<dyn Duplex> = Arc::new(here);
         let mut receive = TlsReceive {
             stream: Arc::clone(&stream),
             session: Arc::new(Mutex::new(session)),

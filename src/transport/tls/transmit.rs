@@ -266,39 +266,19 @@ mod tests {
     #[test]
     fn what_goes_out_at_once_comes_after_what_the_reader_left_and_waits_for_nobody() {
         use std::sync::Mutex;
-        use std::time::{Duration, Instant};
 
-        use rustls::server::UnbufferedServerConnection;
+        use super::super::testing::{Ends, ends};
+        use crate::transport::threads;
 
-        use super::super::handshake::shake_hands;
-        use super::super::session::Connection;
-        use super::super::{Acceptor, Connector};
-        use crate::Role;
-        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
-        use crate::transport::{memory, threads};
-
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        let identity = |role| {
-            authority
-                .issue(&CertificateRequest::new(role))
-                .unwrap()
-                .identity()
-        };
-        let acceptor = Acceptor::mutual(&identity(Role::SERVER), &authority.trust()).unwrap();
-        let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "a deadline")]
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let (here, there) = memory::pair();
-        let there: Arc<dyn Duplex> = Arc::new(there);
-        let far = Arc::clone(&there);
-        let peer = threads::spawn("peer", move || {
-            connector.connect(far, "localhost", &BufferPool::new(), deadline)
-        });
-        let connection = Connection::Server(UnbufferedServerConnection::new(acceptor.config).unwrap());
-        let (session, ..) = shake_hands(&here, connection, &BufferPool::new(), deadline).unwrap();
-        let mut peer = peer.unwrap().join().unwrap().unwrap().halves;
+        let Ends {
+            here,
+            session,
+            there,
+            mut peer,
+            ..
+        } = ends();
         let mut transmit = TlsTransmit {
-            stream: Arc::new(here),
+            stream: here,
             session: Arc::new(Mutex::new(session)),
             pool: BufferPool::new(),
             buffer: None,
