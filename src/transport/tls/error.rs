@@ -48,10 +48,10 @@ impl std::error::Error for TlsError {
 
 impl From<io::Error> for TlsError {
     fn from(e: io::Error) -> Self {
-        if is_timeout(&e) {
-            Self::Deadline
-        } else {
-            Self::Io(e)
+        match e.downcast() {
+            Ok(tls) => Self::Tls(tls),
+            Err(e) if is_timeout(&e) => Self::Deadline,
+            Err(e) => Self::Io(e),
         }
     }
 }

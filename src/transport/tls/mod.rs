@@ -1,12 +1,10 @@
-//! TLS split by direction, over rustls's unbuffered API.
+//! TLS split by direction.
 //!
 //! ```text
 //!            reader thread                        writer thread
-//!  socket ─▶ pooled buffer ─▶ ┌─ Mutex<Session> ─┐ ◀─ staging ◀─ batch
-//!                  inbox ◀─── │ open one record   │
-//!                             │ seal one record   │ ──▶ pooled buffer ─▶ socket
-//!                             │ pending ciphertext│
-//!                             └───────────────────┘
+//!  socket ─▶ pooled buffer ─▶ Opener ┐          ┌ Sealer ◀─ staging ◀─ batch
+//!                  inbox ◀──────┘    ├─ session ┤    └──▶ pooled buffer ─▶ socket
+//!                                    └ (a lock) ┘
 //! ```
 //!
 //! The lock is held for one record at a time and never over I/O, so each
@@ -21,7 +19,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `session` | the state that both directions share, and its steps |
+//! | `split` | the two halves of a TLS connection, and all that is used of rustls's connection API |
 //! | `handshake` | the handshake |
 //! | `receive`, `transmit` | the two directions |
 //! | `verifier` | how a client checks a server |
@@ -32,7 +30,7 @@ mod error;
 mod handshake;
 mod receive;
 mod resumption;
-mod session;
+mod split;
 #[cfg(test)]
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod testing;
@@ -42,20 +40,16 @@ mod verifier;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustls::client::{Resumption, UnbufferedClientConnection};
+use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
 use self::resumption::{Kept, NoTickets, Recheck, Tickets};
-use self::session::Connection;
 use super::{BufferPool, Duplex, Halves};
 use crate::pki::{self, Identity, Trust};
-
-/// The most plaintext one TLS record holds.
-const RECORD: usize = 16 * 1024;
 
 /// What a server needs to accept TLS: its identity and whom it trusts. A
 /// clone shares it.
@@ -147,12 +141,12 @@ impl Acceptor {
         pool: &BufferPool,
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
-        let connection = UnbufferedServerConnection::new(Arc::clone(&self.config))?;
+        let connection = split::server(Arc::clone(&self.config))?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
             Some(recheck) => recheck.check(chain, None, UnixTime::now()),
             None => Ok(()),
         };
-        handshake(stream, Connection::Server(connection), pool, deadline, recheck)
+        handshake(stream, connection, pool, deadline, recheck)
     }
 }
 
@@ -247,12 +241,12 @@ impl Connector {
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
-        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name.clone())?;
+        let connection = split::client(Arc::clone(&self.config), name.clone())?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
             Some(recheck) => recheck.check(chain, Some(&name), UnixTime::now()),
             None => Ok(()),
         };
-        handshake(stream, Connection::Client(connection), pool, deadline, recheck)
+        handshake(stream, connection, pool, deadline, recheck)
     }
 }
 
