@@ -71,7 +71,7 @@ pub(crate) use self::inspect::KeptCertificate;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
 pub use self::provider::provider;
-pub(crate) use self::provider::tickets;
+pub(crate) use self::provider::ticketer;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::store::load_certificates;

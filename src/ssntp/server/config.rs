@@ -205,7 +205,7 @@ impl ServerConfig {
     }
 
     /// Whether returning clients may resume their TLS session, for at most
-    /// two hours after it began; their certificates are verified again. The
+    /// twelve hours after it began; their certificates are verified again. The
     /// server keeps nothing for it: the client holds a ticket. Default: true.
     #[must_use]
     pub fn resumption(mut self, allowed: bool) -> Self {

@@ -47,7 +47,7 @@ use rustls::{ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
-use self::resumption::{Kept, NoTickets, Recheck, Tickets};
+use self::resumption::{Kept, Recheck};
 use super::{BufferPool, Duplex, Halves};
 use crate::pki::{self, Identity, Trust};
 
@@ -56,6 +56,8 @@ use crate::pki::{self, Identity, Trust};
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
+    /// The same with tickets, where they are allowed.
+    resuming: Option<Arc<ServerConfig>>,
     recheck: Option<Recheck>,
 }
 
@@ -81,6 +83,7 @@ impl Acceptor {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
             config: Arc::new(config),
+            resuming: None,
             recheck: Some(Recheck::Client(verifier)),
         })
     }
@@ -100,6 +103,7 @@ impl Acceptor {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
             config: Arc::new(config),
+            resuming: None,
             recheck: None,
         })
     }
@@ -108,25 +112,26 @@ impl Acceptor {
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self {
             config,
+            resuming: None,
             recheck: None,
         }
     }
 
     /// Whether clients get tickets, by which they resume a session without
-    /// signatures: about half the work, for at most two hours. Their
-    /// certificates are verified again each time. Default: false.
+    /// signatures: about half the work, for at most twelve hours. Their
+    /// certificates are verified again each time. Default: false, which leaves
+    /// the configuration as it was made.
     ///
     /// # Errors
     /// No key for the tickets could be made.
     pub fn resumption(mut self, allowed: bool) -> Result<Self, TlsError> {
-        let mut config = ServerConfig::clone(&self.config);
-        config.send_tls13_tickets = usize::from(allowed);
-        config.ticketer = if allowed {
-            Arc::new(Tickets::new()?)
-        } else {
-            Arc::new(NoTickets)
-        };
-        self.config = Arc::new(config);
+        self.resuming = None;
+        if allowed {
+            let mut config = ServerConfig::clone(&self.config);
+            config.send_tls13_tickets = 1;
+            config.ticketer = pki::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
+            self.resuming = Some(Arc::new(config));
+        }
         Ok(self)
     }
 
@@ -141,7 +146,8 @@ impl Acceptor {
         pool: &BufferPool,
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
-        let connection = split::server(Arc::clone(&self.config))?;
+        let config = self.resuming.as_ref().unwrap_or(&self.config);
+        let connection = split::server(Arc::clone(config))?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
             Some(recheck) => recheck.check(chain, None, UnixTime::now()),
             None => Ok(()),
