@@ -100,6 +100,9 @@ mod role;
 mod ssntp;
 pub mod transport;
 
+/// The TLS library whose types stand in signatures here, in their version.
+pub use rustls;
+
 pub use role::{ParseRoleError, Role};
 pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
 pub use ssntp::{proto, server};

@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use rustls::sign::SingleCertAndKey;
 use rustls::{AlertDescription, ProtocolVersion, SupportedProtocolVersion};
 use ssntp::Role;
 use ssntp::pki;
@@ -314,8 +315,7 @@ impl Raw {
             .with_protocol_versions(versions)
             .unwrap()
             .with_root_certificates(Arc::clone(trust().roots()))
-            .with_client_auth_cert(identity.chain().to_vec(), identity.key())
-            .unwrap();
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         let name = "localhost".try_into().unwrap();
         let tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
         Self::new(tls, stream)
@@ -331,8 +331,7 @@ impl Raw {
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_client_cert_verifier(verifier.build().unwrap())
-            .with_single_cert(identity.chain().to_vec(), identity.key())
-            .unwrap();
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         Self::new(rustls::ServerConnection::new(Arc::new(config)).unwrap(), stream)
     }
 

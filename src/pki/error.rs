@@ -95,6 +95,8 @@ impl From<BadRequest> for Error {
 pub enum Fault {
     /// There is no PEM section in it at all; perhaps it is DER.
     NotPem,
+    /// It is PEM where the binary form, DER, should be.
+    NotDer,
     /// A PEM section is broken: no end line, or no base64 in it.
     BadPem(String),
     /// No section holds a certificate.
@@ -105,7 +107,7 @@ pub enum Fault {
     EncryptedKey,
     /// More than one private key; which one is meant cannot be told.
     SeveralKeys(usize),
-    /// A certificate section holds something else, or a broken certificate.
+    /// Something else where a certificate should be, or a broken one.
     BadCertificate(String),
     /// A SAN begins with `urn:uuid:` and is no UUID, is the nil UUID, or
     /// contradicts another one.
@@ -159,6 +161,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotPem => f.write_str("not PEM: there is no -----BEGIN line"),
+            Self::NotDer => f.write_str("not DER but PEM: there is a -----BEGIN line"),
             Self::BadPem(why) => write!(f, "broken PEM: {why}"),
             Self::NoCertificate => f.write_str("no certificate in it"),
             Self::NoKey => f.write_str("no private key in it"),

@@ -277,6 +277,9 @@ impl Names {
 
 /// Parses a certificate and nothing behind it.
 pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Fault> {
+    if is_pem(certificate) {
+        return Err(Fault::NotDer);
+    }
     match X509Certificate::from_der(certificate) {
         Ok(([], parsed)) => Ok(parsed),
         Ok((rest, _)) => Err(Fault::BadCertificate(format!(
@@ -285,6 +288,11 @@ pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certi
         ))),
         Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
     }
+}
+
+/// Whether bytes that should be DER are a PEM text.
+pub(super) fn is_pem(der: &[u8]) -> bool {
+    der.trim_ascii_start().starts_with(b"-----BEGIN ")
 }
 
 /// The present time, by which lifetimes are judged.

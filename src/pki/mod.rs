@@ -15,7 +15,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `identity` | [`Identity`]: certificate chain and private key |
+//! | `identity` | [`Identity`]: certificate chain and private key, or what signs with it |
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
@@ -61,6 +61,14 @@ mod provider;
 mod request;
 mod store;
 mod trust;
+
+/// From rustls, as they stand in signatures here. What else a [`SigningKey`]
+/// needs is in [`crate::rustls`].
+#[doc(no_inline)]
+pub use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer},
+    sign::{CertifiedKey, SigningKey},
+};
 
 pub use self::eku::roles_of;
 pub use self::error::{BadRequest, Error, Fault};

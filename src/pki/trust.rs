@@ -49,27 +49,41 @@ impl Trust {
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
     pub fn from_pem(pem: &[u8], origin: &str) -> Result<Self, Error> {
-        let read = || {
-            let sections = store::Sections::read(pem)?;
-            let now = inspect::now();
-            let mut valid = Vec::new();
-            let mut fault = Fault::NoCertificate;
-            for certificate in sections.certificates()? {
-                let info = CertificateInfo::from_der(certificate)?;
-                match info.check_validity(now) {
-                    Ok(()) => valid.push(info),
-                    Err(outside) => {
-                        log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
-                        fault = outside;
-                    }
+        let read = || Self::of_valid(store::Sections::read(pem)?.certificates()?, origin);
+        read().map_err(Error::content(origin))
+    }
+
+    /// Takes the certificates of the authorities in their binary form, as
+    /// [`load`](Self::load) takes those of a file. Errors call them `the
+    /// authorities`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
+    /// [`Fault::NotDer`].
+    pub fn from_der(authorities: &[CertificateDer<'_>]) -> Result<Self, Error> {
+        let origin = "the authorities";
+        Self::of_valid(authorities, origin).map_err(Error::content(origin))
+    }
+
+    /// Trusts those that are valid at present, at least one.
+    fn of_valid(certificates: &[CertificateDer<'_>], origin: &str) -> Result<Self, Fault> {
+        let now = inspect::now();
+        let mut valid = Vec::new();
+        let mut fault = Fault::NoCertificate;
+        for certificate in certificates {
+            let info = CertificateInfo::from_der(certificate)?;
+            match info.check_validity(now) {
+                Ok(()) => valid.push(info),
+                Err(outside) => {
+                    log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
+                    fault = outside;
                 }
             }
-            if valid.is_empty() {
-                return Err(fault);
-            }
-            Self::new(valid)
-        };
-        read().map_err(Error::content(origin))
+        }
+        if valid.is_empty() {
+            return Err(fault);
+        }
+        Self::new(valid)
     }
 
     /// Trusts these, whatever their lifetime is.

@@ -43,6 +43,7 @@ use std::time::Instant;
 use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
@@ -67,8 +68,7 @@ impl Acceptor {
     /// [`resumption`](Self::resumption) every handshake is a full one.
     ///
     /// # Errors
-    /// The identity's key does not fit its certificate, or no cryptography
-    /// was compiled in.
+    /// [`TlsError::Configuration`]: no cryptography was compiled in.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
         let roots = Arc::clone(trust.roots());
@@ -78,7 +78,7 @@ impl Acceptor {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(Arc::clone(&verifier))
-            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
@@ -98,7 +98,7 @@ impl Acceptor {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
-            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
@@ -187,7 +187,9 @@ impl Connector {
             .dangerous()
             .with_custom_certificate_verifier(Arc::clone(&verifier));
         let mut config = match identity {
-            Some(identity) => config.with_client_auth_cert(identity.chain().to_vec(), identity.key())?,
+            Some(identity) => {
+                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())))
+            }
             None => config.with_no_client_auth(),
         };
         config.resumption = Resumption::disabled();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::Resumption;
+use rustls::sign::SingleCertAndKey;
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
@@ -114,8 +115,7 @@ impl Pki {
             .with_safe_default_protocol_versions()
             .map_err(Failure::new)?
             .with_root_certificates(Arc::clone(self.trust.roots()))
-            .with_client_auth_cert(identity.chain().to_vec(), identity.key())
-            .map_err(Failure::new)?;
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.resumption = Resumption::store(Arc::clone(&tickets) as _);
         let connector = Connector::with_config(Arc::new(config));
         Ok((Dialer::new(system, side, connector, self.pool.clone()), tickets))
