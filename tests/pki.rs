@@ -7,13 +7,17 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, BadRequest, CertificateDer, CertificateInfo, CertificateRequest, Error,
     Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates, roles_of,
 };
+use ssntp::transport::tls::{Acceptor, Connector, Secured, TlsError};
+use ssntp::transport::{BufferPool, memory};
 use uuid::Uuid;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -632,18 +636,31 @@ fn der_of_the_wrong_kind_is_named() {
     assert_eq!(fault(Trust::from_der(&chain)), Fault::NotAuthority { subject });
 }
 
+/// A handshake as the server and as the client see it.
+fn handshake(
+    trust: &Trust,
+    server: &Identity,
+    client: &Identity,
+) -> (Result<Secured, TlsError>, Result<Secured, TlsError>) {
+    let acceptor = Acceptor::mutual(server, trust).unwrap();
+    let connector = Connector::mutual(client, trust).unwrap();
+    let (here, there) = memory::pair();
+    #[expect(clippy::disallowed_methods, reason = "a time limit")]
+    let deadline = Instant::now() + Duration::from_secs(20);
+    #[expect(clippy::disallowed_methods, reason = "the other end")]
+    let connecting =
+        thread::spawn(move || connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline));
+    let accepted = acceptor.accept(Arc::new(here), &BufferPool::new(), deadline);
+    (accepted, connecting.join().unwrap())
+}
+
 mod held_elsewhere {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread;
-    use std::time::Instant;
 
     use ssntp::pki::SigningKey;
     use ssntp::rustls::pki_types::SubjectPublicKeyInfoDer;
     use ssntp::rustls::sign::Signer;
     use ssntp::rustls::{Error as TlsFault, SignatureAlgorithm, SignatureScheme};
-    use ssntp::transport::tls::{Acceptor, Connector, Secured, TlsError};
-    use ssntp::transport::{BufferPool, memory};
 
     use super::*;
 
@@ -709,25 +726,6 @@ mod held_elsewhere {
         issued.identity().chain().to_vec()
     }
 
-    /// A handshake as the server and as the client see it.
-    fn handshake(
-        trust: &Trust,
-        server: &Identity,
-        client: &Identity,
-    ) -> (Result<Secured, TlsError>, Result<Secured, TlsError>) {
-        let acceptor = Acceptor::mutual(server, trust).unwrap();
-        let connector = Connector::mutual(client, trust).unwrap();
-        let (here, there) = memory::pair();
-        #[expect(clippy::disallowed_methods, reason = "a time limit")]
-        let deadline = Instant::now() + Duration::from_secs(20);
-        #[expect(clippy::disallowed_methods, reason = "the other end")]
-        let connecting = thread::spawn(move || {
-            connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
-        });
-        let accepted = acceptor.accept(Arc::new(here), &BufferPool::new(), deadline);
-        (accepted, connecting.join().unwrap())
-    }
-
     #[test]
     fn a_signer_signs_once_for_each_handshake_of_either_side() {
         let (authority, server) = issue(Role::SERVER);
@@ -763,5 +761,158 @@ mod held_elsewhere {
         assert_eq!(fault(without_role), Fault::NoRole);
         let without_certificate = Identity::with_signer(Vec::new(), signer);
         assert_eq!(fault(without_certificate), Fault::NoCertificate);
+    }
+}
+
+mod limits {
+    use rcgen::ExtendedKeyUsagePurpose as Usage;
+    use rcgen::{
+        BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+        KeyUsagePurpose,
+    };
+
+    use super::*;
+
+    struct Issuing {
+        der: CertificateDer<'static>,
+        issuer: Issuer<'static, KeyPair>,
+    }
+
+    /// The two usages that TLS asks for, and those of roles by their last arcs.
+    fn usages(arcs: &[u64]) -> Vec<Usage> {
+        let role = |arc: &u64| Usage::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, *arc]);
+        let tls = [Usage::ServerAuth, Usage::ClientAuth];
+        tls.into_iter().chain(arcs.iter().map(role)).collect()
+    }
+
+    fn named(name: &str, usages: Vec<Usage>) -> CertificateParams {
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = usages;
+        params
+    }
+
+    fn issuing(name: &str, above: Option<&Issuing>, length: Option<u8>, usages: Vec<Usage>) -> Issuing {
+        let key = KeyPair::generate().unwrap();
+        let mut params = named(name, usages);
+        params.is_ca = IsCa::Ca(length.map_or(BasicConstraints::Unconstrained, |length| {
+            BasicConstraints::Constrained(length)
+        }));
+        let certificate = match above {
+            Some(above) => params.signed_by(&key, &above.issuer),
+            None => params.self_signed(&key),
+        };
+        Issuing {
+            der: certificate.unwrap().der().clone(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn issued(
+        above: &Issuing,
+        arcs: &[u64],
+        key_usage: Option<KeyUsagePurpose>,
+    ) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = named("peer", usages(arcs));
+        params.key_usages = key_usage.into_iter().collect();
+        let certificate = params.signed_by(&key, &above.issuer).unwrap();
+        (
+            certificate.der().clone(),
+            PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+        )
+    }
+
+    fn trust(root: &Issuing) -> Trust {
+        Trust::from_der(std::slice::from_ref(&root.der)).unwrap()
+    }
+
+    #[test]
+    fn the_path_length_of_a_trusted_authority_counts() {
+        for (length, allowed) in [(None, 2), (Some(0), 0), (Some(1), 1), (Some(2), 2)] {
+            let root = issuing("root", None, length, Vec::new());
+            let one = issuing("one", Some(&root), None, Vec::new());
+            let two = issuing("two", Some(&one), None, Vec::new());
+            let trust = trust(&root);
+            for (between, above) in [&root, &one, &two].into_iter().enumerate() {
+                let mut chain = vec![issued(above, &[1], None).0];
+                chain.extend(
+                    [&two, &one]
+                        .into_iter()
+                        .map(|ca| ca.der.clone())
+                        .skip(2 - between),
+                );
+                // Some show the trusted one as well.
+                for _ in 0..2 {
+                    let expected = match between <= allowed {
+                        true => Ok(()),
+                        false => Err(Fault::PathTooLong),
+                    };
+                    assert_eq!(trust.verify(&chain).map(drop), expected, "{length:?} {between}");
+                    chain.push(root.der.clone());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_issuer_gives_only_roles_that_its_own_usage_has() {
+        let root = issuing("root", None, None, Vec::new());
+        let verify = |usages, arcs: &[u64]| {
+            let between = issuing("between", Some(&root), None, usages);
+            let chain = [issued(&between, arcs, None).0, between.der.clone()];
+            trust(&root).verify(&chain).map(drop)
+        };
+        let refused = Err(Fault::RoleNotIssuers {
+            issuer: "CN=between".to_owned(),
+        });
+        assert_eq!(verify(Vec::new(), &[1, 3]), Ok(()));
+        assert_eq!(verify(usages(&[1]), &[1]), Ok(()));
+        assert_eq!(verify(usages(&[1]), &[3]), refused);
+        assert_eq!(verify(usages(&[1]), &[1, 3]), refused);
+        assert_eq!(verify(usages(&[]), &[1]), refused);
+        let any = [usages(&[]), vec![Usage::Any]].concat();
+        assert_eq!(verify(any, &[1, 3]), Ok(()));
+    }
+
+    #[test]
+    fn a_key_that_may_not_sign_is_refused() {
+        let root = issuing("root", None, None, Vec::new());
+        for (usage, expected) in [
+            (None, Ok(())),
+            (Some(KeyUsagePurpose::DigitalSignature), Ok(())),
+            (
+                Some(KeyUsagePurpose::KeyEncipherment),
+                Err(Fault::NotForSignatures),
+            ),
+        ] {
+            let chain = [issued(&root, &[1], usage).0];
+            assert_eq!(trust(&root).verify(&chain).map(drop), expected, "{usage:?}");
+        }
+    }
+
+    #[test]
+    fn both_sides_of_a_handshake_hold_the_other_to_its_limits() {
+        let root = issuing("root", None, Some(0), Vec::new());
+        let between = issuing("between", Some(&root), None, Vec::new());
+        let trust = trust(&root);
+        let direct = |arc| {
+            let (certificate, key) = issued(&root, &[arc], None);
+            Identity::from_der(vec![certificate], key).unwrap()
+        };
+        let beyond = |arc| {
+            let (certificate, key) = issued(&between, &[arc], None);
+            Identity::from_der(vec![certificate, between.der.clone()], key).unwrap()
+        };
+        const AGENT: u64 = 1;
+        const SERVER: u64 = 5;
+        let (accepted, connected) = handshake(&trust, &direct(SERVER), &direct(AGENT));
+        assert!(accepted.is_ok() && connected.is_ok());
+        let why = "more authorities in between than the trusted one allows";
+        let (accepted, _) = handshake(&trust, &direct(SERVER), &beyond(AGENT));
+        assert!(accepted.unwrap_err().to_string().contains(why));
+        let (_, connected) = handshake(&trust, &beyond(SERVER), &direct(AGENT));
+        assert!(connected.unwrap_err().to_string().contains(why));
     }
 }

@@ -346,7 +346,7 @@ fn rfc3339(time: SystemTime) -> String {
     }
 }
 
-fn distinguished_name(name: &X509Name<'_>) -> String {
+pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
     printable(&name.to_string())
 }
 

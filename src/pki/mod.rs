@@ -18,6 +18,7 @@
 //! | `identity` | [`Identity`]: certificate chain and private key, or what signs with it |
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
+//! | `limits` | what certificates of a chain limit in each other |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `store` | PEM text and files, [`load_certificates`] |
@@ -56,6 +57,7 @@ mod identity;
 mod inspect;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod issue;
+mod limits;
 mod provider;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod request;

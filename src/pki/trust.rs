@@ -10,6 +10,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
+use super::limits::{self, PathLength};
 use super::{CertificateInfo, Error, Fault, Host, inspect, provider, store};
 use crate::Role;
 
@@ -26,6 +27,7 @@ struct Inner {
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateInfo>,
     names: Vec<Host>,
+    path_lengths: Vec<PathLength>,
 }
 
 impl Trust {
@@ -90,6 +92,7 @@ impl Trust {
     pub(super) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
         let mut roots = RootCertStore::empty();
         let mut names: Vec<Host> = Vec::new();
+        let mut path_lengths = Vec::new();
         for authority in &authorities {
             if !authority.is_authority {
                 let subject = authority.subject.clone();
@@ -97,6 +100,7 @@ impl Trust {
             }
             let bad = |error: rustls::Error| Fault::BadCertificate(error.to_string());
             roots.add(authority.der.clone()).map_err(bad)?;
+            path_lengths.extend(PathLength::of(authority)?);
             for host in &authority.hosts {
                 if !names.contains(host) {
                     names.push(host.clone());
@@ -107,6 +111,7 @@ impl Trust {
             roots: Arc::new(roots),
             authorities,
             names,
+            path_lengths,
         })))
     }
 
@@ -130,8 +135,10 @@ impl Trust {
     /// Checks a peer's certificates, its own first, at the present time as a
     /// TLS peer would: the signatures up to a trusted authority, the
     /// lifetimes, and the usages that the roles need (serverAuth and a name
-    /// for servers and schedulers, clientAuth for the others); and that it
-    /// gives a role at all. Which name a server is dialled by is not known
+    /// for servers and schedulers, clientAuth for the others); that it gives a
+    /// role at all, and only roles that the extended key usages of the issuers
+    /// in between allow; that its key may sign; and the trusted authority's
+    /// path length. Which name a server is dialled by is not known
     /// here and not checked. Returns the facts in the first certificate.
     ///
     /// # Errors
@@ -176,7 +183,23 @@ impl Trust {
             self.check_client(first, intermediates, at, provider)
                 .map_err(explain)?;
         }
+        self.check_limits(first, intermediates)?;
         Ok(info)
+    }
+
+    /// The part of [`verify`](Self::verify) that TLS libraries leave out: that
+    /// the certificate's key may sign, that the extended key usages of issuers
+    /// in between allow its roles, and that there are no more of these than the
+    /// trusted authority allows. The signatures are for the caller to check.
+    pub(crate) fn check_limits(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), Fault> {
+        // Some peers show the trusted authority's own certificate as well.
+        let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
+        let between: Vec<_> = intermediates.iter().filter(|der| !trusted(der)).collect();
+        limits::check(first, &between, &self.0.path_lengths)
     }
 
     fn check_server(

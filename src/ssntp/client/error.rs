@@ -234,6 +234,7 @@ impl DialFault {
             rustls::Error::InvalidCertificate(
                 C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. },
             ) => None,
+            rustls::Error::InvalidCertificate(C::Other(e)) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::InvalidCertificate(e) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::NoCertificatesPresented => Some(Self::ServerCertificate("there is none".into())),
             // `CertificateExpired` and `BadCertificate` are not among these: a

@@ -22,7 +22,7 @@
 //! | `split` | the two halves of a TLS connection, and all that is used of rustls's connection API |
 //! | `handshake` | the handshake |
 //! | `receive`, `transmit` | the two directions |
-//! | `verifier` | how a client checks a server |
+//! | `verifier` | how each side checks the other's certificate |
 //! | `resumption` | tickets of returning clients |
 //! | `error` | [`TlsError`] |
 
@@ -42,7 +42,7 @@ use std::time::Instant;
 
 use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::NoServerSessionStorage;
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, ServerConfig};
 
@@ -71,10 +71,7 @@ impl Acceptor {
     /// [`TlsError::Configuration`]: no cryptography was compiled in.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let roots = Arc::clone(trust.roots());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .build()
-            .map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let verifier = verifier::of_clients(trust, &provider)?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(Arc::clone(&verifier))
@@ -181,7 +178,7 @@ impl Connector {
     /// As [`Acceptor::mutual`].
     pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let verifier = verifier::for_check(check, &provider)?;
+        let verifier = verifier::of_servers(check, &provider)?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
