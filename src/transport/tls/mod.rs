@@ -7,12 +7,12 @@
 //!                                    └ (a lock) ┘
 //! ```
 //!
-//! The lock is held for one record at a time and never over I/O, so each
-//! direction makes progress while the other waits for its peer. What the
-//! reading side has for the socket (alerts, key updates) goes into `pending`,
-//! and whoever has the sending direction sends it before its own next record:
-//! one thread at a time decides the order of records. A poisoned lock ends the
-//! session.
+//! The lock is held for one record at a time, or for the two or three of an
+//! item that goes past the writer, and never over I/O, so each direction makes
+//! progress while the other waits for its peer. What the reading side has for
+//! the socket (alerts, key updates) goes into `pending`, and whoever has the
+//! sending direction sends it before its own next record: one thread at a time
+//! decides the order of records. A poisoned lock ends the session.
 //!
 //! Buffers are borrowed from a [`BufferPool`] while a direction is busy; an idle
 //! one has none.
