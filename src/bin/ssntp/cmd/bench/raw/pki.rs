@@ -14,7 +14,7 @@ use ssntp::transport::tls::{Acceptor, Connector};
 use ssntp::transport::{Address, BufferPool, Halves, TcpOptions};
 use uuid::Uuid;
 
-use super::session::{Dialer, Tickets};
+use super::session::{Dialer, Session, Tickets};
 use super::{LIMIT, Side, System, now};
 use crate::failure::Failure;
 
@@ -26,6 +26,7 @@ pub(in super::super) struct Pki {
     server: Identity,
     agent: Identity,
     controller: Identity,
+    scheduler: Identity,
     trust: Trust,
     pool: BufferPool,
 }
@@ -42,6 +43,7 @@ impl Pki {
             server: server.identity(),
             agent: issue(Role::AGENT)?.identity(),
             controller: issue(Role::CONTROLLER)?.identity(),
+            scheduler: issue(Role::SCHEDULER)?.identity(),
             trust: authority.trust(),
             pool: BufferPool::new(),
             directory,
@@ -85,6 +87,7 @@ impl Pki {
         match side {
             Side::Sender => &self.agent,
             Side::Receiver => &self.controller,
+            Side::Bystander => &self.scheduler,
         }
     }
 
@@ -122,7 +125,7 @@ impl Pki {
     }
 
     /// Two ends of one TLS connection over loopback, without a server.
-    pub(in super::super) fn tls_pair(&self) -> Result<(Halves, Halves), Failure> {
+    pub(in super::super) fn tls_pair(&self) -> Result<(Session, Halves), Failure> {
         let acceptor = Acceptor::mutual(&self.server, &self.trust).map_err(Failure::new)?;
         let listen = Address::tcp("127.0.0.1", 0);
         let listeners =
@@ -143,8 +146,8 @@ impl Pki {
                 .map_err(Failure::new)?
                 .halves;
             let client = client.join().map_err(|_| Failure::new("the client panicked"))??;
-            for half in [&client, &server] {
-                half.stream.set_read_timeout(None).map_err(Failure::new)?;
+            for stream in [&client.stream(), &server.stream] {
+                stream.set_read_timeout(None).map_err(Failure::new)?;
             }
             Ok((client, server))
         })
