@@ -331,6 +331,7 @@ fn wrong_usage_ends_with_2() {
         "--forward CONNECT=agent",
         "--filter none",
         "--max-sessions 0",
+        "--sessions-per-certificate 0",
         "--handshake-timeout -1",
         "--slow-consumer wait",
     ] {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::admission::AdmissionPolicy;
 use super::filter::Filter;
 use super::routing::{RuleError, Rules};
 use crate::Role;
@@ -67,6 +68,7 @@ pub struct ServerConfig {
     pub(super) resumption: bool,
     pub(super) max_payload: u32,
     pub(super) max_sessions: Option<usize>,
+    pub(super) admission: AdmissionPolicy,
     pub(super) max_handshakes: usize,
     pub(super) handshake_timeout: Duration,
     pub(super) queue: Limits,
@@ -110,6 +112,7 @@ impl ServerConfig {
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             max_sessions: None,
+            admission: AdmissionPolicy::default(),
             max_handshakes: DEFAULT_MAX_HANDSHAKES,
             handshake_timeout: Duration::from_secs(10),
             queue: Limits::default(),
@@ -225,6 +228,13 @@ impl ServerConfig {
     #[must_use]
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.max_sessions = Some(sessions);
+        self
+    }
+
+    /// Whom to admit. Default: see [`AdmissionPolicy`].
+    #[must_use]
+    pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
+        self.admission = policy;
         self
     }
 

@@ -47,6 +47,7 @@
 //! | `config` | [`ServerConfig`], [`ServerError`] |
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
+//! | `admission` | who is let in: [`AdmissionPolicy`] |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`Counters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECT |
@@ -57,6 +58,7 @@
 //! | `at_once` | when it sends past idle writers |
 
 mod accept;
+mod admission;
 mod at_once;
 mod config;
 mod delivery;
@@ -75,6 +77,7 @@ use std::thread::{JoinHandle, ThreadId};
 use log::info;
 use uuid::Uuid;
 
+pub use self::admission::AdmissionPolicy;
 pub use self::config::{ConfigurationCheck, DEFAULT_MAX_HANDSHAKES, ServerConfig, ServerError, SlowConsumer};
 use self::dispatcher::{Dispatcher, EVENTS, Event};
 use self::events::Events;

@@ -9,6 +9,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use uuid::Uuid;
 
+use super::admission::Place;
 use super::at_once::{AtOnce, Step};
 use crate::Role;
 use crate::pki::{CertificateInfo, KeptCertificate};
@@ -105,6 +106,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
+    pub(super) place: Place,
     pub(super) outbox: Outbox,
     pub(super) gate: Arc<Gate>,
     /// Known once its threads run.

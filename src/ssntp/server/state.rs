@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::admission::{AdmissionPolicy, Candidate, Holder, Place, Places, Standing};
 use super::at_once::{AtOnce, Step};
 use super::config::{ConfigurationCheck, ServerConfig, Shared, SlowConsumer};
 use super::dispatcher::{Admit, Admitted, Event};
@@ -25,7 +26,6 @@ use super::handler::{DisconnectReason, HeldFrame};
 use super::held::Held;
 use super::routing::RuleTable;
 use super::sessions::{Counters, Gate, Session, SessionId, SessionInfo, Sessions};
-use crate::pki::KeptCertificate;
 use crate::proto::{Refusal, ServerHandshake};
 use crate::transport::{EndReason, Limits, Link, Outbox, Outgoing, deadline};
 
@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) queue: Limits,
     pub(super) slow_consumer: SlowConsumer,
     pub(super) max_sessions: usize,
+    pub(super) admission: AdmissionPolicy,
+    pub(super) places: Places,
     pub(super) grace: Duration,
     /// Sessions that are over while their threads still run.
     pub(super) leaving: HashMap<SessionId, Leaving>,
@@ -77,6 +79,8 @@ impl State {
             queue: config.queue,
             slow_consumer: config.slow_consumer,
             max_sessions,
+            admission: config.admission,
+            places: Places::default(),
             grace: config.grace,
             leaving: HashMap::new(),
             cut_off: VecDeque::new(),
@@ -100,6 +104,8 @@ impl std::fmt::Debug for State {
 
 #[derive(Default)]
 pub(super) struct Leaving {
+    /// Given back once the threads are joined.
+    place: Option<Place>,
     link: Option<Link>,
     finished: bool,
     abort: bool,
@@ -107,26 +113,21 @@ pub(super) struct Leaving {
 
 impl State {
     pub(super) fn admit(&mut self, admit: &Admit) -> Result<Admitted, Refusal> {
-        let uuid = admit.connect.source;
-        if self.stopping.is_some() {
-            return Err(Refusal::Busy("the server is shutting down"));
-        }
-        let old = self.sessions.id_of(uuid);
-        if let Some(old) = old {
-            let same = self
-                .sessions
-                .get(old)
-                .is_some_and(|old| old.info.certificate.is(&admit.certificate));
-            if !same {
-                return Err(Refusal::UuidInUse(uuid));
-            }
-        }
-        // Threads of sessions that are leaving count: they are still there.
-        let most = self.max_sessions.saturating_add(usize::from(old.is_some()));
-        if self.sessions.len() + self.leaving.len() >= most {
-            return Err(Refusal::Busy("the server is at its session limit"));
-        }
-        if let Some(old) = old {
+        let (uuid, certificate) = (admit.connect.source, &admit.certificate);
+        let newcomer = Candidate {
+            uuid,
+            bound: certificate.uuid,
+        };
+        let holder = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
+        let standing = Standing {
+            server: self.shared.uuid,
+            stopping: self.stopping.is_some(),
+            maximum: self.max_sessions,
+            sessions: self.places.taken(),
+            of_certificate: self.places.taken_with(certificate),
+            holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
+        };
+        if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
             self.end(old, DisconnectReason::Replaced, false);
         }
         let configuration = self.configuration.clone();
@@ -141,17 +142,19 @@ impl State {
         let outbox = Outbox::new(self.queue);
         // The queue is empty and takes one item of any length.
         let _ = outbox.push(Outgoing::whole(connected.encode().into(), 1));
+        let place = self.places.take(certificate);
         let info = Arc::new(SessionInfo {
             id: self.sessions.next_id(),
             uuid,
             role: admit.connect.role,
             address: admit.address,
-            certificate: KeptCertificate::new(&admit.certificate),
+            certificate: place.certificate().clone(),
             tracing: connected.trace,
         });
         let gate = Arc::new(Gate::default());
         self.sessions.insert(Session {
             info: Arc::clone(&info),
+            place,
             outbox: outbox.clone(),
             gate: Arc::clone(&gate),
             link: None,
@@ -246,6 +249,7 @@ impl State {
         let leaving = self.leaving.entry(id).or_default();
         leaving.abort |= abort;
         leaving.link = link;
+        leaving.place = Some(session.place);
         self.cut_off.push_back((deadline(self.parting), id));
         self.departed.push((session.info, reason));
         self.reap(id);

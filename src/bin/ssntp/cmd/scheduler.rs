@@ -10,7 +10,7 @@ use ssntp::server::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{announce, server_failure};
+use super::server::{Admission, announce, server_failure};
 use crate::failure::Failure;
 use crate::signal_stacks;
 use crate::signals::Stop;
@@ -49,6 +49,8 @@ pub(crate) struct Args {
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
+    #[command(flatten)]
+    admission: Admission,
     /// Give clients no tickets to resume their TLS session with: every
     /// handshake is a full one
     #[arg(long)]
@@ -93,7 +95,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.configuration_file(path);
     }
     let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
-        .resumption(!args.no_resumption);
+        .resumption(!args.no_resumption)
+        .admission(args.admission.policy());
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }

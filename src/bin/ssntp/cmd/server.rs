@@ -10,7 +10,8 @@ use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::FrameKind;
 use ssntp::server::{
-    DEFAULT_MAX_HANDSHAKES, Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer,
+    AdmissionPolicy, DEFAULT_MAX_HANDSHAKES, Filter, FilterAction, Rules, Server, ServerConfig, ServerError,
+    SlowConsumer,
 };
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -56,6 +57,8 @@ pub(crate) struct Args {
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
+    #[command(flatten)]
+    admission: Admission,
     /// The longest payload to take
     #[arg(long, value_name = "BYTES", default_value_t = ssntp::proto::DEFAULT_MAX_PAYLOAD)]
     max_payload: u32,
@@ -78,6 +81,28 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Whom a server admits.
+#[derive(Debug, clap::Args)]
+pub(super) struct Admission {
+    /// Admit only clients whose certificate is bound to their UUID
+    #[arg(long)]
+    require_bound: bool,
+    /// The most sessions of one certificate [default: three quarters of all,
+    /// which is the most it may be]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    sessions_per_certificate: Option<u32>,
+}
+
+impl Admission {
+    pub(super) fn policy(&self) -> AdmissionPolicy {
+        let policy = AdmissionPolicy::default().require_bound_uuid(self.require_bound);
+        match self.sessions_per_certificate {
+            Some(sessions) => policy.sessions_per_certificate(sessions as usize),
+            None => policy,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -143,6 +168,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .handshake_timeout(args.handshake_timeout.into())
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
+        .admission(args.admission.policy())
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);
