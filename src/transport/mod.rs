@@ -63,8 +63,10 @@ mod unix;
 pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
+pub(crate) use self::capacity::Capacity;
+#[cfg(feature = "cluster")]
+pub(crate) use self::capacity::descriptors;
 pub use self::capacity::more_without_signal_stacks;
-pub(crate) use self::capacity::{Capacity, descriptors};
 pub use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};
 pub use self::duplex::{Duplex, PeerAddress};
@@ -74,6 +76,7 @@ pub use self::listener::{Listener, Waker};
 pub(crate) use self::newcomers::{Acceptance, Newcomer};
 pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
 pub(crate) use self::target::Target;
+#[cfg(feature = "cluster")]
 pub(crate) use self::tcp::connect_unless;
 pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp};
 pub use self::unix::connect_unix;
