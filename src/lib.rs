@@ -91,10 +91,13 @@
 #![deny(missing_docs)]
 
 pub mod cluster;
+mod log_limit;
 #[cfg(feature = "opflex")]
 pub mod opflex;
 pub mod payload;
 pub mod pki;
+#[doc(hidden)]
+pub mod printable;
 mod replace;
 mod role;
 mod ssntp;

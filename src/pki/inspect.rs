@@ -16,12 +16,13 @@ use x509_parser::x509::{SubjectPublicKeyInfo, X509Name};
 
 use super::{Fault, Host, eku, provider};
 use crate::Role;
+use crate::printable::printable;
 
 const UUID_SCHEME: &str = "urn:uuid:";
 
 /// The facts in one certificate, read and not judged: whether a trusted
 /// authority stands behind them is for [`Trust::verify`](super::Trust::verify)
-/// to say. Texts have their control characters escaped.
+/// to say. What does not show in their texts is escaped.
 ///
 /// Two certificates are the same when their [`der`](Self::der) bytes are;
 /// that is also what `==` compares.
@@ -266,10 +267,10 @@ impl Names {
         // The parser takes more forms than the 36 characters of RFC 9562.
         let uuid = match Uuid::try_parse(text) {
             Ok(uuid) if text.len() == 36 && !uuid.is_nil() => uuid,
-            _ => return Err(Fault::BadUuid(printable(uri))),
+            _ => return Err(Fault::BadUuid(printable(uri).into_owned())),
         };
         match self.uuid.replace(uuid) {
-            Some(before) if before != uuid => Err(Fault::BadUuid(printable(uri))),
+            Some(before) if before != uuid => Err(Fault::BadUuid(printable(uri).into_owned())),
             _ => Ok(()),
         }
     }
@@ -283,7 +284,9 @@ pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certi
             "{} bytes too many at its end",
             rest.len()
         ))),
-        Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
+        Err(error) => Err(Fault::BadCertificate(
+            printable(&error.to_string()).into_owned(),
+        )),
     }
 }
 
@@ -339,20 +342,7 @@ fn rfc3339(time: SystemTime) -> String {
 }
 
 fn distinguished_name(name: &X509Name<'_>) -> String {
-    printable(&name.to_string())
-}
-
-/// Certificates come from strangers and their texts go to terminals.
-fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
+    printable(&name.to_string()).into_owned()
 }
 
 /// In one piece: a server reads a certificate in each handshake, and many small
