@@ -164,7 +164,9 @@ mod tests {
     }
 
     fn admitted(limit: &mut LogLimit<u32>, peer: u32, now: Instant) -> Option<String> {
-        limit.admit(peer, "READY refused", now).map(|more| more.to_string())
+        limit
+            .admit(peer, "READY refused", now)
+            .map(|more| more.to_string())
     }
 
     #[test]
@@ -235,9 +237,17 @@ mod tests {
         for peer in 1..PEERS as u32 {
             assert!(admitted(&mut limit, peer, later).is_some());
         }
-        assert_eq!(admitted(&mut limit, 1000, later).as_deref(), Some(""), "a new one");
+        assert_eq!(
+            admitted(&mut limit, 1000, later).as_deref(),
+            Some(""),
+            "a new one"
+        );
         let said = admitted(&mut limit, 1001, later);
-        assert_eq!(said.as_deref(), Some(" (and 5 more like it since)"), "one of the others");
+        assert_eq!(
+            said.as_deref(),
+            Some(" (and 5 more like it since)"),
+            "one of the others"
+        );
     }
 
     #[test]

@@ -267,10 +267,10 @@ impl Names {
         // The parser takes more forms than the 36 characters of RFC 9562.
         let uuid = match Uuid::try_parse(text) {
             Ok(uuid) if text.len() == 36 && !uuid.is_nil() => uuid,
-            _ => return Err(Fault::BadUuid(printable(uri).into_owned())),
+            _ => return Err(Fault::BadUuid(printable(uri))),
         };
         match self.uuid.replace(uuid) {
-            Some(before) if before != uuid => Err(Fault::BadUuid(printable(uri).into_owned())),
+            Some(before) if before != uuid => Err(Fault::BadUuid(printable(uri))),
             _ => Ok(()),
         }
     }
@@ -284,9 +284,7 @@ pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certi
             "{} bytes too many at its end",
             rest.len()
         ))),
-        Err(error) => Err(Fault::BadCertificate(
-            printable(&error.to_string()).into_owned(),
-        )),
+        Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
     }
 }
 
@@ -342,7 +340,7 @@ fn rfc3339(time: SystemTime) -> String {
 }
 
 fn distinguished_name(name: &X509Name<'_>) -> String {
-    printable(&name.to_string()).into_owned()
+    printable(&name.to_string())
 }
 
 /// In one piece: a server reads a certificate in each handshake, and many small

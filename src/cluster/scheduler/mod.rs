@@ -314,7 +314,10 @@ impl Handler for Scheduler {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "held STARTs expire, and log lines are limited")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "held STARTs expire, and log lines are limited"
+)]
 fn now() -> Instant {
     Instant::now()
 }

@@ -19,12 +19,7 @@ use crate::server::{Context, SessionInfo};
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
 /// Forwards a controller's command, or answers it.
-pub(super) fn command(
-    cx: &mut Context<'_>,
-    log: &mut LogLimit<Uuid>,
-    from: &SessionInfo,
-    frame: &Frame,
-) {
+pub(super) fn command(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, from: &SessionInfo, frame: &Frame) {
     let to = match Command(frame.kind().operand) {
         Command::STOP => frame.payload().map(|p: Stop| (p.workload_agent_uuid, NODE)),
         Command::DELETE => frame.payload().map(|p: Delete| (p.workload_agent_uuid, NODE)),
@@ -52,12 +47,7 @@ pub(super) fn command(
 
 /// Forwards an agent's event. One for who is not connected is dropped: an
 /// event asks for nothing, and a CNCI that connects is told by RefreshCNCI.
-pub(super) fn event(
-    cx: &mut Context<'_>,
-    log: &mut LogLimit<Uuid>,
-    from: &SessionInfo,
-    frame: &Frame,
-) {
+pub(super) fn event(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, from: &SessionInfo, frame: &Frame) {
     let to = match Event(frame.kind().operand) {
         Event::TENANT_ADDED => frame.payload().map(|p: TenantAdded| cnci(p.concentrator_uuid)),
         Event::TENANT_REMOVED => frame.payload().map(|p: TenantRemoved| cnci(p.concentrator_uuid)),

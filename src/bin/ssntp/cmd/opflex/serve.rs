@@ -107,7 +107,7 @@ fn announce(server: &Server, as_json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
     let mut output = Output::new();
     if as_json {
-        output.line(json!({ "listening": addresses }))?;
+        output.json(json!({ "listening": addresses }))?;
     } else {
         output.line(format!("listening at {}", addresses.join(", ")))?;
     }
