@@ -85,7 +85,9 @@
 //!
 //! `ssntp::server`, `ssntp::client` and `ssntp::scheduler`, through the `log`
 //! crate, with UUID and role of the session in each line. Connections come and go at `info`,
-//! what an operator should see is `warn`.
+//! what an operator should see is `warn`. Of each kind of line that a peer can
+//! cause in the roles of a cluster and in OpFlex's core it gets five, then one
+//! a minute with the count of those left out; its texts are cut and escaped.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
