@@ -29,7 +29,7 @@
 //! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
 //! | `halves` | [`Receive`], [`Transmit`], and both in clear |
 //! | `tls` | both as TLS |
-//! | `newcomers` | accept threads, and workers for handshakes |
+//! | `newcomers` | accept threads, and a thread for each handshake |
 //! | `capacity` | how many links the system allows |
 //! | `codec` | [`Decode`]: what turns bytes into items |
 //! | `outbox` | the bounded queue of a writer |
@@ -71,6 +71,7 @@ pub use self::duplex::{Duplex, PeerAddress};
 pub use self::halves::{Halves, Receive, Received, Transmit, Tried, plain};
 pub use self::link::{EndReason, Link, LinkConfig, Sink};
 pub use self::listener::{Listener, Waker};
+pub use self::newcomers::default_max_handshakes;
 pub(crate) use self::newcomers::{Acceptance, Newcomer};
 pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
 pub(crate) use self::target::Target;
