@@ -31,6 +31,8 @@
 //! | `tls` | both as TLS |
 //! | `newcomers` | accept threads, and a thread for each handshake |
 //! | `capacity` | how many links the system allows |
+//! | `budget` | how much memory queues may hold |
+//! | `cgroup` | where a process's control groups are |
 //! | `codec` | [`Decode`]: what turns bytes into items |
 //! | `outbox` | the bounded queue of a writer |
 //! | `queue` | what waits in it |
@@ -39,9 +41,11 @@
 //! | `threads` | names, stack sizes |
 
 mod address;
+mod budget;
 mod buffers;
 mod cancel;
 mod capacity;
+mod cgroup;
 mod codec;
 mod deadline;
 mod duplex;
@@ -64,7 +68,7 @@ pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
 pub use self::capacity::more_without_signal_stacks;
-pub(crate) use self::capacity::{Capacity, descriptors};
+pub(crate) use self::capacity::{Room, descriptors};
 pub use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};
 pub use self::duplex::{Duplex, PeerAddress};

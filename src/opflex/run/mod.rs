@@ -60,12 +60,13 @@ mod serving;
 
 use std::time::Instant;
 
-pub use self::config::{CallError, DEFAULT_MAX_HANDSHAKES, ElementConfig, ServerConfig, StartError};
+pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;
 pub use self::server::{Server, ServerHandle};
 pub use self::serving::ServerContext;
+pub use crate::transport::default_max_handshakes;
 
 #[expect(
     clippy::disallowed_methods,

@@ -23,7 +23,7 @@ use crate::opflex::rpc::{self, Framing};
 use crate::opflex::server::{ServerCore, SessionInfo};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
-    Acceptance, Address, BufferPool, Capacity, Limits, LinkConfig, Listener, Newcomer, plain, threads,
+    Acceptance, Address, BufferPool, Limits, LinkConfig, Listener, Newcomer, Room, plain, threads,
 };
 
 /// The target of the log lines of this side.
@@ -50,13 +50,13 @@ pub struct Server {
 
 impl Server {
     /// Reads the kept policy, binds every address and starts the threads;
-    /// clients are accepted when this returns.
+    /// clients are accepted when this returns. Raises the process's soft limits
+    /// of open files and processes to its hard ones.
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
-        let max = Capacity::of_this_system(config.max_handshakes.max(1))
-            .admit(config.max_connections)
+        let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
         let core = core(&config)?;
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
@@ -123,7 +123,7 @@ impl Server {
             events,
             at_once,
             connections,
-            max,
+            max: room.sessions,
             next: AtomicU64::new(1),
             framing: config.framing,
             limits: config.limits,
@@ -132,7 +132,7 @@ impl Server {
             write_timeout: config.write_timeout,
         };
         let serve = Box::new(move |newcomer: &Newcomer| shared.serve(newcomer));
-        let acceptance = Acceptance::start(listeners, "opflex", LOG, config.max_handshakes.max(1), serve)
+        let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
         server.acceptance = Some(acceptance);
         Ok(server)

@@ -15,7 +15,7 @@ use crate::pki::{Identity, Trust};
 use crate::proto::DEFAULT_MAX_PAYLOAD;
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::TlsError;
-use crate::transport::{Address, Limits, TcpOptions};
+use crate::transport::{Address, Limits, TcpOptions, default_max_handshakes};
 
 /// What happens to a session whose queue is full. It concerns that session
 /// alone, and is counted and logged.
@@ -29,10 +29,6 @@ pub enum SlowConsumer {
     /// Waiting frames are dropped, oldest first, until it fits.
     DropOldest,
 }
-
-/// How many handshakes a server has under way at a time, where its
-/// configuration does not say.
-pub const DEFAULT_MAX_HANDSHAKES: usize = 512;
 
 /// Checks a CONFIGURE payload; the text says what is wrong with it.
 pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
@@ -110,7 +106,7 @@ impl ServerConfig {
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             max_sessions: None,
-            max_handshakes: DEFAULT_MAX_HANDSHAKES,
+            max_handshakes: default_max_handshakes(),
             handshake_timeout: Duration::from_secs(10),
             queue: Limits::default(),
             slow_consumer: SlowConsumer::default(),
@@ -230,7 +226,8 @@ impl ServerConfig {
 
     /// The most handshakes at a time, each on a thread of its own. When so
     /// many are under way, the one that has waited longest for its peer makes
-    /// room for a newcomer. Default: 512.
+    /// room for a newcomer. A system with tight limits gets fewer. Default:
+    /// [`default_max_handshakes`].
     #[must_use]
     pub fn max_handshakes(mut self, handshakes: usize) -> Self {
         self.max_handshakes = handshakes.max(1);
@@ -313,8 +310,8 @@ pub enum ServerError {
     Rules(RuleError),
     /// Identity and trust do not make a TLS configuration.
     Tls(TlsError),
-    /// The system does not allow so many sessions; the text names the
-    /// setting.
+    /// The system does not allow so many sessions, or none at all; the text
+    /// names the setting, its value, and what it needs.
     TooManySessions(String),
     /// A thread cannot be started.
     Thread(io::Error),

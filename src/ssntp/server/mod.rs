@@ -75,7 +75,7 @@ use std::thread::{JoinHandle, ThreadId};
 use log::info;
 use uuid::Uuid;
 
-pub use self::config::{ConfigurationCheck, DEFAULT_MAX_HANDSHAKES, ServerConfig, ServerError, SlowConsumer};
+pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::dispatcher::{Dispatcher, EVENTS, Event};
 use self::events::Events;
 pub use self::filter::{Filter, FilterAction};
@@ -86,7 +86,8 @@ pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
-use crate::transport::{Acceptance, Address, Capacity, Listener, threads};
+pub use crate::transport::default_max_handshakes;
+use crate::transport::{Acceptance, Address, Listener, Room, threads};
 
 /// A running server.
 ///
@@ -106,16 +107,17 @@ pub struct Server {
 impl Server {
     /// Binds every address and starts the threads; clients are accepted when
     /// this returns. Raises the process's soft limits of open files and
-    /// processes to its hard ones.
+    /// processes to its hard ones, since each session takes of both. Says at
+    /// warn, where no number is configured, how many sessions it admits if
+    /// these are few.
     ///
     /// # Errors
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
-        let capacity = Capacity::of_this_system(config.max_handshakes);
-        let max_sessions = capacity
-            .admit(config.max_sessions)
+        let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
+        let max_sessions = room.sessions;
         let shared = config::Shared::new(&config)?;
         let mut listeners = Vec::new();
         for address in std::mem::take(&mut config.listen) {
@@ -125,7 +127,7 @@ impl Server {
         let addresses = listeners.iter().filter_map(Listener::local_address).collect();
         listeners.extend(config.memory.drain(..).map(Listener::memory));
 
-        let (uuid, role, max_handshakes) = (config.uuid, config.role, config.max_handshakes);
+        let (uuid, role) = (config.uuid, config.role);
         let (events, queue) = events::channel(EVENTS);
         let dispatcher = Dispatcher::new(
             config,
@@ -151,10 +153,10 @@ impl Server {
         };
         // From here on, dropping `server` ends what runs already.
         server.acceptance =
-            Some(accept::start(listeners, shared, max_handshakes, events).map_err(ServerError::Thread)?);
+            Some(accept::start(listeners, shared, room.handshakes, events).map_err(ServerError::Thread)?);
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
-            capacity.limit
+            room.limit
         );
         Ok(server)
     }

@@ -6,11 +6,11 @@ use clap::{ValueEnum, value_parser};
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::pki::{Identity, Trust};
-use ssntp::server::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
+use ssntp::server::ServerConfig;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{announce, server_failure};
+use super::server::announce;
 use crate::failure::Failure;
 use crate::signal_stacks;
 use crate::signals::Stop;
@@ -44,8 +44,8 @@ pub(crate) struct Args {
     controllers: ControllersName,
     /// The most sessions at a time [default: what the system allows]
     ///
-    /// Where vm.max_map_count allows fewer, the program starts itself again
-    /// without signal stacks, which takes half of the memory maps; a stack
+    /// Where vm.max_map_count allows fewer than N, the program starts itself
+    /// again without signal stacks, which takes half of the memory maps; a stack
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
@@ -78,7 +78,7 @@ enum ControllersName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
+    signal_stacks::drop_where_needed(args.max_sessions);
     let stop = Stop::install()?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         server = server.listen(address);
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
-    let server = scheduler.start(server).map_err(server_failure)?;
+    let server = scheduler.start(server).map_err(Failure::new)?;
     announce(&server, args.json)?;
     stop.wait();
     server.stop();
