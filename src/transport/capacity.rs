@@ -15,6 +15,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread::available_parallelism;
 
 use log::{info, warn};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
@@ -41,6 +42,9 @@ struct Cost {
     /// that is at hand for each, files; libraries and heap arenas.
     fixed: u64,
     most_spare: u64,
+    /// What the allocator reserves as threads come, for as long as there is
+    /// enough for another arena.
+    reserved: u64,
 }
 
 const DESCRIPTORS: Cost = Cost {
@@ -48,6 +52,7 @@ const DESCRIPTORS: Cost = Cost {
     handshake: 1,
     fixed: 16,
     most_spare: 128,
+    reserved: 0,
 };
 
 const TASKS: Cost = Cost {
@@ -55,6 +60,7 @@ const TASKS: Cost = Cost {
     handshake: 1,
     fixed: 16,
     most_spare: 1000,
+    reserved: 0,
 };
 
 /// Of memory mappings, for threads that take so many each. No other process
@@ -65,6 +71,26 @@ const fn mappings(per_thread: u64) -> Cost {
         handshake: per_thread,
         fixed: 250,
         most_spare: 0,
+        reserved: 0,
+    }
+}
+
+/// An arena of the C library's allocator, in KiB of address space; it makes
+/// eight for each core.
+const ARENA: u64 = 64 * 1024;
+
+/// In KiB. Where it is used up, it is not a thread that fails but memory for
+/// something small, and the process aborts. A handshake has a stack of 2 MiB
+/// and a session two of 128 KiB, each with a signal stack and guard pages,
+/// and some memory beside.
+fn address_space() -> Cost {
+    let cores = available_parallelism().map_or(1, usize::from) as u64;
+    Cost {
+        session: 400,
+        handshake: 2304,
+        fixed: 16 * 1024,
+        most_spare: ARENA,
+        reserved: cores.saturating_mul(8 * ARENA),
     }
 }
 
@@ -83,6 +109,11 @@ impl Limit {
     fn room(&self, handshakes: usize) -> (usize, usize) {
         let taken = self.used.saturating_add(self.cost.fixed);
         let room = self.value.saturating_sub(taken);
+        let room = match self.cost.reserved {
+            0 => room,
+            // Where not all arenas fit, no more than what one would need is left.
+            reserved => room.saturating_sub(reserved).max(room.min(ARENA)),
+        };
         let room = room - (room / SPARE_SHARE).min(self.cost.most_spare);
         let most = room / HANDSHAKES_SHARE / self.cost.handshake;
         let handshakes = handshakes.min(usize::try_from(most).unwrap_or(usize::MAX)).max(1);
@@ -150,7 +181,10 @@ pub(crate) struct Room {
 ///
 /// It only asks: soft limits count as what `Server::start` raises them to.
 pub fn more_without_signal_stacks(sessions: usize, handshakes: usize) -> bool {
-    let capacity = Capacity::of_this_system(handshakes, |resource| getrlimit(resource).maximum);
+    let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+        Resource::As => getrlimit(resource).current,
+        _ => getrlimit(resource).maximum,
+    });
     capacity.is_enough_without_signal_stacks(sessions)
 }
 
@@ -164,7 +198,11 @@ impl Room {
     /// More are asked for than there is room for, or there is none for a
     /// single one: the text names the setting, its value, and what it needs.
     pub(crate) fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
-        let capacity = Capacity::of_this_system(handshakes, raise);
+        let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+            // Whoever has lowered it means it.
+            Resource::As => getrlimit(resource).current,
+            _ => raise(resource),
+        });
         let room = capacity.admit(asked)?;
         if let Some(why) = capacity.few(asked) {
             warn!(target: target, "{why}");
@@ -289,6 +327,12 @@ fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
             DESCRIPTORS,
         ),
         (
+            "the address space limit (ulimit -v)",
+            limit(Resource::As).map(|bytes| bytes / 1024),
+            address_space_in_use(),
+            address_space(),
+        ),
+        (
             "vm.max_map_count",
             number(&system.join("vm/max_map_count")),
             maps,
@@ -329,6 +373,14 @@ fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
         })
     })
     .collect()
+}
+
+/// In KiB.
+fn address_space_in_use() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    size.and_then(|size| size.trim().strip_suffix(" kB")?.parse().ok())
+        .unwrap_or(0)
 }
 
 fn lines(path: &str) -> u64 {
@@ -448,6 +500,13 @@ mod tests {
         ] {
             assert_eq!(limit(cost, value, 10).room(128), expected, "{value}");
         }
+        let scarce = Cost {
+            reserved: 16 * ARENA,
+            ..address_space()
+        };
+        assert_eq!(limit(scarce, 600_000, 10_000).room(128), (119, 6));
+        assert_eq!(limit(scarce, 20_000, 10_000).room(128).0, 0);
+        assert!(limit(scarce, 8 << 20, 10_000).room(128).0 > 10_000);
         assert!(limit(TASKS, 1_000, 900).room(128).0 < limit(TASKS, 1_000, 10).room(128).0);
     }
 

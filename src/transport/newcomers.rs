@@ -268,7 +268,6 @@ impl Handshakes {
             accepted: now(),
             progress: Mutex::default(),
             unwatched: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
             stream,
         }));
         state.taken.insert(id, newcomer.clone());
@@ -395,10 +394,6 @@ const READ: usize = 0;
 const WRITE: usize = 1;
 
 impl Progress {
-    fn begin(&mut self, direction: usize, now: Instant) {
-        self.since[direction] = Some(now);
-    }
-
     fn end(&mut self, direction: usize, now: Instant) {
         if let Some(since) = self.since[direction].take() {
             self.waited += now.saturating_duration_since(since);
@@ -427,8 +422,6 @@ struct Watched {
     /// Set with [`Fate::Admitted`]: a session's reads look here alone. To see
     /// it late does no harm, since the fate decides.
     unwatched: AtomicBool,
-    /// Set when the server stops.
-    stopping: AtomicBool,
     stream: Arc<dyn Duplex>,
 }
 
@@ -459,7 +452,6 @@ impl Watched {
         let mut progress = self.progress();
         if progress.fate == Fate::UnderWay {
             progress.fate = Fate::Stopping;
-            self.stopping.store(true, Ordering::Release);
             let _ = self.stream.shutdown(Shutdown::Read);
         }
     }
@@ -468,7 +460,7 @@ impl Watched {
         if self.unwatched.load(Ordering::Relaxed) {
             return wait();
         }
-        self.progress().begin(direction, now());
+        self.progress().since[direction] = Some(now());
         let result = wait();
         self.progress().end(direction, now());
         result
@@ -506,7 +498,7 @@ impl Newcomer {
 
     /// Whether the server stops, which ends the newcomer's input.
     pub(crate) fn is_stopping(&self) -> bool {
-        self.0.stopping.load(Ordering::Acquire)
+        self.0.progress().fate == Fate::Stopping
     }
 
     /// The handshake is over: from here on its reads may wait, and it is
@@ -708,19 +700,19 @@ mod tests {
         let too_long = |progress: &Progress, millis| progress.waited_too_long(at(millis), PATIENCE).is_some();
         let mut silent = Progress::default();
         assert!(!too_long(&silent, 3_600_000), "it computes");
-        silent.begin(READ, at(0));
+        silent.since[READ] = Some(at(0));
         assert!(!too_long(&silent, 249));
         assert!(too_long(&silent, 250));
 
         // A byte each 200 ms, and 800 ms of work of ours for it.
         let mut drips = Progress::default();
         for byte in 0..9 {
-            drips.begin(READ, at(byte * 1000));
+            drips.since[READ] = Some(at(byte * 1000));
             assert!(!too_long(&drips, byte * 1000 + 199));
             drips.end(READ, at(byte * 1000 + 200));
             assert!(!too_long(&drips, byte * 1000 + 999), "it computes");
         }
-        drips.begin(WRITE, at(9_000));
+        drips.since[WRITE] = Some(at(9_000));
         assert!(!too_long(&drips, 9_199));
         assert!(too_long(&drips, 9_200), "two seconds in sum");
 
@@ -744,15 +736,15 @@ mod tests {
         let (computes, _peer) = slot();
         let (answered, peer) = slot();
         peer.write(b"x").unwrap();
-        answered.newcomer.0.progress().begin(READ, now());
+        answered.newcomer.0.progress().since[READ] = Some(now());
         let (admitted, _peer) = slot();
-        admitted.newcomer.0.progress().begin(READ, now());
+        admitted.newcomer.0.progress().since[READ] = Some(now());
         assert!(admitted.newcomer.admitted());
         let all = [&computes, &answered, &admitted];
         assert_eq!(fates(&all), [Fate::UnderWay, Fate::UnderWay, Fate::Admitted]);
 
         // What it sends is no excuse for one that does not read.
-        answered.newcomer.0.progress().begin(WRITE, now());
+        answered.newcomer.0.progress().since[WRITE] = Some(now());
         assert_eq!(fates(&all), [Fate::UnderWay, Fate::Cut, Fate::Admitted]);
         assert!(!answered.newcomer.admitted());
     }
