@@ -1,5 +1,5 @@
-//! Newcomers: accepted on one thread for each listener, and brought in on one
-//! thread each, where a TLS handshake may take its time.
+//! Newcomers: accepted on one thread for each listener, and each brought in on
+//! a thread that it has for itself, where a TLS handshake may take its time.
 //!
 //! ```text
 //!  backlog ─▶ accept thread ─▶ takes a slot ─▶ handshake thread: serve(newcomer)
@@ -14,6 +14,13 @@
 //! never started. So there is no count that could drift from the truth. A
 //! thread that cannot be started costs that newcomer its connection, at once,
 //! and nobody else anything.
+//!
+//! A thread that has served waits a moment for another newcomer: the first
+//! handshake of a thread costs half as much again, mostly for what the
+//! cryptography sets up in each thread. It is idle from when it begins to wait
+//! until it stops, which both happen under the one lock, and it stops only
+//! where no slot is handed over. Slots are handed over, under that lock too,
+//! only to as many as are idle: so there is a thread for each of them.
 //!
 //! While all slots are taken, each listener has one newcomer at hand, and the
 //! others wait in the kernel's backlog.
@@ -53,6 +60,8 @@ const PATIENCE: Patience = Patience {
 /// How often an accept thread looks for a handshake that may be cut, while
 /// all slots are taken.
 const LOOK: Duration = Duration::from_millis(25);
+/// How long a thread that has served waits for another newcomer.
+const IDLE: Duration = Duration::from_secs(2);
 /// Pause of an accept thread after an error such as no more descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -178,9 +187,13 @@ struct Handshakes {
     serve: Box<Serve>,
     spawn: Box<Spawn>,
     patience: Patience,
+    /// How long a thread that has served waits for another newcomer.
+    idle: Duration,
     state: Mutex<State>,
     /// A slot was given back, or the state was closed.
     changed: Condvar,
+    /// A slot was handed over, or the state was closed.
+    handed_over: Condvar,
 }
 
 #[derive(Default)]
@@ -189,6 +202,9 @@ struct State {
     next: u64,
     /// One entry for each slot that is taken, put in and removed by [`Slot`].
     taken: HashMap<u64, Newcomer>,
+    /// Threads that wait for a slot, at least as many as there are in `handed`.
+    idle: usize,
+    handed: Vec<Slot>,
     refused: Minutely,
     cut: Minutely,
     failed_to_accept: Minutely,
@@ -218,8 +234,10 @@ impl Handshakes {
             serve,
             spawn,
             patience,
+            idle: IDLE,
             state: Mutex::default(),
             changed: Condvar::new(),
+            handed_over: Condvar::new(),
         }
     }
 
@@ -227,13 +245,21 @@ impl Handshakes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the thread that serves a newcomer, once there is a slot for it.
+    /// Gives a newcomer to a thread, once there is a slot for it; the thread
+    /// where it is a new one.
     fn begin(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<JoinHandle<()>> {
         let slot = self.take_slot(listener, stream)?;
+        let mut state = self.lock();
+        if state.idle > state.handed.len() {
+            state.handed.push(slot);
+            self.handed_over.notify_one();
+            return None;
+        }
+        drop(state);
         let peer = slot.newcomer.peer();
         // Where no thread is started, the slot is dropped with the closure,
         // and the socket with the slot.
-        match (self.spawn)(format!("{}-shake", self.name), Box::new(move || slot.serve())) {
+        match (self.spawn)(format!("{}-shake", self.name), Box::new(move || work(slot))) {
             Ok(thread) => Some(thread),
             Err(e) => {
                 if let Some(count) = self.lock().refused.say(now()) {
@@ -320,6 +346,30 @@ impl Handshakes {
         }
         drop(state);
         self.changed.notify_all();
+        self.handed_over.notify_all();
+    }
+
+    /// Waits for a slot that is handed over; none where none comes for a
+    /// while, or once this is closed.
+    fn next_slot(&self) -> Option<Slot> {
+        let mut state = self.lock();
+        state.idle += 1;
+        let nothing_to_do = |state: &mut State| state.handed.is_empty() && !state.closed;
+        let (mut state, _) = self
+            .handed_over
+            .wait_timeout_while(state, self.idle, nothing_to_do)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.idle -= 1;
+        state.handed.pop()
+    }
+}
+
+/// A handshake thread.
+fn work(first: Slot) {
+    let handshakes = Arc::clone(&first.handshakes);
+    first.serve();
+    while let Some(slot) = handshakes.next_slot() {
+        slot.serve();
     }
 }
 
@@ -576,7 +626,10 @@ mod tests {
     };
 
     fn handshakes(max: usize, serve: Box<Serve>, spawn: Box<Spawn>, patience: Patience) -> Handshakes {
-        Handshakes::new("test", "test", max, serve, spawn, patience)
+        Handshakes {
+            idle: LONG,
+            ..Handshakes::new("test", "test", max, serve, spawn, patience)
+        }
     }
 
     fn really() -> Box<Spawn> {
@@ -656,7 +709,7 @@ mod tests {
             }
         };
         let running = Running::start(handshakes(2, echo(), Box::new(spawn), ENDLESS));
-        // One that is under way when it begins, and stays so.
+        // One that is under way when it begins, and stays so: nobody is idle.
         left.store(0, Ordering::Relaxed);
         let before = running.connect();
         running.taken(1);
@@ -680,6 +733,33 @@ mod tests {
             assert_eq!(running.ask(b'p'), 0);
             assert_eq!(running.ask(b'x'), 1);
         }
+        running.taken(0);
+        running.stop();
+    }
+
+    #[test]
+    fn a_thread_that_has_served_serves_again_and_only_if_it_is_idle() {
+        let started = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&started);
+        let spawn = move |name: String, body: Body| {
+            counts.fetch_add(1, Ordering::Relaxed);
+            threads::spawn(name, body)
+        };
+        let running = Running::start(handshakes(3, echo(), Box::new(spawn), ENDLESS));
+        assert_eq!(running.ask(b'x'), 1);
+        while running.acceptance.handshakes.lock().idle == 0 {
+            std::thread::yield_now();
+        }
+        let first = running.connect();
+        running.taken(1);
+        assert_eq!(started.load(Ordering::Relaxed), 1);
+        let second = running.connect();
+        running.taken(2);
+        for client in [second, first] {
+            client.write(b"x").unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 1);
+        }
+        assert_eq!(started.load(Ordering::Relaxed), 2);
         running.taken(0);
         running.stop();
     }
