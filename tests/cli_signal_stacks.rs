@@ -184,7 +184,7 @@ fn asking_whether_it_is_needed_raises_no_limit() {
         current: Some(maximum.unwrap_or(1 << 20) - 1),
         maximum,
     };
-    setrlimit(Resource::Nofile, lower.clone()).unwrap();
+    setrlimit(Resource::Nofile, lower).unwrap();
     let _ = more_without_signal_stacks(usize::MAX, 1);
     assert_eq!(getrlimit(Resource::Nofile), lower);
 }
