@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 20
 ROLES := server scheduler controller agent netagent cnciagent
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check doc certs bench bench-peers examples small fuzz ci
+.PHONY: help run test simulate check doc certs bench bench-peers examples small fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,6 +16,9 @@ run: ## build and run the demo
 
 test: ## all tests
 	$(CARGO) test
+
+simulate: ## 100,000 seeds of the simulation, or SSNTP_SEEDS=n of them
+	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --release --lib server::simulation -- --nocapture
 
 check: ## format, lints, every feature alone
 	$(CARGO) fmt --check

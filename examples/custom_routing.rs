@@ -6,14 +6,11 @@
 
 use std::time::Duration;
 
-use ssntp::Role;
-use ssntp::client::{Client, ClientConfig};
 use ssntp::payload::Stop;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
-use ssntp::proto::{Command, Frame};
-use ssntp::server::{Context, Decision, Handler, Rules, Server, ServerConfig, SessionInfo};
+use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
 use ssntp::transport::memory::MemoryListener;
-use uuid::Uuid;
+use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig, Uuid};
 
 /// The agent that a STOP is for.
 fn target(frame: &Frame) -> Option<Uuid> {

@@ -9,12 +9,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ssntp::client::{Client, ClientConfig, Event, Offline};
+use ssntp::client::{Event, Offline};
 use ssntp::cluster::machine::Facts;
 use ssntp::payload::NodeStatus;
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::Command;
 use ssntp::transport::Limits;
+use ssntp::{Client, ClientConfig, Command};
 
 /// How long this tool works, and how often it reports.
 const WORK: Duration = Duration::from_secs(2);

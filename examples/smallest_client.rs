@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use ssntp::client::{Client, ClientConfig};
 use ssntp::payload::Stats;
 use ssntp::pki::{Identity, Trust};
+use ssntp::{Client, ClientConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

@@ -6,10 +6,9 @@
 //! cargo run --example smallest_server -- certs/ca.pem certs/server.pem localhost:8888
 //! ```
 
-use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{Command, Frame};
-use ssntp::server::{Context, DisconnectReason, Handler, Rules, Server, ServerConfig, SessionInfo};
+use ssntp::server::{Context, DisconnectReason, Handler, Rules, SessionInfo};
+use ssntp::{Command, Frame, Role, Server, ServerConfig};
 
 struct Print;
 

@@ -8,10 +8,9 @@
 //! ```
 //! # #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))] {
 //! use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
-//! use ssntp::proto::{Command, Frame};
-//! use ssntp::server::{Rules, Server, ServerConfig};
+//! use ssntp::server::Rules;
 //! use ssntp::transport::memory::MemoryListener;
-//! use ssntp::{Client, ClientConfig, Role};
+//! use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig};
 //!
 //! let authority = Authority::new(&AuthorityRequest::default())?;
 //! let identity = |role| authority.issue(&CertificateRequest::new(role)).map(|i| i.identity());
@@ -45,13 +44,22 @@
 //! | [`transport`] | byte streams, TLS split by direction, two threads a connection |
 //! | [`server`] | accepts, proves roles, filters, routes, tells an application |
 //! | [`client`] | connects, reconnects, sends and receives |
-//! | [`cluster`] | the entities of a small cloud on top |
+#![cfg_attr(
+    feature = "cluster",
+    doc = "| [`cluster`] | the entities of a small cloud on top |"
+)]
 #![cfg_attr(
     feature = "opflex",
     doc = "| [`opflex`] | the OpFlex control protocol, beside SSNTP on the same transport |"
 )]
 //!
 //! Who may use whom goes one way only; see `docs/architecture.md`.
+//!
+//! What nearly every program names is at the root, with the foreign types that
+//! appear in signatures: [`Uuid`], [`Bytes`], [`Receiver`], and their crates with
+//! [`rustls`] for the rest. [`Event`] is the protocol's EVENT, beside
+//! [`Command`], [`Status`] and [`ErrorCode`]; what a client tells its program is
+//! [`client::Event`].
 //!
 //! # Out of scope
 //!
@@ -65,6 +73,7 @@
 //! |---|---|---|
 //! | `aws-lc-rs` | yes | cryptography by aws-lc-rs |
 //! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
+//! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
 //! | `cli` | yes | the `ssntp` program |
@@ -85,16 +94,23 @@
 //!
 //! `ssntp::server`, `ssntp::client` and `ssntp::scheduler`, through the `log`
 //! crate, with UUID and role of the session in each line. Connections come and go at `info`,
-//! what an operator should see is `warn`.
+//! what an operator should see is `warn`. Of each kind of line that a peer can
+//! cause in the roles of a cluster and in OpFlex's core it gets five, then one
+//! a minute with the count of those left out; its texts are cut and escaped.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(feature = "cluster")]
 pub mod cluster;
+mod log_limit;
 #[cfg(feature = "opflex")]
 pub mod opflex;
 pub mod payload;
 pub mod pki;
+#[doc(hidden)]
+pub mod printable;
+#[cfg(any(feature = "cluster", feature = "opflex"))]
 mod replace;
 mod role;
 mod ssntp;
@@ -102,7 +118,17 @@ pub mod transport;
 
 pub use role::{ParseRoleError, Role};
 pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
-pub use ssntp::{proto, server};
+pub use ssntp::proto::{self, Command, ErrorCode, Event, Frame, Status};
+pub use ssntp::server::{self, Server, ServerConfig};
+
+// Types of other crates that appear in signatures here, so that whoever uses
+// them need not find out the version.
+pub use bytes::{self, Bytes};
+pub use crossbeam_channel::{self, Receiver};
+pub use rustls;
+#[cfg(feature = "opflex")]
+pub use serde_json;
+pub use uuid::{self, Uuid};
 
 /// Compiles what README.md shows.
 #[cfg(doctest)]

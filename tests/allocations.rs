@@ -22,8 +22,9 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 use ssntp::proto::{ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame};
 use ssntp::server::{Rules, Server, ServerConfig};
+use ssntp::transport::raw::{BufferPool, Halves, Outgoing, connect_tcp};
 use ssntp::transport::tls::Connector;
-use ssntp::transport::{Address, BufferPool, Halves, Outgoing, TcpOptions, connect_tcp};
+use ssntp::transport::{Address, TcpOptions};
 use uuid::Uuid;
 
 const LIMIT: Duration = Duration::from_secs(30);

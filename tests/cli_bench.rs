@@ -28,12 +28,16 @@ fn cases_are_named_and_chosen_by_name_or_by_group() {
     for name in [
         "floor/256",
         "throughput/8-1/4096",
+        "throughput/1-1000/256",
+        "throughput/1000-1/256",
         "latency/half",
         "handshakes/full",
         "memory/500",
     ] {
         assert!(all.lines().any(|line| line == name), "{name} in {all}");
     }
+    let compared = bench(&["--list", "--peers=nats-server", "--only", "throughput/100-1"]);
+    assert_eq!(compared.stdout, b"throughput/100-1/256\n");
     let some = bench(&["--list", "--only", "latency,memory", "--sessions", "7"]);
     assert_eq!(some.stdout, b"latency/1000\nlatency/half\nmemory/7\n");
 }
@@ -55,6 +59,57 @@ fn a_comparison_without_peers_fails_and_names_them() {
     assert_eq!(output.status.code(), Some(1));
     let why = String::from_utf8(output.stderr).unwrap();
     assert!(why.contains("nats-server") && why.contains("mosquitto"), "{why}");
+    let output = bench(&["--peers=mosquitto"]);
+    assert_eq!(output.status.code(), Some(1));
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert!(!why.contains("nats-server") && why.contains("mosquitto"), "{why}");
+}
+
+fn objects(arguments: &[&str]) -> Vec<Value> {
+    let output = bench(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_crowd_that_sends_is_measured_with_a_bystander_and_one_that_receives_is_not() {
+    let cases = "throughput/1-100,throughput/100-1";
+    let found = objects(&["--json", "--seconds", "0.05", "--only", cases]);
+    assert_eq!(found.len(), 2);
+    for object in &found {
+        for key in ["frames_per_second", "frames_lost", "receivers_cut", "senders_cut"] {
+            assert!(object[key].is_number(), "{key} in {object}");
+        }
+    }
+    assert_eq!(found[0]["case"], "throughput/1-100/256");
+    assert!(found[0]["bystander_lost"].is_null(), "{}", found[0]);
+    assert_eq!(found[1]["case"], "throughput/100-1/256");
+    for key in ["bystander_lost", "bystander_p50_us", "bystander_p99_us"] {
+        assert!(found[1][key].is_number(), "{key} in {}", found[1]);
+    }
+}
+
+#[test]
+fn latency_at_half_is_measured_at_one_rate_for_all_systems() {
+    let program = env!("CARGO_BIN_EXE_ssntp");
+    let case = ["--json", "--seconds", "0.05", "--only", "latency/half"];
+    let found = objects(&[&case[..], &["--earlier", program]].concat());
+    let systems: Vec<_> = found.iter().map(|object| &object["system"]).collect();
+    assert_eq!(systems, ["ssntp", "earlier"]);
+    let [own, other] = [0, 1].map(|n| found[n]["aimed_at_per_second"].as_f64().unwrap());
+    assert!(own > 0.0 && own == other, "{own} and {other}");
+}
+
+#[test]
+fn another_program_can_be_measured_in_the_place_of_this_one() {
+    let output = bench(&["--only", "handshakes/full", "--server-program", "/nowhere/ssntp"]);
+    assert_eq!(output.status.code(), Some(1));
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert!(why.contains("cannot start the server"), "{why}");
 }
 
 #[test]

@@ -99,3 +99,31 @@ fn a_bad_frame_is_told_in_one_line() {
         assert_eq!(errors.lines().count(), 1);
     }
 }
+
+#[test]
+fn nothing_in_a_payload_hides() {
+    let hidden = "a\u{202e}b\u{2066}c\u{200f}d\u{9b}e\u{200b}f\u{7f}g\n";
+    let input = Frame::with_payload(Status::READY, hidden).encode().to_vec();
+    let text = String::from_utf8(decode(&[], &input).stdout).unwrap();
+    let shown = r"a\u{202e}b\u{2066}c\u{200f}d\u{9b}e\u{200b}f\u{7f}g";
+    assert!(text.contains(shown), "{text}");
+    let json = String::from_utf8(decode(&["--json"], &input).stdout).unwrap();
+    assert!(
+        json.contains(r"a\u202eb\u2066c\u200fd\u009be\u200bf\u007fg\n"),
+        "{json}"
+    );
+    let value: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(value["fields"]["payload"]["value"], hidden);
+}
+
+#[test]
+fn a_device_named_by_mistake_is_given_up() {
+    let output = decode(&["/dev/zero"], b"");
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.starts_with("ssntp: /dev/zero: offset 0x4: no role is advertised (and 999 more;"));
+    assert!(
+        errors.ends_with("nothing is read from offset 0x4e20 on)\n"),
+        "{errors}"
+    );
+}

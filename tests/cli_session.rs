@@ -223,6 +223,29 @@ fn a_server_prints_one_line_and_ends_at_a_signal() {
 }
 
 #[test]
+fn a_server_that_requires_bound_certificates_takes_those_that_are_bound_to_a_uuid() {
+    let place = Place::new();
+    let uuid = uuid::Uuid::new_v4();
+    place.succeed(&format!(
+        "cert issue --dir . --role agent --name bound --uuid {uuid}"
+    ));
+    let (server, at) = place.server("--require-bound --sessions-per-certificate 1");
+    let line = place.send(&at, "", b"").fail(1);
+    assert!(line.contains("ConnectionAborted"), "{line}");
+    // The certificate alone says which UUID it is.
+    let send = "--type COMMAND --operand STATS";
+    place.succeed(&format!("send {} {send}", connect(&at, "bound")));
+    let other = format!(
+        "send {} {send} --uuid {}",
+        connect(&at, "bound"),
+        uuid::Uuid::new_v4()
+    );
+    place.fail(&other, 1);
+    server.signal(Signal::TERM);
+    server.succeed();
+}
+
+#[test]
 fn what_is_sent_is_printed_as_often_as_asked_for() {
     let place = Place::new();
     let (server, at) = place.server("");
@@ -331,6 +354,7 @@ fn wrong_usage_ends_with_2() {
         "--forward CONNECT=agent",
         "--filter none",
         "--max-sessions 0",
+        "--sessions-per-certificate 0",
         "--handshake-timeout -1",
         "--slow-consumer wait",
     ] {

@@ -1,5 +1,5 @@
 //! The program starts itself again without signal stacks where memory maps
-//! would be too few with them.
+//! would be too few with them for the sessions that are asked for.
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 #![allow(
     clippy::unwrap_used,
@@ -13,12 +13,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp::server::DEFAULT_MAX_HANDSHAKES;
-use ssntp::transport::more_without_signal_stacks;
+use ssntp::transport::{default_max_handshakes, more_without_signal_stacks};
 use tempfile::TempDir;
 
 /// The bits of SIGBUS and SIGSEGV in a mask of signals.
@@ -101,7 +100,7 @@ fn number_that_needs_it() -> Option<usize> {
     let maps = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     // Between a fourth of them and an eighth.
     let sessions = maps.trim().parse::<usize>().unwrap() / 6;
-    let needs = more_without_signal_stacks(Some(sessions), DEFAULT_MAX_HANDSHAKES);
+    let needs = more_without_signal_stacks(sessions, default_max_handshakes());
     if !needs {
         println!("not on this system: vm.max_map_count is not its tightest limit");
     }
@@ -160,21 +159,34 @@ fn many_sessions_start_it_again_once_and_otherwise_the_same() {
 }
 
 #[test]
-fn without_a_number_it_is_done_where_it_makes_room() {
+fn without_a_number_the_process_stays_as_it_is() {
     let own = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = mask(&own, "SigIgn:") & BOTH == BOTH;
     let place = place();
-    for (line, handshakes) in [
-        (SERVER, DEFAULT_MAX_HANDSHAKES),
-        (SCHEDULER, DEFAULT_MAX_HANDSHAKES),
+    for line in [
+        SERVER,
+        SCHEDULER,
         #[cfg(feature = "opflex")]
-        ("opflex serve", ssntp::opflex::run::DEFAULT_MAX_HANDSHAKES),
+        "opflex serve",
     ] {
         let server = Running::start(place.path(), line);
-        let more = more_without_signal_stacks(None, handshakes);
-        assert_eq!(server.ignores(), more || ignored, "{line}");
+        assert_eq!(server.ignores(), ignored, "{line}");
+        assert!(!server.proc("environ").contains("SSNTP_STARTED_AGAIN"));
         assert!(server.end().success());
     }
+}
+
+#[test]
+fn asking_whether_it_is_needed_raises_no_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // Below the hard limit, which a server would raise it to.
+    let lower = Rlimit {
+        current: Some(maximum.unwrap_or(1 << 20) - 1),
+        maximum,
+    };
+    setrlimit(Resource::Nofile, lower).unwrap();
+    let _ = more_without_signal_stacks(usize::MAX, 1);
+    assert_eq!(getrlimit(Resource::Nofile), lower);
 }
 
 #[test]

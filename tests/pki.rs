@@ -7,14 +7,18 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
-use rustls::pki_types::CertificateDer;
 use ssntp::Role;
 use ssntp::pki::{
-    Authority, AuthorityRequest, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Host,
-    Identity, Issued, KeyKind, Trust, load_certificates, roles_of,
+    Authority, AuthorityRequest, BadRequest, CertificateDer, CertificateInfo, CertificateRequest, Error,
+    Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates, roles_of,
 };
+use ssntp::transport::memory;
+use ssntp::transport::raw::BufferPool;
+use ssntp::transport::tls::{Acceptor, Connector, Secured, TlsError};
 use uuid::Uuid;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -43,6 +47,11 @@ fn fault<T: std::fmt::Debug>(result: Result<T, Error>) -> Fault {
         Error::Content { fault, .. } => fault,
         other => panic!("{other}"),
     }
+}
+
+fn private_key(issued: &Issued) -> PrivateKeyDer<'static> {
+    let key = rustls_pemfile::private_key(&mut issued.key_pem().as_bytes());
+    key.unwrap().unwrap()
 }
 
 fn mode(path: &Path) -> u32 {
@@ -143,7 +152,7 @@ fn keys_of_every_kind_issue_and_are_issued() {
         assert_eq!(kind.to_string().parse(), Ok(kind));
         if kind == KeyKind::Ed25519 {
             // The first version of PKCS#8, which every OpenSSL reads.
-            assert_eq!(identity.key().secret_der().len(), 48);
+            assert_eq!(private_key(&issued).secret_der().len(), 48);
         }
     }
 }
@@ -572,4 +581,339 @@ fn everything_may_cross_threads() {
     crosses::<Trust>();
     crosses::<CertificateInfo>();
     crosses::<Error>();
+}
+
+#[test]
+fn identity_and_trust_come_from_der_as_from_pem() {
+    let (authority, issued) = issue(Role::AGENT);
+    let chain = issued.identity().chain().to_vec();
+    let identity = Identity::from_der(chain.clone(), private_key(&issued)).unwrap();
+    assert_eq!(identity.info(), issued.info());
+    let root = authority.info().der.clone();
+    let trust = Trust::from_der(&[root]).unwrap();
+    trust.verify(identity.chain()).unwrap();
+
+    let other = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+    let mixed = Identity::from_der(chain, private_key(&other));
+    assert_eq!(fault(mixed), Fault::KeyMismatch);
+    let expired = CertificateRequest::new(Role::AGENT)
+        .valid_from(now(&authority) - 9 * DAY)
+        .days(1);
+    let expired = authority.issue(&expired).unwrap();
+    let loaded = Identity::from_der(expired.identity().chain().to_vec(), private_key(&expired));
+    assert!(matches!(fault(loaded), Fault::Expired { .. }));
+}
+
+#[test]
+fn der_of_the_wrong_kind_is_named() {
+    let (authority, issued) = issue(Role::AGENT);
+    let chain = issued.identity().chain().to_vec();
+    let key = private_key(&issued);
+    let as_certificate = |bytes: &[u8]| CertificateDer::from(bytes.to_vec());
+    let pem = as_certificate(issued.certificate_pem().as_bytes());
+    let error = Identity::from_der(vec![pem.clone()], key.clone_key()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the certificates: not DER but PEM: there is a -----BEGIN line"
+    );
+    let none = Identity::from_der(Vec::new(), key.clone_key());
+    assert_eq!(fault(none), Fault::NoCertificate);
+    let swapped = Identity::from_der(vec![as_certificate(key.secret_der())], key);
+    assert!(matches!(fault(swapped), Fault::BadCertificate(_)));
+
+    let as_key = |bytes: &[u8]| PrivateKeyDer::Pkcs8(bytes.to_vec().into());
+    let pem_key = Identity::from_der(chain.clone(), as_key(issued.key_pem().as_bytes()));
+    assert_eq!(
+        pem_key.unwrap_err().to_string(),
+        "the private key: not DER but PEM: there is a -----BEGIN line"
+    );
+    let swapped = Identity::from_der(chain.clone(), as_key(&chain[0]));
+    assert!(matches!(fault(swapped), Fault::UnusableKey(_)));
+
+    assert_eq!(fault(Trust::from_der(&[])), Fault::NoCertificate);
+    let pem = as_certificate(authority.certificate_pem().as_bytes());
+    assert_eq!(fault(Trust::from_der(&[pem])), Fault::NotDer);
+    let subject = issued.info().subject.clone();
+    assert_eq!(fault(Trust::from_der(&chain)), Fault::NotAuthority { subject });
+}
+
+/// A handshake as the server and as the client see it.
+fn handshake(
+    trust: &Trust,
+    server: &Identity,
+    client: &Identity,
+) -> (Result<Secured, TlsError>, Result<Secured, TlsError>) {
+    let acceptor = Acceptor::mutual(server, trust).unwrap();
+    let connector = Connector::mutual(client, trust).unwrap();
+    let (here, there) = memory::pair();
+    #[expect(clippy::disallowed_methods, reason = "a time limit")]
+    let deadline = Instant::now() + Duration::from_secs(20);
+    #[expect(clippy::disallowed_methods, reason = "the other end")]
+    let connecting =
+        thread::spawn(move || connector.connect(Arc::new(there), "localhost", &BufferPool::new(), deadline));
+    let accepted = acceptor.accept(Arc::new(here), &BufferPool::new(), deadline);
+    (accepted, connecting.join().unwrap())
+}
+
+mod held_elsewhere {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use ssntp::pki::SigningKey;
+    use ssntp::rustls::pki_types::SubjectPublicKeyInfoDer;
+    use ssntp::rustls::sign::Signer;
+    use ssntp::rustls::{Error as TlsFault, SignatureAlgorithm, SignatureScheme};
+
+    use super::*;
+
+    /// Counts its signatures.
+    #[derive(Debug)]
+    struct Module {
+        key: Arc<dyn SigningKey>,
+        tells: bool,
+        signatures: Arc<AtomicUsize>,
+    }
+
+    #[derive(Debug)]
+    struct Session {
+        signer: Box<dyn Signer>,
+        signatures: Arc<AtomicUsize>,
+    }
+
+    impl Module {
+        fn of(issued: &Issued, tells: bool) -> Arc<Self> {
+            let provider = ssntp::pki::provider().unwrap();
+            let key = provider.key_provider.load_private_key(private_key(issued));
+            Arc::new(Self {
+                key: key.unwrap(),
+                tells,
+                signatures: Arc::default(),
+            })
+        }
+
+        fn signatures(&self) -> usize {
+            self.signatures.load(Ordering::SeqCst)
+        }
+    }
+
+    impl SigningKey for Module {
+        fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+            Some(Box::new(Session {
+                signer: self.key.choose_scheme(offered)?,
+                signatures: Arc::clone(&self.signatures),
+            }))
+        }
+
+        fn public_key(&self) -> Option<SubjectPublicKeyInfoDer<'_>> {
+            self.key.public_key().filter(|_| self.tells)
+        }
+
+        fn algorithm(&self) -> SignatureAlgorithm {
+            self.key.algorithm()
+        }
+    }
+
+    impl Signer for Session {
+        fn sign(&self, message: &[u8]) -> Result<Vec<u8>, TlsFault> {
+            self.signatures.fetch_add(1, Ordering::SeqCst);
+            self.signer.sign(message)
+        }
+
+        fn scheme(&self) -> SignatureScheme {
+            self.signer.scheme()
+        }
+    }
+
+    fn chain(issued: &Issued) -> Vec<CertificateDer<'static>> {
+        issued.identity().chain().to_vec()
+    }
+
+    #[test]
+    fn a_signer_signs_once_for_each_handshake_of_either_side() {
+        let (authority, server) = issue(Role::SERVER);
+        let agent = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+        let (of_server, of_agent) = (Module::of(&server, true), Module::of(&agent, false));
+        let server = Identity::with_signer(chain(&server), of_server.clone()).unwrap();
+        let client = Identity::with_signer(chain(&agent), of_agent.clone()).unwrap();
+        for round in 1..=2 {
+            let (accepted, connected) = handshake(&authority.trust(), &server, &client);
+            assert_eq!(accepted.unwrap().peer, client.chain());
+            assert_eq!(connected.unwrap().peer, server.chain());
+            assert_eq!((of_server.signatures(), of_agent.signatures()), (round, round));
+        }
+    }
+
+    #[test]
+    fn a_signer_of_another_certificate_is_refused_here_or_by_the_peer() {
+        let (authority, server) = issue(Role::SERVER);
+        let agent = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+        let other = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+        let told = Identity::with_signer(chain(&agent), Module::of(&other, true));
+        assert_eq!(fault(told), Fault::KeyMismatch);
+        let untold = Identity::with_signer(chain(&agent), Module::of(&other, false)).unwrap();
+        let (accepted, _) = handshake(&authority.trust(), &server.identity(), &untold);
+        assert!(matches!(accepted, Err(TlsError::Tls(_))), "{accepted:?}");
+    }
+
+    #[test]
+    fn who_is_shown_by_a_signer_needs_a_role_and_a_certificate() {
+        let (_, nobody) = issue(Role::NONE);
+        let signer = Module::of(&nobody, true);
+        let without_role = Identity::with_signer(chain(&nobody), signer.clone());
+        assert_eq!(fault(without_role), Fault::NoRole);
+        let without_certificate = Identity::with_signer(Vec::new(), signer);
+        assert_eq!(fault(without_certificate), Fault::NoCertificate);
+    }
+}
+
+mod limits {
+    use rcgen::ExtendedKeyUsagePurpose as Usage;
+    use rcgen::{
+        BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+        KeyUsagePurpose,
+    };
+
+    use super::*;
+
+    struct Issuing {
+        der: CertificateDer<'static>,
+        issuer: Issuer<'static, KeyPair>,
+    }
+
+    /// The two usages that TLS asks for, and those of roles by their last arcs.
+    fn usages(arcs: &[u64]) -> Vec<Usage> {
+        let role = |arc: &u64| Usage::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, *arc]);
+        let tls = [Usage::ServerAuth, Usage::ClientAuth];
+        tls.into_iter().chain(arcs.iter().map(role)).collect()
+    }
+
+    fn named(name: &str, usages: Vec<Usage>) -> CertificateParams {
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = usages;
+        params
+    }
+
+    fn issuing(name: &str, above: Option<&Issuing>, length: Option<u8>, usages: Vec<Usage>) -> Issuing {
+        let key = KeyPair::generate().unwrap();
+        let mut params = named(name, usages);
+        params.is_ca = IsCa::Ca(length.map_or(BasicConstraints::Unconstrained, |length| {
+            BasicConstraints::Constrained(length)
+        }));
+        let certificate = match above {
+            Some(above) => params.signed_by(&key, &above.issuer),
+            None => params.self_signed(&key),
+        };
+        Issuing {
+            der: certificate.unwrap().der().clone(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn issued(
+        above: &Issuing,
+        arcs: &[u64],
+        key_usage: Option<KeyUsagePurpose>,
+    ) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = named("peer", usages(arcs));
+        params.key_usages = key_usage.into_iter().collect();
+        let certificate = params.signed_by(&key, &above.issuer).unwrap();
+        (
+            certificate.der().clone(),
+            PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+        )
+    }
+
+    fn trust(root: &Issuing) -> Trust {
+        Trust::from_der(std::slice::from_ref(&root.der)).unwrap()
+    }
+
+    #[test]
+    fn the_path_length_of_a_trusted_authority_counts() {
+        for (length, allowed) in [(None, 2), (Some(0), 0), (Some(1), 1), (Some(2), 2)] {
+            let root = issuing("root", None, length, Vec::new());
+            let one = issuing("one", Some(&root), None, Vec::new());
+            let two = issuing("two", Some(&one), None, Vec::new());
+            let trust = trust(&root);
+            for (between, above) in [&root, &one, &two].into_iter().enumerate() {
+                let mut chain = vec![issued(above, &[1], None).0];
+                chain.extend(
+                    [&two, &one]
+                        .into_iter()
+                        .map(|ca| ca.der.clone())
+                        .skip(2 - between),
+                );
+                // Some show the trusted one as well.
+                for _ in 0..2 {
+                    let expected = match between <= allowed {
+                        true => Ok(()),
+                        false => Err(Fault::PathTooLong),
+                    };
+                    assert_eq!(trust.verify(&chain).map(drop), expected, "{length:?} {between}");
+                    chain.push(root.der.clone());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_issuer_gives_only_roles_that_its_own_usage_has() {
+        let root = issuing("root", None, None, Vec::new());
+        let verify = |usages, arcs: &[u64]| {
+            let between = issuing("between", Some(&root), None, usages);
+            let chain = [issued(&between, arcs, None).0, between.der.clone()];
+            trust(&root).verify(&chain).map(drop)
+        };
+        let refused = Err(Fault::RoleNotIssuers {
+            issuer: "CN=between".to_owned(),
+        });
+        assert_eq!(verify(Vec::new(), &[1, 3]), Ok(()));
+        assert_eq!(verify(usages(&[1]), &[1]), Ok(()));
+        assert_eq!(verify(usages(&[1]), &[3]), refused);
+        assert_eq!(verify(usages(&[1]), &[1, 3]), refused);
+        assert_eq!(verify(usages(&[]), &[1]), refused);
+        let any = [usages(&[]), vec![Usage::Any]].concat();
+        assert_eq!(verify(any, &[1, 3]), Ok(()));
+    }
+
+    #[test]
+    fn a_key_that_may_not_sign_is_refused() {
+        let root = issuing("root", None, None, Vec::new());
+        for (usage, expected) in [
+            (None, Ok(())),
+            (Some(KeyUsagePurpose::DigitalSignature), Ok(())),
+            (
+                Some(KeyUsagePurpose::KeyEncipherment),
+                Err(Fault::NotForSignatures),
+            ),
+        ] {
+            let chain = [issued(&root, &[1], usage).0];
+            assert_eq!(trust(&root).verify(&chain).map(drop), expected, "{usage:?}");
+        }
+    }
+
+    #[test]
+    fn both_sides_of_a_handshake_hold_the_other_to_its_limits() {
+        let root = issuing("root", None, Some(0), Vec::new());
+        let between = issuing("between", Some(&root), None, Vec::new());
+        let trust = trust(&root);
+        let direct = |arc| {
+            let (certificate, key) = issued(&root, &[arc], None);
+            Identity::from_der(vec![certificate], key).unwrap()
+        };
+        let beyond = |arc| {
+            let (certificate, key) = issued(&between, &[arc], None);
+            Identity::from_der(vec![certificate, between.der.clone()], key).unwrap()
+        };
+        const AGENT: u64 = 1;
+        const SERVER: u64 = 5;
+        let (accepted, connected) = handshake(&trust, &direct(SERVER), &direct(AGENT));
+        assert!(accepted.is_ok() && connected.is_ok());
+        let why = "more authorities in between than the trusted one allows";
+        let (accepted, _) = handshake(&trust, &direct(SERVER), &beyond(AGENT));
+        assert!(accepted.unwrap_err().to_string().contains(why));
+        let (_, connected) = handshake(&trust, &beyond(SERVER), &direct(AGENT));
+        assert!(connected.unwrap_err().to_string().contains(why));
+    }
 }

@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::payload::{Stop, StopFailure, StopFailureReason};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
 use ssntp::server::{
-    Context, Decision, DisconnectReason, Filter, FilterAction, Handler, HeldFrame, RuleError, Rules,
-    SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
+    AdmissionPolicy, Context, Decision, DisconnectReason, Filter, FilterAction, Handler, HeldFrame,
+    RuleError, Rules, SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Limits;
+use ssntp::transport::memory::MemoryListener;
 use support::*;
 use uuid::Uuid;
 
@@ -313,23 +315,134 @@ fn a_certificate_bound_to_another_uuid_is_aborted() {
     server.connect_as(&certificate, Role::AGENT, bound);
 }
 
+/// What a client with this certificate is told that asks for this UUID.
+fn refused(server: &TestServer, identity: &Identity, uuid: Uuid) -> Option<FrameKind> {
+    let mut peer = server.dial(identity);
+    peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
+    peer.refusal()
+}
+
+const ABORTED: Option<FrameKind> = Some(FrameKind {
+    frame_type: FrameType::ERROR,
+    operand: ErrorCode::CONNECTION_ABORTED.0,
+});
+const FAILED: Option<FrameKind> = Some(FrameKind {
+    frame_type: FrameType::ERROR,
+    operand: ErrorCode::CONNECTION_FAILURE.0,
+});
+
 #[test]
-fn the_same_certificate_takes_a_session_over_and_another_is_aborted() {
+fn the_same_certificate_takes_a_session_over_and_another_may_try_again() {
     let (handler, told) = notes();
     let server = TestServer::start(handler, stats_to_controllers);
     let mut controller = server.connect(Role::CONTROLLER);
     let certificate = identity(Role::AGENT);
     let uuid = Uuid::new_v4();
     let mut old = server.connect_as(&certificate, Role::AGENT, uuid);
-    let mut other = server.dial(&identity(Role::AGENT));
-    other.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
-    assert_eq!(other.refusal(), Some(ErrorCode::CONNECTION_ABORTED.into()));
+    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), FAILED);
     let mut new = server.connect_as(&certificate, Role::AGENT, uuid);
     old.end();
     assert_eq!(disconnected(&told), DisconnectReason::Replaced);
     new.send(&stats("new"));
     assert_eq!(controller.frame(), stats("new"));
     assert_eq!(server.handle().sessions().unwrap().len(), 2);
+}
+
+#[test]
+fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, stats_to_controllers);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let uuid = Uuid::new_v4();
+    let mut claimant = server.connect_as(&identity(Role::AGENT), Role::AGENT, uuid);
+    let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
+    claimant.end();
+    assert_eq!(disconnected(&told), DisconnectReason::Replaced);
+    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
+    owner.send(&stats("mine"));
+    assert_eq!(controller.frame(), stats("mine"));
+    // With a new certificate it is still the owner.
+    let renewed = bound_identity(Role::AGENT, uuid);
+    let mut new = server.connect_as(&renewed, Role::AGENT, uuid);
+    owner.end();
+    new.send(&stats("renewed"));
+    assert_eq!(controller.frame(), stats("renewed"));
+}
+
+#[test]
+fn an_owner_by_another_authority_waits_for_the_one_that_is_there() {
+    let other = Authority::new(&AuthorityRequest::default()).unwrap();
+    let both = [authority().certificate_pem(), other.certificate_pem()].concat();
+    let trust = Trust::from_pem(both.as_bytes(), "both").unwrap();
+    let listener = MemoryListener::new();
+    let config = ServerConfig::new(identity(Role::SERVER), trust).listen_in_memory(&listener);
+    let (handler, told) = notes();
+    let server = TestServer {
+        server: Some(Server::start(config, handler).unwrap()),
+        listener,
+    };
+    let uuid = Uuid::new_v4();
+    let request = CertificateRequest::new(Role::AGENT).uuid(uuid);
+    let second = other.issue(&request).unwrap().identity();
+    let mut first = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
+    assert_eq!(refused(&server, &second, uuid), FAILED);
+    first.finish();
+    first.end();
+    assert_eq!(disconnected(&told), DisconnectReason::PeerClosed);
+    server.connect_as(&second, Role::AGENT, uuid);
+}
+
+#[test]
+fn the_servers_own_uuid_is_nobodys() {
+    let uuid = Uuid::new_v4();
+    let server = TestServer::start((), |c| c.uuid(uuid));
+    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
+    let bound = bound_identity(Role::AGENT, uuid);
+    assert_eq!(refused(&server, &bound, uuid), ABORTED);
+}
+
+#[test]
+fn a_server_that_requires_bound_certificates_aborts_the_others() {
+    let policy = AdmissionPolicy::default().require_bound_uuid(true);
+    let server = TestServer::start((), |c| c.admission(policy));
+    let uuid = Uuid::new_v4();
+    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
+    server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
+}
+
+#[test]
+fn one_certificate_leaves_places_for_others() {
+    for (setting, share) in [(None, 6), (Some(2), 2)] {
+        let (handler, told) = notes();
+        let server = TestServer::start(handler, |c| {
+            let mut policy = AdmissionPolicy::default();
+            policy.sessions_per_certificate = setting;
+            c.max_sessions(8).admission(policy)
+        });
+        let certificate = identity(Role::AGENT);
+        let connect = || server.connect_as(&certificate, Role::AGENT, Uuid::new_v4());
+        let mut sessions: Vec<_> = (0..share).map(|_| connect()).collect();
+        assert_eq!(
+            refused(&server, &certificate, Uuid::new_v4()),
+            FAILED,
+            "{setting:?}"
+        );
+        server.connect(Role::AGENT);
+        // A session of its own it may take over; another one frees a place.
+        let taken = sessions[1].uuid;
+        sessions[1] = server.connect_as(&certificate, Role::AGENT, taken);
+        sessions.remove(0).finish();
+        while disconnected(&told) != DisconnectReason::PeerClosed {}
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let mut next = server.dial(&certificate);
+            next.send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
+            if next.next_is_connected() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "the place is not freed");
+        }
+    }
 }
 
 #[test]

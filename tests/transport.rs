@@ -22,14 +22,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use rustls::sign::SingleCertAndKey;
 use rustls::{AlertDescription, ProtocolVersion, SupportedProtocolVersion};
 use ssntp::Role;
 use ssntp::pki;
+use ssntp::transport::Limits;
 use ssntp::transport::memory::{self, Faults};
-use ssntp::transport::tls::{Acceptor, Connector, TlsError};
-use ssntp::transport::{
-    BufferPool, Decode, Duplex, EndReason, Halves, Limits, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
+use ssntp::transport::raw::{
+    BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
 };
+use ssntp::transport::tls::{Acceptor, Connector, TlsError};
 use support::{LIMIT, identity, trust};
 
 /// What each side of a heavy exchange sends.
@@ -314,8 +316,7 @@ impl Raw {
             .with_protocol_versions(versions)
             .unwrap()
             .with_root_certificates(Arc::clone(trust().roots()))
-            .with_client_auth_cert(identity.chain().to_vec(), identity.key())
-            .unwrap();
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         let name = "localhost".try_into().unwrap();
         let tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
         Self::new(tls, stream)
@@ -331,8 +332,7 @@ impl Raw {
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_client_cert_verifier(verifier.build().unwrap())
-            .with_single_cert(identity.chain().to_vec(), identity.key())
-            .unwrap();
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         Self::new(rustls::ServerConnection::new(Arc::new(config)).unwrap(), stream)
     }
 
@@ -492,7 +492,7 @@ fn a_writer_stuck_on_a_full_socket_keeps_nothing_from_arriving() {
             raw.send(&pattern(n * 1000, 1000));
             server.expect(1000);
         }
-        let (_, waiting) = server.link.outbox().waiting();
+        let waiting = server.link.outbox().waiting().bytes;
         assert!(
             waiting > 0,
             "the queue was to be longer than the socket's buffers"
@@ -871,7 +871,7 @@ fn frames_that_wait_share_their_records() {
     assert!(raw.tap.records <= 2 * fewest, "{} records", raw.tap.records);
     // The peer may read faster than the writer counts.
     let deadline = Instant::now() + LIMIT;
-    while side.link.outbox().waiting().0 > 0 {
+    while side.link.outbox().waiting().frames > 0 {
         assert!(Instant::now() < deadline, "what was taken is not counted");
         std::thread::yield_now();
     }

@@ -43,11 +43,9 @@
 //!                        │                                             ▲
 //!                        ▼  one bounded channel                        │
 //!              ┌──────────────────────── dispatcher thread ────────────┴──┐
-//!              │  loop {                                                  │
-//!              │    wait for an event, or until next_deadline()           │
+//!              │  connections take turns; a turn is some messages         │
 //!              │    connected | message… | disconnected | command | tick  │
 //!              │    for each Action: queue a frame, close, dial, tell     │
-//!              │  }                                                       │
 //!              │  owns the ServerCore or the ElementCore; no lock         │
 //!              └──────────────────────────────────────────────────────────┘
 //! ```
@@ -55,15 +53,12 @@
 //! A codec and two threads a connection, one dispatcher that owns all state.
 //! The reader turns bytes into typed messages, so that reading JSON costs the
 //! connection that sent it and not the dispatcher. The dispatcher never waits
-//! for a client: a frame that finds the queue of its connection full ends that
-//! connection. An update is built once; its bytes are shared by the queues of
-//! all who get it.
+//! for a client: one that takes no answers is not read from, and an update that
+//! finds the queue of its connection full ends that connection. An update is
+//! built once; its bytes are shared by the queues of all who get it.
 //!
-//! The picture has four wakes of a thread for one round trip, and with little
-//! to do they cost more than all else. Two are left out where they can be:
-//! what the dispatcher has to say goes straight to a socket in clear on which
-//! nothing waits, and a reader that finds the server's dispatcher waiting deals
-//! with a few messages in its place.
+//! Waking a thread costs more than most requests. So a dispatcher with nothing
+//! else to do sends what is short itself, where nothing waits before it.
 //!
 //! # Limits
 //!

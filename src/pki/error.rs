@@ -95,6 +95,8 @@ impl From<BadRequest> for Error {
 pub enum Fault {
     /// There is no PEM section in it at all; perhaps it is DER.
     NotPem,
+    /// It is PEM where the binary form, DER, should be.
+    NotDer,
     /// A PEM section is broken: no end line, or no base64 in it.
     BadPem(String),
     /// No section holds a certificate.
@@ -105,7 +107,7 @@ pub enum Fault {
     EncryptedKey,
     /// More than one private key; which one is meant cannot be told.
     SeveralKeys(usize),
-    /// A certificate section holds something else, or a broken certificate.
+    /// Something else where a certificate should be, or a broken one.
     BadCertificate(String),
     /// A SAN begins with `urn:uuid:` and is no UUID, is the nil UUID, or
     /// contradicts another one.
@@ -144,6 +146,18 @@ pub enum Fault {
     /// The issuer's name is right and the signature is not: it is another
     /// authority of the same name, or the certificate was changed.
     BadSignature,
+    /// The certificate has a key usage without digitalSignature, and TLS peers
+    /// prove themselves by signatures.
+    NotForSignatures,
+    /// The certificate gives a role that its issuer may not give: the issuer's
+    /// own extended key usage lacks it.
+    RoleNotIssuers {
+        /// Whose extended key usage it is.
+        issuer: String,
+    },
+    /// More authorities stand between the certificate and a trusted one than
+    /// that one allows.
+    PathTooLong,
     /// The certificate has a server's role and no serverAuth usage.
     NotForServers,
     /// The certificate has a client's role and no clientAuth usage.
@@ -159,6 +173,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotPem => f.write_str("not PEM: there is no -----BEGIN line"),
+            Self::NotDer => f.write_str("not DER but PEM: there is a -----BEGIN line"),
             Self::BadPem(why) => write!(f, "broken PEM: {why}"),
             Self::NoCertificate => f.write_str("no certificate in it"),
             Self::NoKey => f.write_str("no private key in it"),
@@ -191,6 +206,13 @@ impl fmt::Display for Fault {
             Self::BadSignature => f.write_str(
                 "the certificate's signature is not its issuer's (another authority of that name?)",
             ),
+            Self::NotForSignatures => {
+                f.write_str("the certificate's key usage lacks digitalSignature, which TLS needs")
+            }
+            Self::RoleNotIssuers { issuer } => {
+                write!(f, "the certificate has a role that {issuer:?} may not give")
+            }
+            Self::PathTooLong => f.write_str("more authorities in between than the trusted one allows"),
             Self::NotForServers => f.write_str("the certificate has a server's role but no serverAuth usage"),
             Self::NotForClients => f.write_str("the certificate has a client's role but no clientAuth usage"),
             Self::NoHost => f.write_str("a server's certificate without DNS name or IP address"),

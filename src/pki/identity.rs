@@ -1,18 +1,20 @@
-//! What an entity shows to its peers: a certificate chain and the private
-//! key of its first certificate.
+//! What an entity shows to its peers: a certificate chain, and what signs with
+//! the private key of its first certificate.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::InconsistentKeys;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SigningKey};
 use uuid::Uuid;
 
 use super::{CertificateInfo, Error, Fault, inspect, provider, store};
 use crate::Role;
 
-/// A certificate chain and its private key, checked to belong together.
+/// A certificate chain and its private key, checked to belong together. The
+/// key may be held elsewhere: [`with_signer`](Self::with_signer).
 ///
 /// The roles that may be advertised in the handshake are the ones of the
 /// chain's first certificate (protocol.md, "Roles").
@@ -24,8 +26,7 @@ use crate::Role;
 pub struct Identity(Arc<Inner>);
 
 struct Inner {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    certified: Arc<CertifiedKey>,
     info: CertificateInfo,
 }
 
@@ -73,6 +74,38 @@ impl Identity {
         Self::assemble(chain.to_vec(), key, origin, origin)?.judge(origin)
     }
 
+    /// Takes certificates, our own first, and the private key in their binary
+    /// form. Errors call them `the certificates` and `the private key`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
+    /// [`Fault::NotDer`].
+    pub fn from_der(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Self, Error> {
+        Self::assemble(chain, key, CERTIFICATES, KEY)?.judge(CERTIFICATES)
+    }
+
+    /// Takes certificates, our own first, and something that signs with the
+    /// first one's private key, which this process need not have: a hardware
+    /// module or an agent.
+    ///
+    /// The signer is called once for each full handshake, on the handshake's
+    /// thread, and by several at once. While it works nothing can interrupt
+    /// it, so it should answer well within the time limit of a handshake. An
+    /// error of it ends that handshake alone.
+    ///
+    /// # Errors
+    /// As [`from_der`](Self::from_der). That the key is the certificate's is
+    /// checked where [`SigningKey::public_key`] tells the public key; else
+    /// peers find out.
+    pub fn with_signer(
+        chain: Vec<CertificateDer<'static>>,
+        signer: Arc<dyn SigningKey>,
+    ) -> Result<Self, Error> {
+        let info = first_of(&chain).map_err(Error::content(CERTIFICATES))?;
+        let certified = certify(chain, signer).map_err(Error::content(KEY))?;
+        Self(Arc::new(Inner { certified, info })).judge(CERTIFICATES)
+    }
+
     /// Puts chain and key together without judging lifetime and roles.
     pub(super) fn assemble(
         chain: Vec<CertificateDer<'static>>,
@@ -80,11 +113,10 @@ impl Identity {
         origin: &str,
         key_origin: &str,
     ) -> Result<Self, Error> {
-        let first = chain.first().ok_or(Fault::NoCertificate);
-        let info = first.and_then(CertificateInfo::from_der);
-        let info = info.map_err(Error::content(origin))?;
-        check_key(&info.der, &key, key_origin)?;
-        Ok(Self(Arc::new(Inner { chain, key, info })))
+        let info = first_of(&chain).map_err(Error::content(origin))?;
+        let key = signing_key(key, key_origin)?;
+        let certified = certify(chain, key).map_err(Error::content(key_origin))?;
+        Ok(Self(Arc::new(Inner { certified, info })))
     }
 
     fn judge(self, origin: &str) -> Result<Self, Error> {
@@ -98,12 +130,12 @@ impl Identity {
 
     /// The certificates, our own first, each followed by its issuer's.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.0.chain
+        &self.0.certified.cert
     }
 
-    /// A copy of the private key.
-    pub fn key(&self) -> PrivateKeyDer<'static> {
-        self.0.key.clone_key()
+    /// The chain and its key as rustls wants them.
+    pub fn certified_key(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.0.certified)
     }
 
     /// The roles that the certificate gives, never none after loading.
@@ -133,24 +165,37 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Whether a private key can be used and is the certificate's.
-pub(super) fn check_key(
-    certificate: &CertificateDer<'static>,
-    key: &PrivateKeyDer<'static>,
-    origin: &str,
-) -> Result<(), Error> {
+/// How errors call what came from no file.
+const CERTIFICATES: &str = "the certificates";
+const KEY: &str = "the private key";
+
+fn first_of(chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, Fault> {
+    CertificateInfo::from_der(chain.first().ok_or(Fault::NoCertificate)?)
+}
+
+/// The key, ready to sign.
+pub(super) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<Arc<dyn SigningKey>, Error> {
     let provider = provider()?;
-    let check = || {
-        let unusable = |error: rustls::Error| Fault::UnusableKey(error.to_string());
-        let key = provider
-            .key_provider
-            .load_private_key(key.clone_key())
-            .map_err(unusable)?;
-        match CertifiedKey::new(vec![certificate.clone()], key).keys_match() {
-            Ok(()) => Ok(()),
-            Err(rustls::Error::InconsistentKeys(_)) => Err(Fault::KeyMismatch),
-            Err(error) => Err(Fault::BadCertificate(error.to_string())),
+    let load = || {
+        if inspect::is_pem(key.secret_der()) {
+            return Err(Fault::NotDer);
         }
+        let loaded = provider.key_provider.load_private_key(key);
+        loaded.map_err(|error| Fault::UnusableKey(error.to_string()))
     };
-    check().map_err(Error::content(origin))
+    load().map_err(Error::content(origin))
+}
+
+/// Puts a chain and its key together, unless the key is known to belong to
+/// another certificate.
+pub(super) fn certify(
+    chain: Vec<CertificateDer<'static>>,
+    key: Arc<dyn SigningKey>,
+) -> Result<Arc<CertifiedKey>, Fault> {
+    let certified = CertifiedKey::new(chain, key);
+    match certified.keys_match() {
+        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(Arc::new(certified)),
+        Err(rustls::Error::InconsistentKeys(_)) => Err(Fault::KeyMismatch),
+        Err(error) => Err(Fault::BadCertificate(error.to_string())),
+    }
 }

@@ -1,6 +1,8 @@
 //! The facts that a certificate states about its holder.
 
+use std::borrow::Borrow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::GeneralName;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
 use x509_parser::time::ASN1Time;
@@ -16,12 +18,13 @@ use x509_parser::x509::{SubjectPublicKeyInfo, X509Name};
 
 use super::{Fault, Host, eku, provider};
 use crate::Role;
+use crate::printable::printable;
 
 const UUID_SCHEME: &str = "urn:uuid:";
 
 /// The facts in one certificate, read and not judged: whether a trusted
 /// authority stands behind them is for [`Trust::verify`](super::Trust::verify)
-/// to say. Texts have their control characters escaped.
+/// to say. What does not show in their texts is escaped.
 ///
 /// Two certificates are the same when their [`der`](Self::der) bytes are;
 /// that is also what `==` compares.
@@ -109,7 +112,7 @@ impl CertificateInfo {
     }
 
     /// A certificate that states nothing, and was never valid.
-    fn nothing(certificate: &CertificateDer<'_>) -> Self {
+    pub(crate) fn nothing(certificate: &CertificateDer<'_>) -> Self {
         Self {
             subject: String::new(),
             issuer: String::new(),
@@ -143,6 +146,24 @@ impl CertificateInfo {
             Host::Name(_) => None,
             Host::Address(address) => Some(*address),
         })
+    }
+
+    /// Whether one authority issued both: the issuers' names are the same,
+    /// byte for byte, and so are the identifiers of the authorities' keys,
+    /// where the certificates carry them.
+    ///
+    /// An authority whose certificate was renewed with its old key is still
+    /// the same one. Nothing is verified here: that is for
+    /// [`Trust::verify`](super::Trust::verify).
+    pub fn has_same_issuer(&self, other: &Self) -> bool {
+        // Read again, since few certificates are ever compared.
+        match (parse(&self.der), parse(&other.der)) {
+            (Ok(one), Ok(other)) => {
+                one.issuer().as_raw() == other.issuer().as_raw()
+                    && authority_key(&one) == authority_key(&other)
+            }
+            _ => false,
+        }
     }
 
     /// [`not_before`](Self::not_before) in RFC 3339 form, as in
@@ -183,33 +204,58 @@ impl PartialEq for CertificateInfo {
 impl Eq for CertificateInfo {}
 
 /// A certificate that has been read, kept as its DER: less than half of what
-/// the facts take. They are read again once somebody asks.
+/// the facts take. They are read again once somebody asks. Clones share both,
+/// and two that are equal have the same DER.
 #[derive(Clone)]
-pub(crate) struct KeptCertificate {
-    der: Arc<[u8]>,
+pub(crate) struct KeptCertificate(Arc<Kept>);
+
+struct Kept {
+    der: Box<[u8]>,
     facts: OnceLock<Box<CertificateInfo>>,
 }
 
 impl KeptCertificate {
     pub(crate) fn new(certificate: &CertificateInfo) -> Self {
-        Self {
-            der: Arc::from(&certificate.der[..]),
+        Self(Arc::new(Kept {
+            der: Box::from(&certificate.der[..]),
             facts: OnceLock::new(),
-        }
+        }))
     }
 
     /// Whether it is the same one.
     pub(crate) fn is(&self, other: &CertificateInfo) -> bool {
-        *self.der == *other.der
+        *self.0.der == *other.der
     }
 
     pub(crate) fn info(&self) -> &CertificateInfo {
-        self.facts.get_or_init(|| {
-            let der = CertificateDer::from(&self.der[..]);
+        self.0.facts.get_or_init(|| {
+            let der = CertificateDer::from(&self.0.der[..]);
             // The same bytes were read before.
             let info = CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der));
             Box::new(info)
         })
+    }
+}
+
+// A table of certificates is searched by DER, so that whoever looks one up
+// need not make a `KeptCertificate` of it first.
+impl Borrow<[u8]> for KeptCertificate {
+    fn borrow(&self) -> &[u8] {
+        &self.0.der
+    }
+}
+
+impl PartialEq for KeptCertificate {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.der == other.0.der
+    }
+}
+
+impl Eq for KeptCertificate {}
+
+impl Hash for KeptCertificate {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.der.hash(state);
     }
 }
 
@@ -277,6 +323,9 @@ impl Names {
 
 /// Parses a certificate and nothing behind it.
 pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Fault> {
+    if is_pem(certificate) {
+        return Err(Fault::NotDer);
+    }
     match X509Certificate::from_der(certificate) {
         Ok(([], parsed)) => Ok(parsed),
         Ok((rest, _)) => Err(Fault::BadCertificate(format!(
@@ -285,6 +334,23 @@ pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certi
         ))),
         Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
     }
+}
+
+/// Whether bytes that should be DER are a PEM text.
+pub(super) fn is_pem(der: &[u8]) -> bool {
+    der.trim_ascii_start().starts_with(b"-----BEGIN ")
+}
+
+/// The identifier of the key that signed the certificate, where it says so.
+fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    certificate
+        .extensions()
+        .iter()
+        .find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref(),
+            _ => None,
+        })
+        .map(|identifier| identifier.0)
 }
 
 /// The present time, by which lifetimes are judged.
@@ -338,21 +404,8 @@ fn rfc3339(time: SystemTime) -> String {
     }
 }
 
-fn distinguished_name(name: &X509Name<'_>) -> String {
+pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
     printable(&name.to_string())
-}
-
-/// Certificates come from strangers and their texts go to terminals.
-fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
 }
 
 /// In one piece: a server reads a certificate in each handshake, and many small
@@ -436,6 +489,7 @@ mod tests {
             GeneralName::IPAddress(&[127, 0, 0, 1]),
             GeneralName::IPAddress(&[1, 2, 3]),
             GeneralName::RFC822Name("a@example"),
+            GeneralName::URI("x:\u{202e}\u{200b}\n\u{85}"),
         ];
         let names = Names::read(&names).unwrap();
         let hosts = [Host::Name("a.example".to_owned()), "127.0.0.1".parse().unwrap()];
@@ -445,6 +499,7 @@ mod tests {
             "dns:127.0.0.1",
             "ip:01:02:03",
             "email:a@example",
+            "uri:x:\\u{202e}\\u{200b}\\n\\u{85}",
         ];
         assert_eq!(names.others, others);
     }
@@ -464,6 +519,25 @@ mod tests {
         // Every fact of it, where `==` looks at the DER alone.
         assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
         assert_eq!(kept.info().roles, Role::AGENT);
+    }
+
+    #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+    #[test]
+    fn certificates_of_one_authority_are_told_from_those_of_another_of_its_name() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = || Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = |authority: &Authority| {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            issued.info().clone()
+        };
+        let (here, there) = (authority(), authority());
+        let (one, other) = (issue(&here), issue(&here));
+        let stranger = issue(&there);
+        assert_eq!(one.issuer, stranger.issuer, "by name alone they are the same");
+        assert!(one.has_same_issuer(&other) && one.has_same_issuer(&one));
+        assert!(!one.has_same_issuer(&stranger));
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
+        assert!(!nothing.has_same_issuer(&nothing));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use x509_parser::asn1_rs::Tag;
 use x509_parser::extensions::ParsedExtension;
 use x509_parser::x509::X509Name;
 
-use super::identity::check_key;
+use super::identity::{certify, signing_key};
 use super::request::{AuthorityRequest, CertificateRequest, KeyKind};
 use super::{
     BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, eku, inspect, provider, store,
@@ -97,7 +97,8 @@ impl Authority {
         let key = store::Sections::read(key_pem.as_bytes())
             .and_then(|sections| sections.key())
             .map_err(Error::content(store::origin(&key_path)))?;
-        check_key(&info.der, &key, &store::origin(&key_path))?;
+        let signing = signing_key(key.clone_key(), &store::origin(&key_path))?;
+        certify(vec![info.der.clone()], signing).map_err(Error::content(store::origin(&key_path)))?;
         let pair = key_pair(&key).map_err(Error::content(store::origin(&key_path)))?;
         Self::assemble(info, certificate_pem, pair, key_pem, &origin)
     }

@@ -15,9 +15,10 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `identity` | [`Identity`]: certificate chain and private key |
+//! | `identity` | [`Identity`]: certificate chain and private key, or what signs with it |
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
+//! | `limits` | what certificates of a chain limit in each other |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `store` | PEM text and files, [`load_certificates`] |
@@ -56,11 +57,20 @@ mod identity;
 mod inspect;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod issue;
+mod limits;
 mod provider;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod request;
 mod store;
 mod trust;
+
+/// From rustls, as they stand in signatures here. What else a [`SigningKey`]
+/// needs is in [`crate::rustls`].
+#[doc(no_inline)]
+pub use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer},
+    sign::{CertifiedKey, SigningKey},
+};
 
 pub use self::eku::roles_of;
 pub use self::error::{BadRequest, Error, Fault};
@@ -71,7 +81,7 @@ pub(crate) use self::inspect::KeptCertificate;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
 pub use self::provider::provider;
-pub(crate) use self::provider::tickets;
+pub(crate) use self::provider::ticketer;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::store::load_certificates;

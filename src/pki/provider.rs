@@ -23,8 +23,8 @@ pub fn provider() -> Result<Arc<CryptoProvider>, Error> {
     Err(Error::NoProvider)
 }
 
-/// What seals session tickets, under a fresh random key.
-pub(crate) fn tickets() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
+/// What seals session tickets, under random keys that it changes by itself.
+pub(crate) fn ticketer() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
     #[cfg(feature = "aws-lc-rs")]
     return rustls::crypto::aws_lc_rs::Ticketer::new();
     #[cfg(all(feature = "ring", not(feature = "aws-lc-rs")))]

@@ -10,6 +10,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
+use super::limits::{self, PathLength};
 use super::{CertificateInfo, Error, Fault, Host, inspect, provider, store};
 use crate::Role;
 
@@ -26,6 +27,7 @@ struct Inner {
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateInfo>,
     names: Vec<Host>,
+    path_lengths: Vec<PathLength>,
 }
 
 impl Trust {
@@ -49,33 +51,48 @@ impl Trust {
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
     pub fn from_pem(pem: &[u8], origin: &str) -> Result<Self, Error> {
-        let read = || {
-            let sections = store::Sections::read(pem)?;
-            let now = inspect::now();
-            let mut valid = Vec::new();
-            let mut fault = Fault::NoCertificate;
-            for certificate in sections.certificates()? {
-                let info = CertificateInfo::from_der(certificate)?;
-                match info.check_validity(now) {
-                    Ok(()) => valid.push(info),
-                    Err(outside) => {
-                        log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
-                        fault = outside;
-                    }
+        let read = || Self::of_valid(store::Sections::read(pem)?.certificates()?, origin);
+        read().map_err(Error::content(origin))
+    }
+
+    /// Takes the certificates of the authorities in their binary form, as
+    /// [`load`](Self::load) takes those of a file. Errors call them `the
+    /// authorities`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
+    /// [`Fault::NotDer`].
+    pub fn from_der(authorities: &[CertificateDer<'_>]) -> Result<Self, Error> {
+        let origin = "the authorities";
+        Self::of_valid(authorities, origin).map_err(Error::content(origin))
+    }
+
+    /// Trusts those that are valid at present, at least one.
+    fn of_valid(certificates: &[CertificateDer<'_>], origin: &str) -> Result<Self, Fault> {
+        let now = inspect::now();
+        let mut valid = Vec::new();
+        let mut fault = Fault::NoCertificate;
+        for certificate in certificates {
+            let info = CertificateInfo::from_der(certificate)?;
+            match info.check_validity(now) {
+                Ok(()) => valid.push(info),
+                Err(outside) => {
+                    log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
+                    fault = outside;
                 }
             }
-            if valid.is_empty() {
-                return Err(fault);
-            }
-            Self::new(valid)
-        };
-        read().map_err(Error::content(origin))
+        }
+        if valid.is_empty() {
+            return Err(fault);
+        }
+        Self::new(valid)
     }
 
     /// Trusts these, whatever their lifetime is.
     pub(super) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
         let mut roots = RootCertStore::empty();
         let mut names: Vec<Host> = Vec::new();
+        let mut path_lengths = Vec::new();
         for authority in &authorities {
             if !authority.is_authority {
                 let subject = authority.subject.clone();
@@ -83,6 +100,7 @@ impl Trust {
             }
             let bad = |error: rustls::Error| Fault::BadCertificate(error.to_string());
             roots.add(authority.der.clone()).map_err(bad)?;
+            path_lengths.extend(PathLength::of(authority)?);
             for host in &authority.hosts {
                 if !names.contains(host) {
                     names.push(host.clone());
@@ -93,6 +111,7 @@ impl Trust {
             roots: Arc::new(roots),
             authorities,
             names,
+            path_lengths,
         })))
     }
 
@@ -116,8 +135,10 @@ impl Trust {
     /// Checks a peer's certificates, its own first, at the present time as a
     /// TLS peer would: the signatures up to a trusted authority, the
     /// lifetimes, and the usages that the roles need (serverAuth and a name
-    /// for servers and schedulers, clientAuth for the others); and that it
-    /// gives a role at all. Which name a server is dialled by is not known
+    /// for servers and schedulers, clientAuth for the others); that it gives a
+    /// role at all, and only roles that the extended key usages of the issuers
+    /// in between allow; that its key may sign; and the trusted authority's
+    /// path length. Which name a server is dialled by is not known
     /// here and not checked. Returns the facts in the first certificate.
     ///
     /// # Errors
@@ -162,7 +183,23 @@ impl Trust {
             self.check_client(first, intermediates, at, provider)
                 .map_err(explain)?;
         }
+        self.check_limits(first, intermediates)?;
         Ok(info)
+    }
+
+    /// The part of [`verify`](Self::verify) that TLS libraries leave out: that
+    /// the certificate's key may sign, that the extended key usages of issuers
+    /// in between allow its roles, and that there are no more of these than the
+    /// trusted authority allows. The signatures are for the caller to check.
+    pub(crate) fn check_limits(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), Fault> {
+        // Some peers show the trusted authority's own certificate as well.
+        let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
+        let between: Vec<_> = intermediates.iter().filter(|der| !trusted(der)).collect();
+        limits::check(first, &between, &self.0.path_lengths)
     }
 
     fn check_server(

@@ -27,11 +27,11 @@ const LENT: usize = 2 * BUFFER_LEN;
 /// lock for a few instructions.
 #[derive(Clone, Default)]
 pub struct BufferPool {
-    shared: Arc<Shared>,
+    shared: Arc<Pooled>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct Pooled {
     free: Mutex<Vec<Box<[u8]>>>,
     /// Memory that items were cut from and its length, the latest at the end.
     cut: Mutex<Vec<(BytesMut, usize)>>,

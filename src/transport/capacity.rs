@@ -10,167 +10,419 @@
 //! A process that was started with SIGSEGV and SIGBUS ignored has no signal
 //! stacks, and takes two mappings a thread. A fault ends it all the same: the
 //! kernel does not let these two be ignored when they are its own. The
-//! program `ssntp` starts itself again like that where
-//! [`more_without_signal_stacks`] says so.
+//! program `ssntp` starts itself again like that where it is asked for so
+//! many sessions that [`more_without_signal_stacks`] says so.
 
 use std::fs;
+use std::path::Path;
+use std::thread::available_parallelism;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use log::{info, warn};
+use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
+
+use super::cgroup::{directories, number};
 
 const THREADS_PER_SESSION: u64 = 2;
-/// Mappings, descriptors and tasks for everything that is neither a session
-/// nor a handshake: libraries, heap arenas, the rest of the program and host.
-const SPARE_MAPS: u64 = 450;
-const SPARE_DESCRIPTORS: u64 = 90;
-const SPARE_TASKS: u64 = 990;
+/// Fewer sessions than this are worth a warning, where nobody has asked for
+/// a number: a system for servers has room for thousands.
+const FEW: usize = 100;
+/// The part of a limit that handshakes may have at most, as one in so many:
+/// where it is tight, most of it is for sessions.
+const HANDSHAKES_SHARE: u64 = 4;
+/// The part of a limit that is kept free, up to [`Cost::most_spare`], as one
+/// in so many: what others take of it may grow while the server runs.
+const SPARE_SHARE: u64 = 16;
 
-/// The sessions that the tightest limit of the system allows, and which
-/// limit that is.
+/// What is counted against one kind of limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cost {
+    session: u64,
+    handshake: u64,
+    /// What the rest of the server takes: threads, listeners and the newcomer
+    /// that is at hand for each, files; libraries and heap arenas.
+    fixed: u64,
+    most_spare: u64,
+    /// What the allocator reserves as threads come, for as long as there is
+    /// enough for another arena.
+    reserved: u64,
+}
+
+const DESCRIPTORS: Cost = Cost {
+    session: 1,
+    handshake: 1,
+    fixed: 16,
+    most_spare: 128,
+    reserved: 0,
+};
+
+const TASKS: Cost = Cost {
+    session: THREADS_PER_SESSION,
+    handshake: 1,
+    fixed: 16,
+    most_spare: 1000,
+    reserved: 0,
+};
+
+/// Of memory mappings, for threads that take so many each. No other process
+/// takes any; 16 heap arenas and large buffers are in the fixed part.
+const fn mappings(per_thread: u64) -> Cost {
+    Cost {
+        session: per_thread * THREADS_PER_SESSION,
+        handshake: per_thread,
+        fixed: 250,
+        most_spare: 0,
+        reserved: 0,
+    }
+}
+
+/// An arena of the C library's allocator, in KiB of address space; it makes
+/// eight for each core.
+const ARENA: u64 = 64 * 1024;
+
+/// In KiB. Where it is used up, it is not a thread that fails but memory for
+/// something small, and the process aborts. A handshake has a stack of 2 MiB
+/// and a session two of 128 KiB, each with a signal stack and guard pages,
+/// and some memory beside.
+fn address_space() -> Cost {
+    let cores = available_parallelism().map_or(1, usize::from) as u64;
+    Cost {
+        session: 400,
+        handshake: 2304,
+        fixed: 16 * 1024,
+        most_spare: ARENA,
+        reserved: cores.saturating_mul(8 * ARENA),
+    }
+}
+
+/// One limit of the system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limit {
+    name: &'static str,
+    value: u64,
+    /// How much is taken already, by this process or by all that share it.
+    used: u64,
+    cost: Cost,
+}
+
+impl Limit {
+    /// How many sessions, and handshakes of those wanted, it has room for.
+    fn room(&self, handshakes: usize) -> (usize, usize) {
+        let taken = self.used.saturating_add(self.cost.fixed);
+        let room = self.value.saturating_sub(taken);
+        let room = match self.cost.reserved {
+            0 => room,
+            // Where not all arenas fit, no more than what one would need is left.
+            reserved => room.saturating_sub(reserved).max(room.min(ARENA)),
+        };
+        let room = room - (room / SPARE_SHARE).min(self.cost.most_spare);
+        let most = room / HANDSHAKES_SHARE / self.cost.handshake;
+        let handshakes = handshakes.min(usize::try_from(most).unwrap_or(usize::MAX)).max(1);
+        let left = room.saturating_sub(self.cost.handshake.saturating_mul(handshakes as u64));
+        let sessions = usize::try_from(left / self.cost.session).unwrap_or(usize::MAX);
+        (sessions, handshakes)
+    }
+
+    /// The smallest value with room for so many sessions.
+    fn needed(&self, sessions: usize, handshakes: usize) -> u64 {
+        let (mut too_few, mut enough) = (0, u64::MAX);
+        while enough - too_few > 1 {
+            let value = too_few + (enough - too_few) / 2;
+            match (Self {
+                value,
+                ..self.clone()
+            })
+            .room(handshakes)
+            .0 >= sessions
+            {
+                true => enough = value,
+                false => too_few = value,
+            }
+        }
+        enough
+    }
+
+    fn shown(&self) -> String {
+        match self.used {
+            0 => format!("{} = {}", self.name, self.value),
+            used => format!("{} = {}, {used} in use", self.name, self.value),
+        }
+    }
+}
+
+/// What the tightest limit of the system has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Capacity {
-    pub(crate) sessions: usize,
-    /// The limit and its value.
-    pub(crate) limit: String,
-    need: Need,
+    sessions: usize,
+    /// At a time: those wanted, or fewer where limits are tight.
+    handshakes: usize,
+    /// How many handshakes are wanted.
+    wanted: usize,
+    tightest: Option<Limit>,
     /// What it would be without signal stacks, where there are some.
     without_signal_stacks: Option<Box<Self>>,
 }
 
-/// What sessions take of one limited thing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Need {
-    /// Without a session.
-    fixed: u64,
-    /// For each one.
-    each: u64,
+/// What a server may take, of which the system has enough.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) sessions: usize,
+    pub(crate) handshakes: usize,
+    /// The limit that is the tightest, with its value.
+    pub(crate) limit: String,
 }
 
-impl Need {
-    fn sessions(self, limit: u64) -> usize {
-        let sessions = limit.saturating_sub(self.fixed) / self.each.max(1);
-        usize::try_from(sessions).unwrap_or(usize::MAX)
-    }
-
-    fn of(self, sessions: usize) -> u64 {
-        let sessions = u64::try_from(sessions).unwrap_or(u64::MAX);
-        self.fixed.saturating_add(self.each.saturating_mul(sessions))
-    }
-}
-
-/// Whether a server that is to admit so many sessions, or as many as the
-/// system allows where none are named, had room for more of them in a process
-/// that was started with SIGSEGV and SIGBUS ignored: without the signal
-/// stacks of its threads. Never true in a process without them. `handshakes`
-/// is what the server's configuration says.
+/// Whether a server that is to admit so many sessions had room for them only
+/// in a process that was started with SIGSEGV and SIGBUS ignored: without the
+/// signal stacks of its threads. Never true in a process without them.
+/// `handshakes` is what the server's configuration says.
 ///
 /// A program that finds it true may execute itself again with the two signals
 /// ignored, before it starts anything. Children inherit that.
 ///
-/// Raises soft limits as a server does when it starts.
-pub fn more_without_signal_stacks(sessions: Option<usize>, handshakes: usize) -> bool {
-    Capacity::of_this_system(handshakes.max(1)).is_more_without_signal_stacks(sessions)
+/// It only asks: soft limits count as what `Server::start` raises them to.
+pub fn more_without_signal_stacks(sessions: usize, handshakes: usize) -> bool {
+    let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+        Resource::As => getrlimit(resource).current,
+        _ => getrlimit(resource).maximum,
+    });
+    capacity.is_enough_without_signal_stacks(sessions)
+}
+
+impl Room {
+    /// Raises the soft limits of open files and processes to the hard ones,
+    /// and decides how many sessions a server admits: what it was asked to,
+    /// or as many as the system has room for. Where these are few it says so
+    /// in the log, under `target`.
+    ///
+    /// # Errors
+    /// More are asked for than there is room for, or there is none for a
+    /// single one: the text names the setting, its value, and what it needs.
+    pub(crate) fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
+        let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+            // Whoever has lowered it means it.
+            Resource::As => getrlimit(resource).current,
+            _ => raise(resource),
+        });
+        let room = capacity.admit(asked)?;
+        if let Some(why) = capacity.few(asked) {
+            warn!(target: target, "{why}");
+        }
+        if room.handshakes < capacity.wanted {
+            info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, capacity.wanted, room.limit);
+        }
+        Ok(room)
+    }
 }
 
 impl Capacity {
     /// Reads the system's limits, with so many handshakes beside the
-    /// sessions; raises the soft limits of descriptors and processes to the
-    /// hard ones first.
-    pub(crate) fn of_this_system(handshakes: usize) -> Self {
-        let without = Self::with_maps(2, handshakes);
-        if signal_stacks() {
-            Self {
-                without_signal_stacks: Some(Box::new(without)),
-                ..Self::with_maps(4, handshakes)
-            }
-        } else {
-            without
+    /// sessions; `limit` reads those of the process.
+    fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
+        let of = |mappings| Self::of(limits(mappings, limit), handshakes.max(1));
+        match signal_stacks() {
+            true => Self {
+                without_signal_stacks: Some(Box::new(of(2))),
+                ..of(4)
+            },
+            false => of(2),
         }
     }
 
-    /// The same, for threads of so many mappings.
-    fn with_maps(maps_per_thread: u64, handshakes: usize) -> Self {
-        let handshakes = u64::try_from(handshakes).unwrap_or(u64::MAX);
-        let need = |spare: u64, for_handshake: u64, each| Need {
-            fixed: spare.saturating_add(handshakes.saturating_mul(for_handshake)),
-            each,
-        };
-        let tasks = need(SPARE_TASKS, 1, THREADS_PER_SESSION);
-        let maps = need(SPARE_MAPS, maps_per_thread, maps_per_thread * THREADS_PER_SESSION);
-        let rows = [
-            (
-                "the open files limit (ulimit -n)",
-                descriptors(),
-                need(SPARE_DESCRIPTORS, 1, 1),
-            ),
-            ("vm.max_map_count", read("/proc/sys/vm/max_map_count"), maps),
-            ("kernel.pid_max", read("/proc/sys/kernel/pid_max"), tasks),
-            ("kernel.threads-max", read("/proc/sys/kernel/threads-max"), tasks),
-            (
-                "the user processes limit (ulimit -u)",
-                raise(Resource::Nproc),
-                tasks,
-            ),
-            ("pids.max of the control group", pids_max(), tasks),
-        ];
-        let tightest = rows
-            .into_iter()
-            .filter_map(|(name, value, need)| Some((name, value?, need)))
-            .min_by_key(|(_, value, need)| need.sessions(*value));
-        let (sessions, limit, need) = match tightest {
-            Some((name, value, need)) => (need.sessions(value), format!("{name} = {value}"), need),
-            None => (usize::MAX, "no limit that is known".into(), Need::default()),
-        };
+    fn of(limits: Vec<Limit>, wanted: usize) -> Self {
+        let rooms = limits.iter().map(|limit| limit.room(wanted));
+        let handshakes = rooms.map(|(_, handshakes)| handshakes).min();
+        let tightest = limits.into_iter().min_by_key(|limit| limit.room(wanted).0);
         Self {
-            sessions,
-            limit,
-            need,
+            sessions: tightest.as_ref().map_or(usize::MAX, |limit| limit.room(wanted).0),
+            handshakes: handshakes.unwrap_or(wanted),
+            wanted,
+            tightest,
             without_signal_stacks: None,
         }
     }
 
-    fn is_more_without_signal_stacks(&self, asked: Option<usize>) -> bool {
+    fn is_enough_without_signal_stacks(&self, asked: usize) -> bool {
         self.without_signal_stacks
             .as_ref()
-            .is_some_and(|without| match asked {
-                Some(asked) => asked > self.sessions && asked <= without.sessions,
-                None => without.sessions > self.sessions,
-            })
+            .is_some_and(|without| asked > self.sessions && asked <= without.sessions)
     }
 
-    /// How many sessions to admit: what was asked for, where the system
-    /// allows it; everything it allows, where nothing was.
-    pub(crate) fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
-        match asked {
-            Some(asked) if asked > self.sessions => {
-                let mut why = format!(
-                    "{asked} sessions are more than this system allows: {}",
-                    self.too_few_for(asked)
-                );
-                if let Some(without) = &self.without_signal_stacks
-                    && without.sessions > self.sessions
-                {
-                    why.push_str("; started with SIGSEGV and SIGBUS ignored, ");
-                    why.push_str(&match without.admit(Some(asked)) {
-                        Ok(_) => format!("it is enough for {}", without.sessions),
-                        Err(_) => without.too_few_for(asked),
-                    });
-                }
-                Err(why)
-            }
-            Some(asked) => Ok(asked),
-            None => Ok(self.sessions),
+    fn admit(&self, asked: Option<usize>) -> Result<Room, String> {
+        let sessions = asked.unwrap_or(self.sessions);
+        if sessions == 0 && asked.is_none() {
+            return Err(format!(
+                "this system has no room for a single session: {}; one needs {}, and {FEW} need {}",
+                self.limit(),
+                self.needed(1),
+                self.needed(FEW)
+            ));
         }
+        if sessions > self.sessions {
+            let mut why = format!(
+                "{sessions} sessions are more than this system allows: {}",
+                self.too_few_for(sessions)
+            );
+            if let Some(without) = &self.without_signal_stacks
+                && without.sessions > self.sessions
+            {
+                why.push_str("; started with SIGSEGV and SIGBUS ignored, ");
+                why.push_str(&match without.sessions >= sessions {
+                    true => format!("it is enough for {}", without.sessions),
+                    false => without.too_few_for(sessions),
+                });
+            }
+            return Err(why);
+        }
+        Ok(Room {
+            sessions,
+            handshakes: self.handshakes,
+            limit: self.limit(),
+        })
+    }
+
+    /// What to say where nobody has asked for a number, and it is small.
+    fn few(&self, asked: Option<usize>) -> Option<String> {
+        (asked.is_none() && self.sessions < FEW).then(|| {
+            format!(
+                "room for {} sessions only: {}; {FEW} need {}",
+                self.sessions,
+                self.limit(),
+                self.needed(FEW)
+            )
+        })
     }
 
     fn too_few_for(&self, asked: usize) -> String {
-        let Self { sessions, limit, .. } = self;
-        let needed = self.need.of(asked);
-        format!("{limit} is enough for {sessions}, and they need {needed}")
+        let (limit, sessions) = (self.limit(), self.sessions);
+        format!(
+            "{limit}, is enough for {sessions}, and they need {}",
+            self.needed(asked)
+        )
+    }
+
+    fn limit(&self) -> String {
+        let unknown = || "no limit that is known".to_owned();
+        self.tightest.as_ref().map_or_else(unknown, Limit::shown)
+    }
+
+    fn needed(&self, sessions: usize) -> u64 {
+        let needed = |limit: &Limit| limit.needed(sessions, self.wanted);
+        self.tightest.as_ref().map_or(0, needed)
     }
 }
 
-fn read(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+/// Every limit that there is, for threads of so many memory mappings.
+fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
+    let system = Path::new("/proc/sys");
+    // A program's mappings come and go: so a count that is asked for again
+    // somewhat later is the same.
+    let maps = lines("/proc/self/maps").next_multiple_of(256);
+    let tasks = all_tasks();
+    let (pids, pids_used) = pids(Path::new("/")).unzip();
+    [
+        (
+            "the open files limit (ulimit -n)",
+            limit(Resource::Nofile),
+            entries("/proc/self/fd"),
+            DESCRIPTORS,
+        ),
+        (
+            "the address space limit (ulimit -v)",
+            limit(Resource::As).map(|bytes| bytes / 1024),
+            address_space_in_use(),
+            address_space(),
+        ),
+        (
+            "vm.max_map_count",
+            number(&system.join("vm/max_map_count")),
+            maps,
+            mappings(per_thread),
+        ),
+        (
+            "kernel.pid_max",
+            number(&system.join("kernel/pid_max")),
+            tasks,
+            TASKS,
+        ),
+        (
+            "kernel.threads-max",
+            number(&system.join("kernel/threads-max")),
+            tasks,
+            TASKS,
+        ),
+        (
+            "the user processes limit (ulimit -u)",
+            limit(Resource::Nproc),
+            tasks_of_this_user(),
+            TASKS,
+        ),
+        (
+            "pids.max of the control group",
+            pids,
+            pids_used.unwrap_or_default(),
+            TASKS,
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(name, value, used, cost)| {
+        Some(Limit {
+            name,
+            value: value?,
+            used,
+            cost,
+        })
+    })
+    .collect()
+}
+
+/// In KiB.
+fn address_space_in_use() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    size.and_then(|size| size.trim().strip_suffix(" kB")?.parse().ok())
+        .unwrap_or(0)
+}
+
+fn lines(path: &str) -> u64 {
+    fs::read_to_string(path).map_or(0, |text| text.lines().count() as u64)
+}
+
+fn entries(path: &str) -> u64 {
+    fs::read_dir(path).map_or(0, |entries| entries.count() as u64)
+}
+
+/// Of the whole system.
+fn all_tasks() -> u64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let tasks = load.split(' ').find_map(|field| field.split_once('/'));
+    tasks.and_then(|(_, all)| all.parse().ok()).unwrap_or(0)
+}
+
+/// As far as they are visible.
+fn tasks_of_this_user() -> u64 {
+    let user = getuid().as_raw().to_string();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let tasks = processes.filter_map(|process| {
+        let status = fs::read_to_string(process.path().join("status")).ok()?;
+        let field = |name| {
+            let mut fields = status.lines().filter_map(|line| line.strip_prefix(name));
+            fields.next()?.split_whitespace().next()
+        };
+        (field("Uid:")? == user).then(|| field("Threads:")?.parse::<u64>().ok())?
+    });
+    tasks.sum()
+}
+
+/// The bound of the process's control groups that leaves the least, and how
+/// much of it is in use.
+fn pids(root: &Path) -> Option<(u64, u64)> {
+    directories(root, "pids")
+        .into_iter()
+        .filter_map(|group| {
+            let used = number(&group.join("pids.current")).unwrap_or(0);
+            Some((number(&group.join("pids.max"))?, used))
+        })
+        .min_by_key(|(max, used)| max.saturating_sub(*used))
 }
 
 /// Whether each thread has a signal stack: the standard library gives it one
@@ -187,6 +439,7 @@ fn signal_stacks() -> bool {
 
 /// How many files may be open, once the soft limit has been raised to the
 /// hard one; none where there is no limit.
+#[cfg(feature = "cluster")]
 pub(crate) fn descriptors() -> Option<u64> {
     raise(Resource::Nofile)
 }
@@ -209,100 +462,143 @@ fn raise(resource: Resource) -> Option<u64> {
     }
 }
 
-/// The bound of the process's control group (version 2, or version 1's pids).
-fn pids_max() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    groups
-        .lines()
-        .filter_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            let root = match controllers {
-                "" => "/sys/fs/cgroup".to_owned(),
-                c if c.split(',').any(|c| c == "pids") => "/sys/fs/cgroup/pids".to_owned(),
-                _ => return None,
-            };
-            fs::read_to_string(format!("{root}{path}/pids.max"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        })
-        .min()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_system_allows_some_sessions_and_names_its_limit() {
-        let capacity = Capacity::of_this_system(16);
-        assert!(capacity.sessions > 0, "{}", capacity.limit);
-        assert_eq!(capacity.admit(None), Ok(capacity.sessions));
+    fn limit(cost: Cost, value: u64, used: u64) -> Limit {
+        let name = "a limit";
+        Limit {
+            name,
+            value,
+            used,
+            cost,
+        }
+    }
+
+    fn sessions(cost: Cost, value: u64) -> usize {
+        limit(cost, value, 10).room(128).0
     }
 
     #[test]
-    fn handshakes_take_from_what_sessions_may_have() {
-        let few = Capacity::of_this_system(1);
-        let many = Capacity::of_this_system(1001);
-        assert!(many.sessions < few.sessions);
+    fn a_system_has_room_for_some_sessions_and_names_its_limit() {
+        let capacity = Capacity::of_this_system(16, |resource| getrlimit(resource).maximum);
+        let room = capacity.admit(None).unwrap();
+        assert_eq!(room.sessions, capacity.sessions);
+        assert!(room.limit.contains(" = "), "{}", room.limit);
+    }
+
+    #[test]
+    fn small_limits_have_room_for_fewer_handshakes_and_some_sessions() {
+        for (cost, value, expected) in [
+            (DESCRIPTORS, 20, (0, 1)),
+            (DESCRIPTORS, 100, (53, 17)),
+            (DESCRIPTORS, 400, (264, 87)),
+            (DESCRIPTORS, 1024, (808, 128)),
+            (TASKS, 300, (96, 64)),
+            (TASKS, 1_500, (627, 128)),
+            (TASKS, 32_768, (15_807, 128)),
+        ] {
+            assert_eq!(limit(cost, value, 10).room(128), expected, "{value}");
+        }
+        let scarce = Cost {
+            reserved: 16 * ARENA,
+            ..address_space()
+        };
+        assert_eq!(limit(scarce, 600_000, 10_000).room(128), (119, 6));
+        assert_eq!(limit(scarce, 20_000, 10_000).room(128).0, 0);
+        assert!(limit(scarce, 8 << 20, 10_000).room(128).0 > 10_000);
+        assert!(limit(TASKS, 1_000, 900).room(128).0 < limit(TASKS, 1_000, 10).room(128).0);
+    }
+
+    #[test]
+    fn what_is_needed_for_a_number_of_sessions_is_just_enough_for_them() {
+        for cost in [DESCRIPTORS, TASKS, mappings(2), mappings(4)] {
+            for wanted in [1, 2, 99, 7_878, 10_000] {
+                let needed = limit(cost, 0, 10).needed(wanted, 128);
+                assert_eq!(sessions(cost, needed), wanted);
+                assert!(sessions(cost, needed - 1) < wanted);
+            }
+        }
+        assert_eq!(limit(TASKS, 0, 0).needed(usize::MAX, 1), u64::MAX);
+    }
+
+    #[test]
+    fn no_room_for_a_session_is_refused_and_little_room_is_told() {
+        let capacity = |value| Capacity::of(vec![limit(TASKS, value, 7)], 128);
+        let error = capacity(20).admit(None).unwrap_err();
+        let (one, few) = (
+            limit(TASKS, 0, 7).needed(1, 128),
+            limit(TASKS, 0, 7).needed(FEW, 128),
+        );
+        for part in ["a limit = 20, 7 in use", &one.to_string(), &few.to_string()] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(capacity(one).admit(None).unwrap().sessions, 1);
+        assert!(capacity(20).admit(Some(1)).is_err());
+        let told = capacity(one).few(None).unwrap();
+        for part in ["1 sessions", "a limit = ", &few.to_string()] {
+            assert!(told.contains(part), "{told}");
+        }
+        assert_eq!(capacity(one).few(Some(1)), None);
+        assert_eq!(capacity(few).few(None), None);
     }
 
     /// As with `vm.max_map_count` = 65530 and 512 handshakes.
     fn by_maps(signal_stacks: bool) -> Capacity {
-        let (sessions, fixed, each) = if signal_stacks {
-            (7_879, 2_498, 8)
-        } else {
-            (16_014, 1_474, 4)
+        let maps = |per_thread| Limit {
+            name: "vm.max_map_count",
+            value: 65_530,
+            used: 256,
+            cost: mappings(per_thread),
         };
+        let of = |per_thread| Capacity::of(vec![maps(per_thread)], 512);
         Capacity {
-            sessions,
-            limit: "vm.max_map_count = 65530".into(),
-            need: Need { fixed, each },
-            without_signal_stacks: signal_stacks.then(|| Box::new(by_maps(false))),
+            without_signal_stacks: signal_stacks.then(|| Box::new(of(2))),
+            ..of(if signal_stacks { 4 } else { 2 })
         }
     }
 
     #[test]
     fn asking_for_more_names_the_setting_and_what_it_needs() {
         let capacity = by_maps(true);
-        assert_eq!(capacity.admit(Some(7_879)), Ok(7_879));
+        assert_eq!(capacity.admit(Some(7_872)).unwrap().sessions, 7_872);
         let error = capacity.admit(Some(10_000)).unwrap_err();
-        for part in ["vm.max_map_count = 65530", "10000", "82498", "SIGSEGV", "16014"] {
+        for part in ["vm.max_map_count = 65530", "10000", "82554", "SIGSEGV", "16000"] {
             assert!(error.contains(part), "{error}");
         }
         let error = capacity.admit(Some(20_000)).unwrap_err();
-        for part in ["162498", "SIGSEGV", "81474"] {
+        for part in ["162554", "SIGSEGV", "81530"] {
             assert!(error.contains(part), "{error}");
         }
         let error = by_maps(false).admit(Some(20_000)).unwrap_err();
-        assert!(error.contains("81474") && !error.contains("SIGSEGV"), "{error}");
+        assert!(error.contains("81530") && !error.contains("SIGSEGV"), "{error}");
     }
 
     #[test]
     fn signal_stacks_are_in_the_way_where_they_cost_sessions_that_are_wanted() {
-        for (asked, expected) in [
-            (Some(7_879), false),
-            (Some(7_880), true),
-            (Some(16_014), true),
-            (Some(16_015), false),
-            (None, true),
-        ] {
-            assert_eq!(by_maps(true).is_more_without_signal_stacks(asked), expected);
-            assert!(!by_maps(false).is_more_without_signal_stacks(asked));
+        for (asked, expected) in [(7_872, false), (7_873, true), (16_000, true), (16_001, false)] {
+            let capacity = by_maps(true);
+            assert_eq!(capacity.is_enough_without_signal_stacks(asked), expected);
+            assert!(!by_maps(false).is_enough_without_signal_stacks(asked));
         }
-        let mut same = by_maps(true);
-        same.without_signal_stacks = Some(Box::new(by_maps(true)));
-        assert!(!same.is_more_without_signal_stacks(None));
     }
 
     #[test]
-    fn what_is_needed_for_a_number_of_sessions_is_enough_for_them() {
-        let need = Need { fixed: 450, each: 8 };
-        for sessions in [0, 1, 7_878, 10_000] {
-            assert_eq!(need.sessions(need.of(sessions)), sessions);
-        }
-        assert_eq!(need.sessions(100), 0);
+    fn the_control_group_that_leaves_the_least_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/self/cgroup", "0::/one/two\n");
+        assert_eq!(pids(root.path()), None);
+        write("sys/fs/cgroup/one/two/pids.max", "max\n");
+        write("sys/fs/cgroup/one/pids.max", "500\n");
+        write("sys/fs/cgroup/one/pids.current", "20\n");
+        write("sys/fs/cgroup/pids.max", "1000\n");
+        write("sys/fs/cgroup/pids.current", "900\n");
+        assert_eq!(pids(root.path()), Some((1000, 900)));
     }
 }

@@ -31,6 +31,12 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// As [`read`](Self::read).
     fn wait_readable(&self) -> io::Result<()>;
 
+    /// Whether [`read`](Self::read) would answer at once. A stream that
+    /// cannot tell says no.
+    fn is_readable(&self) -> bool {
+        false
+    }
+
     /// Writes some of the bytes; blocks until it can.
     ///
     /// # Errors

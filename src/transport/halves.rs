@@ -4,9 +4,10 @@ use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::duplex::{try_write_all, write_all};
-use super::outbox::Outgoing;
+use super::duplex::{is_timeout, try_write_all, write_all};
+use super::outgoing::Outgoing;
 use super::{BufferPool, Duplex, Inbox};
 
 /// The receiving direction. One thread owns it.
@@ -102,6 +103,67 @@ pub struct Halves {
     pub transmit: Box<dyn Transmit>,
     /// What has been received and not decoded yet.
     pub inbox: Inbox,
+}
+
+impl Halves {
+    /// Receives once, before the deadline, and sends what that calls for. Blocks.
+    ///
+    /// # Errors
+    /// `TimedOut` at the deadline, else as [`Receive::receive`] and
+    /// [`Transmit::flush`].
+    pub(crate) fn receive_until(&mut self, deadline: Instant) -> io::Result<Received> {
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        match self.receive.receive(&mut self.inbox) {
+            Ok(received) => {
+                if received.flush {
+                    self.transmit.flush()?;
+                }
+                Ok(received)
+            }
+            Err(e) if is_timeout(&e) => Err(io::ErrorKind::TimedOut.into()),
+            Err(e) => {
+                // A fault of TLS has an alert to send; the rest is best effort.
+                let _ = self.transmit.flush();
+                Err(e)
+            }
+        }
+    }
+}
+
+/// Tells the peer why there will be no session, ends the stream, and lets the
+/// peer read what it was told, for `linger` at most. Blocks for that.
+pub(crate) fn refuse(halves: &mut Halves, answer: Option<Outgoing>, linger: Duration) {
+    let _ = halves.stream.set_write_timeout(Some(linger));
+    if let Some(answer) = answer {
+        let _ = halves.transmit.transmit(&[answer]);
+    }
+    let _ = halves.transmit.finish();
+    drain(&*halves.stream, linger);
+}
+
+/// Reads until the peer ends its side, for `linger` at most: closing a socket
+/// that holds unread input would destroy what is on its way to the peer.
+pub(crate) fn drain(stream: &dyn Duplex, linger: Duration) {
+    let end = super::deadline(linger);
+    let mut scratch = [0; 4096];
+    loop {
+        let left = end.saturating_duration_since(now());
+        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+            return;
+        }
+        if !matches!(stream.read(&mut scratch), Ok(n) if n > 0) {
+            return;
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "deadlines of handshakes and partings")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 /// Both directions of `stream` in clear.

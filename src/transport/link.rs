@@ -20,13 +20,13 @@ use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::outbox::{Outbox, Outgoing};
-use super::queue::{self, Due};
-use super::{Decode, Duplex, Halves, Transmit, threads};
+use super::duplex::is_timeout;
+use super::outbox::{Due, Outbox};
+use super::{Decode, Duplex, Halves, Outgoing, threads};
 
 /// How a link behaves.
 #[derive(Clone, Debug)]
@@ -55,23 +55,32 @@ impl Default for LinkConfig {
     }
 }
 
-/// Where a link's reader delivers. All calls come from the reader thread.
+/// Whom a link tells. All calls come from the reader thread, but for those of
+/// [`room`](Self::room).
 pub trait Sink<I>: Send + 'static {
-    /// After a silence bytes have arrived, and items are likely to follow
-    /// within microseconds: whoever deals with them may be woken now, while
-    /// they are being read.
-    fn soon(&mut self) {}
-
     /// Items in the order of the stream, and how many bytes were received
     /// for them. May block: the peer is then held back by its own socket.
     /// False ends the link.
     fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
+
+    /// So many bytes of an item are here whose end has not come, more than
+    /// 128 KiB; or none any more, after that. May block. False ends the link.
+    fn unfinished(&mut self, bytes: usize) -> bool {
+        let _ = bytes;
+        true
+    }
 
     /// No more items will come. The link may still send what waits.
     fn ended(&mut self, reason: EndReason);
 
     /// Both threads are about to end; joining the link takes no time now.
     fn finished(&mut self);
+
+    /// What the writer thread calls when the outbox was asked to tell of room,
+    /// and where it fails: then nobody needs to wait for room any more.
+    fn room(&self) -> Box<dyn Fn() + Send> {
+        Box::new(|| ())
+    }
 }
 
 /// Why a link ended.
@@ -118,9 +127,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts both threads. What `outbox` holds already goes out first; up to
-    /// 16 KiB of it on the calling thread, which may block for the write
-    /// timeout. What `halves.inbox` holds is decoded before the first read.
+    /// Starts both threads. What `outbox` holds already goes out first. What
+    /// `halves.inbox` holds is decoded before the first read. Does not block.
     ///
     /// # Errors
     /// The system gives no more threads; the stream is shut down then.
@@ -135,7 +143,8 @@ impl Link {
         let started = start(halves, decoder, outbox.clone(), sink, config);
         if started.is_err() {
             outbox.abort();
-            outbox.line().close();
+            outbox.shut();
+            outbox.discard();
             let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(Self {
@@ -193,63 +202,80 @@ fn start<D: Decode>(
     let Halves {
         stream,
         receive,
-        mut transmit,
+        transmit,
         inbox,
     } = halves;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
-    send_first(&outbox, &mut *transmit, &*stream);
-    outbox.line().open(transmit);
+    outbox.open(transmit);
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
+        let room = sink.room();
         threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
-            write(&outbox, &*stream, linger);
+            write(&outbox, &*stream, linger, &*room);
         })?
     };
+    let (abandoned, abandoned_stream) = (outbox.clone(), Arc::clone(&stream));
     // Boxed, so that the thread's own frames hold a pointer each.
     let mut reader = Box::new(Reader {
         stream,
+        silence: config.write_timeout,
+        is_long: false,
         receive,
         inbox,
         decoder,
         outbox,
         sink,
     });
-    threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
-        reader.run(writer)
-    })
+    let writer = WriterHandle::new(Mutex::new(Some(writer)));
+    let joins = Arc::clone(&writer);
+    let started = threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
+        reader.run(&joins)
+    });
+    if started.is_err() {
+        abandoned.abort();
+        let _ = abandoned_stream.shutdown(Shutdown::Both);
+        join(&writer);
+    }
+    started
 }
 
-/// Sends what waits already, if it is short, so that the stack of a writer
-/// that has nothing more to say never grows as deep as sealing a record.
-fn send_first(outbox: &Outbox, transmit: &mut dyn Transmit, stream: &dyn Duplex) {
-    if !(1..=FIRST_BYTES).contains(&outbox.waiting().1) {
-        return;
+/// The writer's handle, which the reader takes at its end. Where no reader could
+/// be started, whoever tried to does.
+type WriterHandle = Arc<Mutex<Option<JoinHandle<()>>>>;
+
+fn join(writer: &WriterHandle) {
+    let handle = writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(handle) = handle {
+        // A panic has been logged by the panic hook.
+        let _ = handle.join();
     }
-    let mut batch = Vec::new();
-    while let Some(item) = outbox.queue().pop() {
-        batch.push(item);
-    }
-    let frames = batch.iter().map(|item| u64::from(item.frames())).sum();
-    let bytes = batch.iter().map(|item| item.len() as u64).sum();
-    outbox.begin_writing();
-    match transmit.transmit(&batch) {
-        Ok(()) => outbox.sent(batch.len() as u64, frames, bytes),
-        Err(e) => fail(outbox, stream, e),
-    }
-    transmit.idle();
-    outbox.queue().release();
 }
 
-/// What goes out on the thread that starts a link: as much as a socket that
-/// is new has room for.
-const FIRST_BYTES: u64 = 16 * 1024;
+/// From this length on an unfinished item is minded.
+const LONG: usize = 128 * 1024;
 
-/// A wait after which whoever deals with items is likely to sleep too.
-const SILENCE: Duration = Duration::from_micros(100);
+/// A long item that did not come to its end.
+#[derive(Debug)]
+struct Unfinished {
+    held: usize,
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { held } = self;
+        write!(f, "a frame did not come to its end, {held} bytes of it are here")
+    }
+}
+
+impl std::error::Error for Unfinished {}
 
 struct Reader<D, S> {
     stream: Arc<dyn Duplex>,
+    /// How long the peer may be silent in the middle of a long item.
+    silence: Option<Duration>,
+    /// Whether a long item is unfinished.
+    is_long: bool,
     receive: Box<dyn super::Receive>,
     inbox: super::Inbox,
     decoder: D,
@@ -262,7 +288,7 @@ struct Reader<D, S> {
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
-    fn run(&mut self, writer: JoinHandle<()>) {
+    fn run(&mut self, writer: &WriterHandle) {
         // A fault of ours costs this link alone, and its owner hears of it.
         let found = catch_unwind(AssertUnwindSafe(|| self.read()))
             .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
@@ -271,7 +297,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
 
     /// Everything after the last byte that was read.
     #[inline(never)]
-    fn end(&mut self, found: EndReason, writer: JoinHandle<()>) {
+    fn end(&mut self, found: EndReason, writer: &WriterHandle) {
         let reason = match (self.outbox.failure(), found) {
             (Some(error), _) => EndReason::Io(error),
             (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
@@ -282,7 +308,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         // TLS that refuses a record has an alert to send.
         let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
         self.sink.ended(reason);
-        if lost || self.outbox.is_aborted() {
+        if lost || self.outbox.is_over() {
             self.outbox.abort();
         } else {
             let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
@@ -292,7 +318,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             self.outbox.abort();
         }
         let _ = self.stream.shutdown(Shutdown::Both);
-        let _ = writer.join();
+        join(writer);
         self.outbox.discard();
         self.sink.finished();
     }
@@ -305,15 +331,12 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let mut counted = self.inbox.bytes.len();
         let mut end = false;
         let mut fault = None;
-        // A peer that sends less than an item at a time keeps nobody awake.
-        let mut announce = true;
         loop {
             let before = self.inbox.bytes.len();
             let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
             self.inbox.wanted = self.decoder.wanted();
             if !items.is_empty() || counted > 0 && before > self.inbox.bytes.len() {
                 let bytes = std::mem::take(&mut counted);
-                announce |= !items.is_empty();
                 if !self.sink.items(&mut items, bytes) {
                     return EndReason::Local;
                 }
@@ -333,13 +356,10 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 };
             }
             let held = self.inbox.bytes.len();
-            let (sink, began) = (&mut self.sink, super::outbox::now());
-            let received = self.receive.receive_telling(&mut self.inbox, &mut || {
-                if announce && began.elapsed() >= SILENCE {
-                    announce = false;
-                    sink.soon();
-                }
-            });
+            if let Err(fault) = self.mind_unfinished(held) {
+                return EndReason::Protocol(Box::new(fault));
+            }
+            let received = self.receive.receive(&mut self.inbox);
             counted += self.inbox.bytes.len() - held;
             match received {
                 Ok(received) => {
@@ -348,10 +368,31 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                         self.outbox.flush();
                     }
                 }
+                Err(e) if self.is_long && is_timeout(&e) => {
+                    return EndReason::Protocol(Box::new(Unfinished { held }));
+                }
                 // What came before it is delivered.
                 Err(e) => fault = Some(e),
             }
         }
+    }
+
+    /// A long item that is not whole is to come to its end: its peer may be
+    /// silent for as long as a write may take, and the owner may give it up.
+    /// Short ones may take as long as they like, since they keep little.
+    fn mind_unfinished(&mut self, held: usize) -> Result<(), Unfinished> {
+        let is_long = held > LONG;
+        if std::mem::replace(&mut self.is_long, is_long) != is_long {
+            // A stream that can't be told is cut, and the next read says so.
+            let _ = self.stream.set_read_timeout(self.silence.filter(|_| is_long));
+            if !is_long {
+                self.sink.unfinished(0);
+            }
+        }
+        if is_long && !self.sink.unfinished(held) {
+            return Err(Unfinished { held });
+        }
+        Ok(())
     }
 
     /// Takes what the peer still sends off the socket, until it ends its
@@ -364,9 +405,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// A peer that has ended its side may still receive: waits until the
     /// writer is done, for as long as it makes progress.
     fn wait_for_writer(&self) {
-        let mut before = self.outbox.written();
-        while !self.outbox.wait_until_done(LAST_WRITE) {
-            let now = self.outbox.written();
+        let mut before = self.outbox.sent();
+        while !self.outbox.wait_until_drained(LAST_WRITE) {
+            let now = self.outbox.sent();
             if now == before {
                 return;
             }
@@ -375,92 +416,73 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     }
 }
 
-fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration) {
-    let done = Done(outbox);
-    let result = catch_unwind(AssertUnwindSafe(|| write_until_closed(outbox)))
+fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()) {
+    let sent = Sent(outbox);
+    let result = catch_unwind(AssertUnwindSafe(|| write_until_over(outbox, room)))
         .unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
+    if let Err(e) = &result {
+        fail(outbox, stream, e);
+        room();
+    }
     // Buffers and keys go back before the wait below.
-    drop(done);
-    match result {
-        Ok(End::Closed) => {
-            // Until the reader has seen the end of the peer's side.
-            outbox.queue().wait_for_abort(super::deadline(linger));
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        Ok(End::Aborted) => {}
-        // Whoever aborts shuts the stream down, which is not its fault.
-        Err(_) if outbox.is_aborted() => {}
-        Err(e) => fail(outbox, stream, e),
+    drop(sent);
+    if let Ok(End::Drained) = result {
+        // Until the reader has seen the end of the peer's side.
+        outbox.wait_until_over(linger);
+        let _ = stream.shutdown(Shutdown::Both);
     }
 }
 
-fn fail(outbox: &Outbox, stream: &dyn Duplex, error: io::Error) {
-    outbox.fail(if super::duplex::is_timeout(&error) {
+fn fail(outbox: &Outbox, stream: &dyn Duplex, error: &io::Error) {
+    outbox.fail(if is_timeout(error) {
         io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
     } else {
-        error
+        io::Error::new(error.kind(), error.to_string())
     });
     let _ = stream.shutdown(Shutdown::Both);
 }
 
 /// Says that the writer has sent its last byte, also where it panics.
-struct Done<'a>(&'a Outbox);
+struct Sent<'a>(&'a Outbox);
 
-impl Drop for Done<'_> {
+impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        self.0.line().close();
-        self.0.done();
+        self.0.shut();
+        // After a failure nothing is drained, and this changes nothing.
+        self.0.drained();
     }
 }
 
 enum End {
-    Closed,
-    Aborted,
+    /// Everything is sent, and the peer has been told.
+    Drained,
+    /// Nothing is to be sent any more.
+    Over,
 }
 
-fn write_until_closed(outbox: &Outbox) -> io::Result<End> {
+fn write_until_over(outbox: &Outbox, room: &dyn Fn()) -> io::Result<End> {
     let mut batch: Vec<Outgoing> = Vec::new();
     loop {
-        let mut next = Some(outbox.queue().next(&mut batch));
+        let mut next = Some(outbox.next(&mut batch));
         // Everything that waits goes out before the thread sleeps again.
         while let Some(due) = next {
-            if let Some(end) = send(outbox, &mut batch, due)? {
-                return Ok(end);
+            if due.over {
+                return Ok(End::Over);
             }
-            next = outbox.queue().try_next(&mut batch);
+            if send(outbox, due, &mut batch, room)? {
+                return Ok(End::Drained);
+            }
+            next = outbox.try_next(&mut batch);
         }
-        outbox.line().hold().transmit()?.idle();
-        queue::release(&mut batch);
+        outbox.idle();
+        // An idle thread keeps room for an item at most.
+        batch.shrink_to(1);
     }
 }
 
-/// Sends one batch. Not part of its caller, so that what an idle thread has
-/// on its stack stays small.
+/// Not part of its caller, so that what an idle thread has on its stack stays
+/// small.
 #[inline(never)]
-fn send(outbox: &Outbox, batch: &mut Vec<Outgoing>, due: Due) -> io::Result<Option<End>> {
-    if due.abort {
-        return Ok(Some(End::Aborted));
-    }
-    let mut line = outbox.line().hold();
-    if let Some((frames, bytes)) = line.take_begun() {
-        outbox.begin_writing();
-        line.transmit()?.flush()?;
-        outbox.sent(1, frames, bytes);
-    }
-    let transmit = line.transmit()?;
-    if !batch.is_empty() {
-        outbox.begin_writing();
-        transmit.transmit(batch)?;
-        let items = batch.len() as u64;
-        batch.clear();
-        outbox.sent(items, due.frames, due.bytes);
-    }
-    if due.flush {
-        transmit.flush()?;
-    }
-    if due.close {
-        transmit.finish()?;
-        return Ok(Some(End::Closed));
-    }
-    Ok(None)
+fn send(outbox: &Outbox, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
+    outbox.send(due, batch, room)
 }

@@ -234,6 +234,10 @@ impl Duplex for MemoryStream {
         self.incoming.read(&mut [0], &self.read_limit(), false).map(drop)
     }
 
+    fn is_readable(&self) -> bool {
+        self.incoming.read(&mut [0], &Wait::Never, false).is_ok()
+    }
+
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let limit = self.limits().1.map(super::deadline);
         self.outgoing.write(bytes, &Wait::Until(limit))

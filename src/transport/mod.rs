@@ -1,59 +1,56 @@
-//! Byte streams and the two threads that serve one. Knows no protocol.
+//! Byte streams, the two threads that serve one, and the dispatcher that
+//! serves all. Knows no protocol.
 //!
 //! ```text
 //!             ┌────────────── link ──────────────────────────────────────────────┐
-//!  socket ───▶│ reader thread: Receive ─▶ Inbox ─▶ Decode ─▶ Sink::items         ├──▶ owner
-//!  (Duplex)   │      │ flush                                                     │
-//!  socket ◀───│ writer thread: Transmit ◀─ coalesce ◀─ Outbox (bounded queue)    │◀── owner
+//!  socket ───▶│ reader thread: Receive ─▶ Inbox ─▶ Decode ─▶ Sink::items         ├──▶ dispatch:
+//!  (Duplex)   │      │ flush                                                     │    Runner, Flow,
+//!  socket ◀───│ writer thread: Transmit ◀─ batch ◀─ Outbox                       │◀── a protocol's Core
 //!             └──────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! * A [`Duplex`] is a raw, blocking byte stream that two threads share:
-//!   TCP, a Unix socket, or memory.
-//! * [`Halves`] are its two directions, in clear ([`plain`]) or as TLS
-//!   ([`tls`]). The reader never holds anything that the writer needs while
-//!   it waits. Only the writer puts bytes on the socket, or in its place, while
-//!   it is idle, whoever has something short to send.
-//! * [`Link`] runs one thread for each direction and is told when the stream
-//!   ends; its [`Outbox`] is the bounded queue towards the writer.
+//! What an embedder needs of it is public: where to listen and connect
+//! ([`Address`]), TCP's options ([`TcpOptions`]), what may wait for a peer
+//! ([`Limits`]), TLS ([`tls`]), and streams in memory for tests ([`memory`]).
 //!
 //! | file | holds |
 //! |---|---|
-//! | `address` | [`Address`]: where to listen or connect |
-//! | `target` | a place to connect to, and how |
-//! | `cancel` | what ends a wait from another thread |
-//! | `deadline` | when a time limit ends, however long it is |
-//! | `duplex` | the [`Duplex`] trait |
-//! | `lookup` | names to addresses |
-//! | `tcp`, `unix`, `memory` | what implements it, and [`Listener`] |
-//! | `buffers` | [`BufferPool`]: read and write buffers of busy links |
-//! | `halves` | [`Receive`], [`Transmit`], and both in clear |
+//! | `address`, `target`, `lookup` | where to listen or connect, and names to addresses |
+//! | `duplex` | a raw, blocking byte stream that two threads share |
+//! | `tcp`, `unix`, `memory`, `listener` | what implements it, and how it is accepted |
+//! | `halves` | its two directions, in clear |
 //! | `tls` | both as TLS |
-//! | `newcomers` | accept threads, and workers for handshakes |
-//! | `capacity` | how many links the system allows |
-//! | `codec` | [`Decode`]: what turns bytes into items |
-//! | `outbox` | the bounded queue of a writer |
-//! | `queue` | what waits in it |
-//! | `line` | sending past a writer that has nothing to do |
+//! | `buffers` | read and write buffers of busy links |
+//! | `codec` | what turns bytes into items |
+//! | `newcomers` | accept threads, and a thread for each handshake |
+//! | `capacity`, `available_memory`, `cgroup` | what the system can carry |
+//! | `outgoing`, `outbox` | the way out of a connection |
 //! | `link` | the two threads |
-//! | `threads` | names, stack sizes |
+//! | `flow` | who may go on, and who waits for whom |
+//! | `dispatch` | the dispatcher, and the life of a connection |
+//! | `table` | connections by number |
+//! | `cancel`, `deadline`, `threads` | what ends a wait; names and stacks |
 
 mod address;
+mod available_memory;
 mod buffers;
 mod cancel;
 mod capacity;
+mod cgroup;
 mod codec;
 mod deadline;
+pub(crate) mod dispatch;
 mod duplex;
+pub(crate) mod flow;
 mod halves;
-mod line;
 mod link;
 mod listener;
 mod lookup;
 pub mod memory;
 mod newcomers;
-mod outbox;
-mod queue;
+pub(crate) mod outbox;
+mod outgoing;
+mod table;
 mod target;
 mod tcp;
 pub(crate) mod threads;
@@ -61,19 +58,50 @@ pub mod tls;
 mod unix;
 
 pub use self::address::{Address, AddressError, DEFAULT_PORT};
-pub use self::buffers::BufferPool;
+pub(crate) use self::available_memory::memory_for_queues;
+pub(crate) use self::buffers::BufferPool;
 pub(crate) use self::cancel::Cancel;
+pub(crate) use self::capacity::Room;
+#[cfg(feature = "cluster")]
+pub(crate) use self::capacity::descriptors;
 pub use self::capacity::more_without_signal_stacks;
-pub(crate) use self::capacity::{Capacity, descriptors};
-pub use self::codec::{Decode, Inbox};
+pub(crate) use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline};
-pub use self::duplex::{Duplex, PeerAddress};
-pub use self::halves::{Halves, Receive, Received, Transmit, Tried, plain};
-pub use self::link::{EndReason, Link, LinkConfig, Sink};
-pub use self::listener::{Listener, Waker};
+pub(crate) use self::duplex::Duplex;
+pub use self::duplex::PeerAddress;
+#[cfg(all(test, feature = "opflex"))]
+pub(crate) use self::flow::Credit;
+pub(crate) use self::flow::{Budget, PATIENCE};
+#[cfg(feature = "opflex")]
+pub(crate) use self::halves::plain;
+pub(crate) use self::halves::{Halves, Receive, Received, Transmit, drain, refuse};
+pub(crate) use self::link::{EndReason, Link, LinkConfig, Sink};
+pub(crate) use self::listener::{Listener, Waker};
+pub use self::newcomers::default_max_handshakes;
 pub(crate) use self::newcomers::{Acceptance, Newcomer};
-pub use self::outbox::{Limits, Outbox, Outgoing, PushError};
+pub use self::outbox::Limits;
+pub(crate) use self::outbox::{Gauge, Outbox, PushError};
+pub(crate) use self::outgoing::{Load, Outgoing};
+pub(crate) use self::table::{ConnectionId, Table};
 pub(crate) use self::target::Target;
+#[cfg(feature = "cluster")]
 pub(crate) use self::tcp::connect_unless;
-pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp};
-pub use self::unix::connect_unix;
+pub use self::tcp::{KeepAlive, TcpOptions};
+#[cfg(feature = "opflex")]
+pub(crate) use self::unix::connect_unix;
+
+/// What this crate's own tests and benchmarks speak through, below the public
+/// interface. It changes without notice.
+#[doc(hidden)]
+pub mod raw {
+    pub use super::buffers::BufferPool;
+    pub use super::codec::{Decode, Inbox};
+    pub use super::duplex::Duplex;
+    pub use super::halves::{Halves, Receive, Received, Transmit, Tried, plain};
+    pub use super::link::{EndReason, Link, LinkConfig, Sink};
+    pub use super::listener::{Listener, Waker};
+    pub use super::outbox::{Outbox, PushError};
+    pub use super::outgoing::{Load, Outgoing};
+    pub use super::tcp::connect_tcp;
+    pub use super::unix::connect_unix;
+}

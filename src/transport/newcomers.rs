@@ -1,57 +1,104 @@
-//! Newcomers: accepted on one thread a listener, and brought in on a bounded
-//! pool of workers, where a TLS handshake may take its time.
+//! Newcomers: accepted on one thread for each listener, and each brought in on
+//! a thread that it has for itself, where a TLS handshake may take its time.
 //!
 //! ```text
-//!  accept thread ─▶ Pool::submit ─▶ worker: serve(newcomer) ─▶ a link, or nothing
-//!      ▲                │ full: the oldest handshake that
-//!      │                ▼ waits for its peer is cut
-//!      └── waits 250 ms at most
+//!  backlog ─▶ accept thread ─▶ takes a slot ─▶ handshake thread: serve(newcomer)
+//!  (kernel)        ▲           all taken: the handshake      │
+//!                  │           that waited longest for       ▼
+//!                  │           its peer is cut            a link, or nothing
+//!                  └────────── the slot is given back ◀──────┘
 //! ```
 //!
-//! Workers are started as they are needed, up to the bound, and end after
-//! some idle seconds, so that their stacks do not stay.
+//! The slots that are taken are the entries of one table; a [`Slot`] removes
+//! its entry when it is dropped, whether its thread served, panicked or was
+//! never started. So there is no count that could drift from the truth. A
+//! thread that cannot be started costs that newcomer its connection, at once,
+//! and nobody else anything.
+//!
+//! A thread that has served waits a moment for another newcomer: the first
+//! handshake of a thread costs half as much again, mostly for what the
+//! cryptography sets up in each thread. It is idle from when it begins to wait
+//! until it stops, which both happen under the one lock, and it stops only
+//! where no slot is handed over. Slots are handed over, under that lock too,
+//! only to as many as are idle: so there is a thread for each of them.
+//!
+//! While all slots are taken, each listener has one newcomer at hand, and the
+//! others wait in the kernel's backlog.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
-use log::{debug, error, warn};
+use log::{error, warn};
 
 use super::{Duplex, Listener, PeerAddress, Waker, threads};
+use crate::log_limit::LogLimit;
 
-/// A handshake may be cut for a newcomer once it has waited so long for its
-/// peer without a byte.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// A handshake that has taken so long may be cut for a newcomer even though
-/// bytes drip in: an honest one takes some milliseconds.
-const LONG: Duration = Duration::from_secs(2);
-/// How long a worker waits for the next newcomer before it ends.
+/// How long a handshake may wait for its peer before it may be cut for a
+/// newcomer. Only time in which the peer has to do something counts, so a
+/// slow host of ours never makes an honest peer look slow.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// In one wait, without a byte.
+    silent: Duration,
+    /// In all its waits together, so that bytes that drip in do not help.
+    in_sum: Duration,
+}
+
+/// An honest peer answers within a round trip and some milliseconds, three
+/// times in a handshake.
+const PATIENCE: Patience = Patience {
+    silent: Duration::from_millis(250),
+    in_sum: Duration::from_secs(2),
+};
+/// How often an accept thread looks for a handshake that may be cut, while
+/// all slots are taken.
+const LOOK: Duration = Duration::from_millis(25);
+/// How long a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
 /// Pause of an accept thread after an error such as no more descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How many handshakes a server has under way at a time, where its
+/// configuration does not say: 64 for each core, and 512 at most.
+///
+/// A handshake takes about a millisecond of a core and several round trips.
+/// With 64 of them a core is busy at round trips of up to some 20 ms, and
+/// still serves each within a tenth of a second when all become ready at
+/// once: far below any time limit. More would wait for each other on a small
+/// host; further newcomers wait in the kernel's backlog instead.
+pub fn default_max_handshakes() -> usize {
+    let cores = available_parallelism().map_or(1, usize::from);
+    cores.saturating_mul(64).min(512)
+}
+
 /// Brings one newcomer in, or refuses it. Blocks for as long as that takes.
 pub(crate) type Serve = dyn Fn(&Newcomer) + Send + Sync;
+
+/// What a handshake thread runs.
+type Body = Box<dyn FnOnce() + Send>;
+/// Starts a handshake thread; tests make it fail.
+type Spawn = dyn Fn(String, Body) -> io::Result<JoinHandle<()>> + Send + Sync;
 
 /// Everything that brings newcomers in.
 #[derive(Debug)]
 pub(crate) struct Acceptance {
-    pool: Arc<Pool>,
+    handshakes: Arc<Handshakes>,
     threads: Vec<JoinHandle<()>>,
     wakers: Vec<Waker>,
 }
 
 impl Acceptance {
-    /// Starts to accept. `serve` brings one newcomer in, on a worker; at most
-    /// `max` are at it at a time. Threads are named `NAME-accept` and
-    /// `NAME-shake`; `target` is where their log lines go.
+    /// Starts to accept. `serve` brings one newcomer in, on a thread of its
+    /// own; at most `max` are at it at a time. Threads are named
+    /// `NAME-accept` and `NAME-shake`; `target` is where their log lines go.
     pub(crate) fn start(
         listeners: Vec<Listener>,
         name: &'static str,
@@ -59,16 +106,24 @@ impl Acceptance {
         max: usize,
         serve: Box<Serve>,
     ) -> io::Result<Self> {
-        let pool = Arc::new(Pool::new(name, target, serve, max));
+        let spawn = Box::new(|name: String, body: Body| threads::spawn(name, body));
+        Self::start_with(
+            listeners,
+            Handshakes::new(name, target, max, serve, spawn, PATIENCE),
+        )
+    }
+
+    fn start_with(listeners: Vec<Listener>, handshakes: Handshakes) -> io::Result<Self> {
         let mut acceptance = Self {
-            pool,
+            handshakes: Arc::new(handshakes),
             threads: Vec::new(),
             wakers: Vec::new(),
         };
         for (index, listener) in listeners.into_iter().enumerate() {
-            let pool = Arc::clone(&acceptance.pool);
+            let handshakes = Arc::clone(&acceptance.handshakes);
             let waker = listener.waker();
-            match threads::spawn(format!("{name}-accept"), move || accept(index, &listener, &pool)) {
+            let name = format!("{}-accept", handshakes.name);
+            match threads::spawn(name, move || accept(index, &listener, &handshakes)) {
                 Ok(thread) => {
                     acceptance.threads.push(thread);
                     acceptance.wakers.push(waker);
@@ -83,264 +138,360 @@ impl Acceptance {
     }
 
     /// Accepts nobody any more, ends the input of the handshakes under way,
-    /// and joins every thread.
+    /// and joins every thread: those of handshakes through the accept thread
+    /// that started them.
     pub(crate) fn stop(self) {
-        self.pool.close();
+        self.handshakes.close();
         for waker in &self.wakers {
             waker.wake();
         }
         for thread in self.threads {
             let _ = thread.join();
         }
-        self.pool.join();
     }
 }
 
-fn accept(index: usize, listener: &Listener, pool: &Arc<Pool>) {
-    let mut failing = false;
+/// Accepts at one listener, and owns the handshake threads of those who came
+/// there.
+fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
+    let mut threads = Vec::new();
     loop {
         match listener.accept() {
-            Ok(Some(stream)) => {
-                failing = false;
-                pool.submit(index, stream);
-            }
-            Ok(None) => return,
+            Ok(Some(stream)) => threads.extend(handshakes.begin(index, stream)),
+            Ok(None) => break,
+            // That one newcomer is gone; the system lacks nothing.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
+                ) => {}
             Err(e) => {
-                // One line for each time it begins, not ten a second.
-                if !std::mem::replace(&mut failing, true) {
-                    warn!(target: pool.target, "cannot accept: {e}");
-                }
-                if pool.pause(ACCEPT_PAUSE) {
-                    return;
+                if handshakes.cannot_accept(&e) {
+                    break;
                 }
             }
         }
+        for finished in threads.extract_if(.., |thread| thread.is_finished()) {
+            let _ = finished.join();
+        }
+    }
+    for thread in threads {
+        let _ = thread.join();
     }
 }
 
-/// The workers, and the handshakes they are at.
-struct Pool {
+/// The handshakes under way.
+struct Handshakes {
     name: &'static str,
     target: &'static str,
-    serve: Box<Serve>,
-    jobs: (Sender<Newcomer>, Receiver<Newcomer>),
-    /// Disconnected, which wakes idle workers, once the pool is closed.
-    closed: Receiver<()>,
     max: usize,
-    started: Instant,
-    state: Mutex<PoolState>,
-    freed: Condvar,
+    serve: Box<Serve>,
+    spawn: Box<Spawn>,
+    patience: Patience,
+    /// How long a thread that has served waits for another newcomer.
+    idle: Duration,
+    state: Mutex<State>,
+    /// A slot was given back, or the state was closed.
+    changed: Condvar,
+    /// A slot was handed over, or the state was closed.
+    handed_over: Condvar,
 }
 
 #[derive(Default)]
-struct PoolState {
+struct State {
     closed: bool,
-    /// Dropped to disconnect [`Pool::closed`].
-    open: Option<Sender<()>>,
     next: u64,
-    /// Every newcomer that is not admitted or gone yet.
-    pending: HashMap<u64, Newcomer>,
-    workers: Vec<JoinHandle<()>>,
+    /// One entry for each slot that is taken, put in and removed by [`Slot`].
+    taken: HashMap<u64, Newcomer>,
+    /// Threads that wait for a slot, at least as many as there are in `handed`.
     idle: usize,
+    handed: Vec<Slot>,
+    /// What newcomers may cause in the log, all of them together: they prove
+    /// nothing yet.
+    log: LogLimit<()>,
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for Handshakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
+        f.debug_struct("Handshakes")
             .field("max", &self.max)
             .finish_non_exhaustive()
     }
 }
 
-impl Pool {
-    fn new(name: &'static str, target: &'static str, serve: Box<Serve>, max: usize) -> Self {
-        let (open, closed) = crossbeam_channel::bounded(0);
+impl Handshakes {
+    fn new(
+        name: &'static str,
+        target: &'static str,
+        max: usize,
+        serve: Box<Serve>,
+        spawn: Box<Spawn>,
+        patience: Patience,
+    ) -> Self {
         Self {
             name,
             target,
+            max: max.max(1),
             serve,
-            closed,
-            // At most one job for each pending handshake.
-            jobs: crossbeam_channel::bounded(max),
-            max,
-            started: now(),
-            state: Mutex::new(PoolState {
-                open: Some(open),
-                ..PoolState::default()
-            }),
-            freed: Condvar::new(),
+            spawn,
+            patience,
+            idle: IDLE,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            handed_over: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a newcomer to a worker; waits for room, for at most about
-    /// [`PATIENCE`] while peers are silent.
-    fn submit(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) {
-        let accepted = now();
+    /// Gives a newcomer to a thread, once there is a slot for it; the thread
+    /// where it is a new one.
+    fn begin(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<JoinHandle<()>> {
+        let slot = self.take_slot(listener, stream)?;
         let mut state = self.lock();
-        while state.pending.len() >= self.max && !state.closed {
-            let now = self.clock();
-            let waits = |p: &Watched| p.waited(now).is_some_and(|waited| waited >= PATIENCE);
-            let dawdles = |p: &Watched| p.accepted.elapsed() >= LONG;
-            let slow = state.pending.values().filter(|p| waits(&p.0) || dawdles(&p.0));
-            if let Some(oldest) = slow.min_by_key(|p| p.0.id) {
-                debug!(target: self.target, "{}: cut: {} handshakes are under way", oldest.peer(), self.max);
-                // Its worker wakes, fails and makes room.
-                oldest.0.cut();
+        if state.idle > state.handed.len() {
+            state.handed.push(slot);
+            self.handed_over.notify_one();
+            return None;
+        }
+        drop(state);
+        let peer = slot.newcomer.peer();
+        // Where no thread is started, the slot is dropped with the closure,
+        // and the socket with the slot.
+        match (self.spawn)(format!("{}-shake", self.name), Box::new(move || work(slot))) {
+            Ok(thread) => Some(thread),
+            Err(e) => {
+                if let Some(more) = self.lock().log.admit((), "refused", now()) {
+                    warn!(target: self.target, "{peer}: refused, cannot start a thread: {e}{more}");
+                }
+                None
             }
+        }
+    }
+
+    /// Waits for a slot, and cuts handshakes whose peers are slow meanwhile;
+    /// none once this is closed.
+    fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
+        let mut state = self.lock();
+        while state.taken.len() >= self.max && !state.closed {
+            self.cut_slowest(&mut state);
+            // The thread of the one that was cut wakes, fails and gives its
+            // slot back, which ends this wait.
             state = self
-                .freed
-                .wait_timeout(state, PATIENCE / 10)
+                .changed
+                .wait_timeout(state, LOOK)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
         if state.closed {
-            return;
+            return None;
         }
         state.next += 1;
-        let watched = Newcomer(Arc::new(Watched {
-            id: state.next,
+        let id = state.next;
+        let newcomer = Newcomer(Arc::new(Watched {
             listener,
-            accepted,
-            pool_started: self.started,
-            waiting_since: AtomicU64::new(0),
-            over: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
+            accepted: now(),
+            progress: Mutex::default(),
+            unwatched: AtomicBool::new(false),
             stream,
         }));
-        state.pending.insert(watched.0.id, watched.clone());
-        if state.idle == 0 {
-            state.workers.retain(|worker| !worker.is_finished());
-            let pool = Arc::clone(self);
-            match threads::spawn(format!("{}-shake", self.name), move || pool.work()) {
-                Ok(worker) => state.workers.push(worker),
-                Err(e) if state.workers.is_empty() => {
-                    warn!(target: self.target, "{}: refused: cannot start a thread: {e}", watched.peer());
-                    state.pending.remove(&watched.0.id);
-                    return;
-                }
-                Err(e) => debug!(target: self.target, "cannot start another handshake thread: {e}"),
-            }
-        } else {
-            state.idle -= 1;
-        }
-        drop(state);
-        // There is room for every pending handshake.
-        let _ = self.jobs.0.send(watched);
+        state.taken.insert(id, newcomer.clone());
+        Some(Slot {
+            handshakes: Arc::clone(self),
+            id,
+            newcomer,
+        })
     }
 
-    fn work(&self) {
-        loop {
-            let job = crossbeam_channel::select! {
-                recv(self.jobs.1) -> job => job.ok(),
-                recv(self.closed) -> _ => None,
-                default(IDLE) => None,
-            };
-            let job = match job {
-                Some(job) => job,
-                None => {
-                    let mut state = self.lock();
-                    // A job may have been promised to this worker meanwhile.
-                    match self.jobs.1.try_recv() {
-                        Ok(job) => job,
-                        Err(_) if state.closed || state.idle > 0 => {
-                            state.idle = state.idle.saturating_sub(1);
-                            return;
-                        }
-                        Err(_) => continue,
-                    }
-                }
-            };
-            let id = job.0.id;
-            // A fault of ours in one handshake costs that newcomer alone.
-            let served = catch_unwind(AssertUnwindSafe(|| (self.serve)(&job)));
-            if served.is_err() {
-                error!(target: self.target, "{}: its handshake panicked", job.peer());
-                job.0.cut();
-            }
-            let mut state = self.lock();
-            state.pending.remove(&id);
-            state.idle += 1;
-            drop(state);
-            self.freed.notify_all();
+    /// Cuts the handshake that has waited longest for its peer in sum, of
+    /// those that have waited too long.
+    fn cut_slowest(&self, state: &mut State) {
+        let now = now();
+        let waited = |newcomer: &Newcomer| newcomer.0.progress().waited_too_long(now, self.patience);
+        let newcomers = state.taken.values();
+        let mut slow: Vec<_> = newcomers.filter_map(|one| Some((waited(one)?, one))).collect();
+        slow.sort_unstable_by_key(|(waited, _)| Reverse(*waited));
+        let cut = slow
+            .iter()
+            .find(|(_, newcomer)| newcomer.0.cut(now, self.patience));
+        let Some((_, newcomer)) = cut else { return };
+        if let Some(more) = state.log.admit((), "cut", now) {
+            warn!(target: self.target,
+                "{}: cut: {} handshakes are under way, and it is slow{more}",
+                newcomer.peer(), self.max
+            );
         }
     }
 
-    /// Waits a moment; true once the pool is closed.
-    fn pause(&self, limit: Duration) -> bool {
-        let state = self.lock();
+    /// Says that accepting failed, and waits a moment; true once this is
+    /// closed.
+    fn cannot_accept(&self, error: &io::Error) -> bool {
+        let mut state = self.lock();
+        if let Some(more) = state.log.admit((), "cannot accept", now()) {
+            warn!(target: self.target, "cannot accept: {error}{more}");
+        }
         let (state, _) = self
-            .freed
-            .wait_timeout_while(state, limit, |s| !s.closed)
+            .changed
+            .wait_timeout_while(state, ACCEPT_PAUSE, |state| !state.closed)
             .unwrap_or_else(PoisonError::into_inner);
         state.closed
-    }
-
-    fn clock(&self) -> u64 {
-        millis(self.started)
     }
 
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.open = None;
-        for pending in state.pending.values() {
-            // Its input ends; it can still be told why.
-            pending.0.stopping.store(true, Ordering::Release);
-            let _ = pending.0.stream.shutdown(Shutdown::Read);
+        for newcomer in state.taken.values() {
+            newcomer.0.stop();
         }
         drop(state);
-        self.freed.notify_all();
+        self.changed.notify_all();
+        self.handed_over.notify_all();
     }
 
-    fn join(&self) {
-        let workers = std::mem::take(&mut self.lock().workers);
-        for worker in workers {
-            let _ = worker.join();
+    /// Waits for a slot that is handed over; none where none comes for a
+    /// while, or once this is closed.
+    fn next_slot(&self) -> Option<Slot> {
+        let mut state = self.lock();
+        state.idle += 1;
+        let nothing_to_do = |state: &mut State| state.handed.is_empty() && !state.closed;
+        let (mut state, _) = self
+            .handed_over
+            .wait_timeout_while(state, self.idle, nothing_to_do)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.idle -= 1;
+        state.handed.pop()
+    }
+}
+
+/// A handshake thread.
+fn work(first: Slot) {
+    let handshakes = Arc::clone(&first.handshakes);
+    first.serve();
+    while let Some(slot) = handshakes.next_slot() {
+        slot.serve();
+    }
+}
+
+/// A handshake's place among those under way; dropping it gives it back.
+struct Slot {
+    handshakes: Arc<Handshakes>,
+    id: u64,
+    newcomer: Newcomer,
+}
+
+impl Slot {
+    fn serve(self) {
+        let Handshakes { serve, target, .. } = &*self.handshakes;
+        // A fault of ours in one handshake costs that newcomer alone.
+        if catch_unwind(AssertUnwindSafe(|| serve(&self.newcomer))).is_err() {
+            error!(target: target, "{}: its handshake panicked", self.newcomer.peer());
+            let _ = self.newcomer.0.stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// A stream that knows since when its handshake waits for the peer: what a
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.handshakes.lock().taken.remove(&self.id);
+        self.handshakes.changed.notify_all();
+    }
+}
+
+/// How far a handshake is, and how long it has waited for its peer.
+#[derive(Debug, Default)]
+struct Progress {
+    fate: Fate,
+    /// Since when the reader and the writer wait for the peer.
+    since: [Option<Instant>; 2],
+    /// In all waits that are over.
+    waited: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fate {
+    #[default]
+    UnderWay,
+    /// Its input is over, since the server stops; it is told so.
+    Stopping,
+    Cut,
+    Admitted,
+}
+
+const READ: usize = 0;
+const WRITE: usize = 1;
+
+impl Progress {
+    fn end(&mut self, direction: usize, now: Instant) {
+        if let Some(since) = self.since[direction].take() {
+            self.waited += now.saturating_duration_since(since);
+        }
+    }
+
+    /// How long it has waited in sum, where it waits and that is too long.
+    fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
+        if self.fate != Fate::UnderWay {
+            return None;
+        }
+        let waits = self.since.iter().flatten();
+        let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
+        let in_sum = self.waited + silent;
+        (silent >= patience.silent || in_sum >= patience.in_sum).then_some(in_sum)
+    }
+}
+
+/// A stream that knows how long its handshake waits for the peer: what a
 /// handshake, and then its session, reads through.
 #[derive(Debug)]
 struct Watched {
-    id: u64,
     listener: usize,
     accepted: Instant,
-    pool_started: Instant,
-    /// Milliseconds of the pool's clock, plus one; 0 while nobody waits.
-    waiting_since: AtomicU64,
-    /// Set once the handshake is over: the session's reads are not watched.
-    over: AtomicBool,
-    /// Set when the server stops.
-    stopping: AtomicBool,
+    progress: Mutex<Progress>,
+    /// Set with [`Fate::Admitted`]: a session's reads look here alone. To see
+    /// it late does no harm, since the fate decides.
+    unwatched: AtomicBool,
     stream: Arc<dyn Duplex>,
 }
 
 impl Watched {
-    fn waited(&self, now: u64) -> Option<Duration> {
-        match self.waiting_since.load(Ordering::Relaxed) {
-            0 => None,
-            since => Some(Duration::from_millis((now + 1).saturating_sub(since))),
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cuts it, unless it goes on. Decided under the lock that
+    /// [`Newcomer::admitted`] takes: nobody admitted is cut.
+    fn cut(&self, now: Instant, patience: Patience) -> bool {
+        let mut progress = self.progress();
+        let too_long = progress.waited_too_long(now, patience).is_some();
+        // Bytes are there already, and its thread has yet to get a core: what
+        // it waits for is this host. That is no excuse where it writes.
+        let ours = progress.since[WRITE].is_none() && self.stream.is_readable();
+        if !too_long || ours {
+            return false;
+        }
+        progress.fate = Fate::Cut;
+        let _ = self.stream.shutdown(Shutdown::Both);
+        true
+    }
+
+    /// Ends its input, unless it is admitted: then it is its session that
+    /// ends. It can still be told why.
+    fn stop(&self) {
+        let mut progress = self.progress();
+        if progress.fate == Fate::UnderWay {
+            progress.fate = Fate::Stopping;
+            let _ = self.stream.shutdown(Shutdown::Read);
         }
     }
 
-    fn cut(&self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    fn watch<T>(&self, wait: impl FnOnce() -> T) -> T {
-        if self.over.load(Ordering::Relaxed) {
+    fn watch<T>(&self, direction: usize, wait: impl FnOnce() -> T) -> T {
+        if self.unwatched.load(Ordering::Relaxed) {
             return wait();
         }
-        self.waiting_since
-            .store(millis(self.pool_started) + 1, Ordering::Relaxed);
+        self.progress().since[direction] = Some(now());
         let result = wait();
-        self.waiting_since.store(0, Ordering::Relaxed);
+        self.progress().end(direction, now());
         result
     }
 }
@@ -359,7 +510,7 @@ impl Newcomer {
         self.0.listener
     }
 
-    /// When it was accepted.
+    /// When its handshake began: time in the backlog is not its own.
     pub(crate) fn accepted(&self) -> Instant {
         self.0.accepted
     }
@@ -376,27 +527,36 @@ impl Newcomer {
 
     /// Whether the server stops, which ends the newcomer's input.
     pub(crate) fn is_stopping(&self) -> bool {
-        self.0.stopping.load(Ordering::Acquire)
+        self.0.progress().fate == Fate::Stopping
     }
 
-    /// The handshake is over: from here on its reads may wait.
-    pub(crate) fn admitted(&self) {
-        self.0.over.store(true, Ordering::Relaxed);
+    /// The handshake is over: from here on its reads may wait, and it is
+    /// neither cut nor stopped. False where it was before this.
+    pub(crate) fn admitted(&self) -> bool {
+        let mut progress = self.0.progress();
+        if progress.fate == Fate::UnderWay {
+            progress.fate = Fate::Admitted;
+        }
+        self.0.unwatched.store(true, Ordering::Relaxed);
+        progress.fate == Fate::Admitted
     }
 }
 
 impl Duplex for Watched {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.watch(|| self.stream.read(buffer))
+        self.watch(READ, || self.stream.read(buffer))
     }
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.try_read(buffer)
     }
     fn wait_readable(&self) -> io::Result<()> {
-        self.watch(|| self.stream.wait_readable())
+        self.watch(READ, || self.stream.wait_readable())
+    }
+    fn is_readable(&self) -> bool {
+        self.stream.is_readable()
     }
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.watch(|| self.stream.write(bytes))
+        self.watch(WRITE, || self.stream.write(bytes))
     }
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.try_write(bytes)
@@ -418,11 +578,267 @@ impl Duplex for Watched {
     }
 }
 
-fn millis(since: Instant) -> u64 {
-    u64::try_from(now().saturating_duration_since(since).as_millis()).unwrap_or(u64::MAX)
-}
-
 #[expect(clippy::disallowed_methods, reason = "a handshake has a deadline")]
 fn now() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use crossbeam_channel::{Sender, bounded, unbounded};
+
+    use super::super::memory::{self, Faults, MemoryListener, MemoryStream};
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(3600);
+    /// Whoever waits at all may be cut.
+    const NONE: Patience = Patience {
+        silent: Duration::ZERO,
+        in_sum: LONG,
+    };
+    const ENDLESS: Patience = Patience {
+        silent: LONG,
+        in_sum: LONG,
+    };
+
+    fn handshakes(max: usize, serve: Box<Serve>, spawn: Box<Spawn>, patience: Patience) -> Handshakes {
+        Handshakes {
+            idle: LONG,
+            ..Handshakes::new("test", "test", max, serve, spawn, patience)
+        }
+    }
+
+    fn really() -> Box<Spawn> {
+        Box::new(|name: String, body: Body| threads::spawn(name, body))
+    }
+
+    /// Answers the first byte with itself; `p` makes it panic.
+    fn echo() -> Box<Serve> {
+        Box::new(|newcomer: &Newcomer| {
+            let mut byte = [0];
+            if let Ok(1) = newcomer.stream().read(&mut byte) {
+                assert_ne!(byte[0], b'p', "as asked for");
+                newcomer.admitted();
+                let _ = newcomer.stream().write(&byte);
+            }
+        })
+    }
+
+    struct Running {
+        place: MemoryListener,
+        acceptance: Acceptance,
+    }
+
+    impl Running {
+        fn start(handshakes: Handshakes) -> Self {
+            let place = MemoryListener::new();
+            let listeners = vec![Listener::memory(place.clone())];
+            Self {
+                place,
+                acceptance: Acceptance::start_with(listeners, handshakes).unwrap(),
+            }
+        }
+
+        fn connect(&self) -> MemoryStream {
+            let client = self.place.connect(Faults::default(), Faults::default()).unwrap();
+            client.set_read_timeout(Some(LIMIT)).unwrap();
+            client
+        }
+
+        /// What a client that sends this byte receives.
+        fn ask(&self, byte: u8) -> usize {
+            let client = self.connect();
+            let _ = client.write(&[byte]);
+            client.read(&mut [0]).unwrap()
+        }
+
+        /// Waits until so many slots are taken.
+        fn taken(&self, slots: usize) {
+            let end = now() + LIMIT;
+            while self.acceptance.handshakes.lock().taken.len() != slots {
+                assert!(now() < end, "not {slots} slots");
+                std::thread::yield_now();
+            }
+        }
+
+        fn stop(self) {
+            let (done, stopped) = bounded(1);
+            let stopping = threads::spawn("stops", move || {
+                self.acceptance.stop();
+                done.send(()).unwrap();
+            });
+            stopped.recv_timeout(LIMIT).expect("it does not stop");
+            stopping.unwrap().join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_started_costs_one_newcomer_alone() {
+        let left = Arc::new(AtomicUsize::new(5));
+        let failures = Arc::clone(&left);
+        let spawn = move |name: String, body: Body| {
+            let fails =
+                failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            match fails {
+                Ok(_) => Err(io::ErrorKind::WouldBlock.into()),
+                Err(_) => threads::spawn(name, body),
+            }
+        };
+        let running = Running::start(handshakes(2, echo(), Box::new(spawn), ENDLESS));
+        // One that is under way when it begins, and stays so: nobody is idle.
+        left.store(0, Ordering::Relaxed);
+        let before = running.connect();
+        running.taken(1);
+        left.store(5, Ordering::Relaxed);
+        for _ in 0..5 {
+            assert_eq!(running.ask(b'x'), 0, "refused at once");
+        }
+        for _ in 0..3 {
+            assert_eq!(running.ask(b'x'), 1);
+        }
+        before.write(b"x").unwrap();
+        assert_eq!(before.read(&mut [0]).unwrap(), 1);
+        running.taken(0);
+        running.stop();
+    }
+
+    #[test]
+    fn a_handshake_that_panics_gives_its_slot_back() {
+        let running = Running::start(handshakes(1, echo(), really(), ENDLESS));
+        for _ in 0..3 {
+            assert_eq!(running.ask(b'p'), 0);
+            assert_eq!(running.ask(b'x'), 1);
+        }
+        running.taken(0);
+        running.stop();
+    }
+
+    #[test]
+    fn a_thread_that_has_served_serves_again_and_only_if_it_is_idle() {
+        let started = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&started);
+        let spawn = move |name: String, body: Body| {
+            counts.fetch_add(1, Ordering::Relaxed);
+            threads::spawn(name, body)
+        };
+        let running = Running::start(handshakes(3, echo(), Box::new(spawn), ENDLESS));
+        assert_eq!(running.ask(b'x'), 1);
+        while running.acceptance.handshakes.lock().idle == 0 {
+            std::thread::yield_now();
+        }
+        let first = running.connect();
+        running.taken(1);
+        assert_eq!(started.load(Ordering::Relaxed), 1);
+        let second = running.connect();
+        running.taken(2);
+        for client in [second, first] {
+            client.write(b"x").unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 1);
+        }
+        assert_eq!(started.load(Ordering::Relaxed), 2);
+        running.taken(0);
+        running.stop();
+    }
+
+    #[test]
+    fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
+        let running = Running::start(handshakes(3, echo(), really(), NONE));
+        let silent: Vec<_> = (0..9).map(|_| running.connect()).collect();
+        assert_eq!(running.ask(b'x'), 1);
+        assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "the oldest is cut");
+        running.stop();
+    }
+
+    #[test]
+    fn only_time_spent_waiting_for_the_peer_counts() {
+        let start = now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let too_long = |progress: &Progress, millis| progress.waited_too_long(at(millis), PATIENCE).is_some();
+        let mut silent = Progress::default();
+        assert!(!too_long(&silent, 3_600_000), "it computes");
+        silent.since[READ] = Some(at(0));
+        assert!(!too_long(&silent, 249));
+        assert!(too_long(&silent, 250));
+
+        // A byte each 200 ms, and 800 ms of work of ours for it.
+        let mut drips = Progress::default();
+        for byte in 0..9 {
+            drips.since[READ] = Some(at(byte * 1000));
+            assert!(!too_long(&drips, byte * 1000 + 199));
+            drips.end(READ, at(byte * 1000 + 200));
+            assert!(!too_long(&drips, byte * 1000 + 999), "it computes");
+        }
+        drips.since[WRITE] = Some(at(9_000));
+        assert!(!too_long(&drips, 9_199));
+        assert!(too_long(&drips, 9_200), "two seconds in sum");
+
+        for fate in [Fate::Admitted, Fate::Cut, Fate::Stopping] {
+            drips.fate = fate;
+            assert!(!too_long(&drips, 10_000), "{fate:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
+        let handshakes = Arc::new(handshakes(4, echo(), really(), NONE));
+        let slot = || {
+            let (here, there) = memory::pair();
+            (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
+        };
+        let fates = |slots: &[&Slot]| -> Vec<_> {
+            handshakes.cut_slowest(&mut handshakes.lock());
+            slots.iter().map(|slot| slot.newcomer.0.progress().fate).collect()
+        };
+        let (computes, _peer) = slot();
+        let (answered, peer) = slot();
+        peer.write(b"x").unwrap();
+        answered.newcomer.0.progress().since[READ] = Some(now());
+        let (admitted, _peer) = slot();
+        admitted.newcomer.0.progress().since[READ] = Some(now());
+        assert!(admitted.newcomer.admitted());
+        let all = [&computes, &answered, &admitted];
+        assert_eq!(fates(&all), [Fate::UnderWay, Fate::UnderWay, Fate::Admitted]);
+
+        // What it sends is no excuse for one that does not read.
+        answered.newcomer.0.progress().since[WRITE] = Some(now());
+        assert_eq!(fates(&all), [Fate::UnderWay, Fate::Cut, Fate::Admitted]);
+        assert!(!answered.newcomer.admitted());
+    }
+
+    #[test]
+    fn waits_are_counted_around_reads_and_writes() {
+        let (here, there) = memory::pair();
+        let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
+        let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
+        let (waiting, stream) = (Arc::clone(&slot.newcomer.0), slot.newcomer.stream());
+        let reader = threads::spawn("reads", move || stream.read(&mut [0]).unwrap()).unwrap();
+        while waiting.progress().since[READ].is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(waiting.progress().waited, Duration::ZERO);
+        there.write(b"x").unwrap();
+        reader.join().unwrap();
+        assert_eq!(waiting.progress().since, [None, None]);
+        assert!(waiting.progress().waited > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_stop_ends_and_joins_the_handshakes_under_way() {
+        let (told, stopping) = unbounded();
+        let told: Sender<(bool, bool)> = told;
+        let serve = move |newcomer: &Newcomer| {
+            let ended = matches!(newcomer.stream().read(&mut [0]), Ok(0));
+            told.send((ended, newcomer.is_stopping())).unwrap();
+        };
+        let running = Running::start(handshakes(3, Box::new(serve), really(), ENDLESS));
+        // One more than there are slots waits at the accept thread.
+        let _silent: Vec<_> = (0..4).map(|_| running.connect()).collect();
+        running.taken(3);
+        running.stop();
+        let said: Vec<_> = stopping.try_iter().collect();
+        assert_eq!(said, [(true, true); 3]);
+    }
 }

@@ -237,6 +237,14 @@ fn is_not_here(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
 }
 
+/// What the system may keep of what a connection received and nobody has read,
+/// in bytes of payload about; it takes twice that of memory. Left to itself it
+/// would grow to megabytes for each peer that is held back, and a thousand of
+/// those reach the limit of all sockets together (`net.ipv4.tcp_mem`): then the
+/// system slows down every connection, also those that are to drain. This much
+/// fills a gigabit over 2 ms.
+const RECEIVE_BUFFER: usize = 256 * 1024;
+
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
     let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
         Ok(socket) => socket,
@@ -246,6 +254,8 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
         Err(e) => return Err(e),
     };
     socket.set_reuse_address(true)?;
+    // Accepted sockets inherit it. A system that allows less takes less.
+    socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     if address.is_ipv6() {
         socket.set_only_v6(!both_versions)?;
     }
@@ -267,6 +277,11 @@ impl Duplex for TcpStream {
     fn wait_readable(&self) -> io::Result<()> {
         let mut one = [0u8; 1];
         received(|| recv(self, &mut one, RecvFlags::PEEK)).map(drop)
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut one = [0u8; 1];
+        received(|| recv(self, &mut one, RecvFlags::PEEK | RecvFlags::DONTWAIT)).is_ok()
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {

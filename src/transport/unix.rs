@@ -83,6 +83,11 @@ impl Duplex for UnixStream {
         received(|| recv(self, &mut one, RecvFlags::PEEK)).map(drop)
     }
 
+    fn is_readable(&self) -> bool {
+        let mut one = [0u8; 1];
+        received(|| recv(self, &mut one, RecvFlags::PEEK | RecvFlags::DONTWAIT)).is_ok()
+    }
+
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         io::Write::write(&mut &*self, bytes)
     }

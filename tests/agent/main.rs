@@ -8,7 +8,11 @@
 //! | `fleet` | simulated agents by the hundred |
 //! | `cluster` | the cluster and its controller |
 
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#![cfg(all(
+    feature = "cluster",
+    feature = "issue",
+    any(feature = "aws-lc-rs", feature = "ring")
+))]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -12,7 +12,11 @@
 //! | `bad_input` | payloads that are none |
 //! | `client` | a client by hand |
 
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#![cfg(all(
+    feature = "cluster",
+    feature = "issue",
+    any(feature = "aws-lc-rs", feature = "ring")
+))]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

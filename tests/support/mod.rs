@@ -20,8 +20,8 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trus
 use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, HEADER_LEN, Header, Item, Status};
 use ssntp::server::{Handler, Server, ServerConfig};
 use ssntp::transport::memory::{Faults, MemoryListener};
+use ssntp::transport::raw::{BufferPool, Duplex, Halves, Outgoing};
 use ssntp::transport::tls::Connector;
-use ssntp::transport::{BufferPool, Duplex, Halves, Outgoing};
 use uuid::Uuid;
 
 /// How long anything may take before a test fails.

@@ -10,7 +10,8 @@ use crate::cmd;
 /// mutual TLS, with roles proved by certificates.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged
-/// to the standard error (default: warn for servers, else error).
+/// to the standard error (default: warn for servers, else error). Nobody waits
+/// for who reads it: lines that find no room are counted and left out.
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {

@@ -82,7 +82,7 @@ impl From<Error> for Failure {
 
 /// File names and peers' texts may hold anything.
 fn one_line(message: &str) -> String {
-    printable(message).replace('\n', "\\n")
+    printable(message)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `failure` | how a subcommand fails: message and exit code |
+//! | `logging` | the log on the standard error, which nobody waits for |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `seconds` | times on the command line |
 //! | `signal_stacks` | memory maps for twice as many sessions |
@@ -27,6 +28,8 @@ mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod failure;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod logging;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod output;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod seconds;
@@ -40,9 +43,11 @@ use std::process::ExitCode;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 fn main() -> ExitCode {
     let command = args::Args::of_this_process().command;
-    let level = env_logger::Env::default().default_filter_or(command.log_level());
-    env_logger::Builder::from_env(level).init();
-    match cmd::run(command) {
+    let logging = logging::Logging::start(command.log_level());
+    let done = cmd::run(command);
+    // The last lines come before what the user is told.
+    drop(logging);
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -6,6 +6,8 @@ use std::io::{self, BufWriter, StdoutLock, Write};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+pub(crate) use ssntp::printable::{printable, printable_json};
+
 use crate::failure::Failure;
 
 /// The standard output, held for the time of a subcommand. What is buffered
@@ -21,6 +23,11 @@ impl Output {
     /// Writes one line.
     pub(crate) fn line(&mut self, line: impl Display) -> Result<(), Failure> {
         writeln!(self.0, "{line}").map_err(|error| Failure::output(&error))
+    }
+
+    /// Writes a JSON value in one line, with what does not show escaped.
+    pub(crate) fn json(&mut self, value: impl Display) -> Result<(), Failure> {
+        self.line(printable_json(&value.to_string()))
     }
 
     /// Writes text as it is.
@@ -40,7 +47,10 @@ impl Output {
 /// let go of, since somebody may wait for it.
 pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
     let mut output = Output::new();
-    output.line(as_json.unwrap_or(text))?;
+    match as_json {
+        Some(json) => output.json(json)?,
+        None => output.line(text)?,
+    }
     output.flush()
 }
 
@@ -55,21 +65,7 @@ pub(crate) fn reader_is_gone() -> bool {
 }
 
 /// Writes one line to the standard error, which may be closed as well:
-/// `eprintln!` would panic then.
+/// `eprintln!` would panic then. What does not show is escaped.
 pub(crate) fn note(line: impl Display) {
-    let _ = writeln!(io::stderr(), "{line}");
-}
-
-/// A peer's text as a terminal may show it: control characters are escaped,
-/// lines stay lines.
-pub(crate) fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() && c != '\n' {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
+    let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }

@@ -1,5 +1,5 @@
-//! Room for twice as many sessions, where memory maps are what limits them:
-//! threads without signal stacks.
+//! Room for twice as many sessions, where a number of them is asked for that
+//! memory maps are too few for: threads without signal stacks.
 //!
 //! The standard library makes no signal stacks in a process that has SIGSEGV
 //! and SIGBUS ignored from its start. There is no safe call that ignores a
@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use log::warn;
-use ssntp::transport::more_without_signal_stacks;
+use ssntp::transport::{default_max_handshakes, more_without_signal_stacks};
 
 /// What the shell does, to the program that is its `$0`.
 const SCRIPT: &str = r#"trap '' SEGV BUS; exec "$0" "$@""#;
@@ -34,17 +34,17 @@ const SCRIPT: &str = r#"trap '' SEGV BUS; exec "$0" "$@""#;
 /// every exec, and a child of it is another.
 const MARK: &str = "SSNTP_STARTED_AGAIN";
 
-/// Starts this process again, once, without signal stacks, where they are in
-/// the way of so many sessions, or of what else the system allows where no
-/// number is given. Returns where they are not, and where it is not to be
-/// done: the server then says what it lacks.
+/// Starts this process again, once, without signal stacks, where a number of
+/// sessions is asked for and they are in its way. Returns where they are not,
+/// and where it is not to be done: the server then says what it lacks.
 ///
 /// Nothing of the process survives it: to be called before anything has
 /// started.
-pub(crate) fn drop_where_needed(sessions: Option<u32>, handshakes: usize) {
+pub(crate) fn drop_where_needed(sessions: Option<u32>) {
+    let Some(sessions) = sessions else { return };
     let this = std::process::id().to_string();
     if env::var_os(MARK).is_some_and(|mark| mark == *this)
-        || !more_without_signal_stacks(sessions.map(|n| n as usize), handshakes)
+        || !more_without_signal_stacks(sessions as usize, default_max_handshakes())
     {
         return;
     }

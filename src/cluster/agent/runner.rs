@@ -18,6 +18,7 @@ use super::worker::Workers;
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, Event};
 use crate::cluster::machine::Facts;
+use crate::log_limit::LogLimit;
 use crate::payload::NextState;
 use crate::transport::threads;
 
@@ -235,6 +236,7 @@ impl Agent {
             inbox,
             outcomes,
             evacuations,
+            log: LogLimit::default(),
         };
         let thread = threads::spawn("ssntp-agent", move || {
             if let Some(why) = runner.run() {
@@ -332,6 +334,7 @@ struct Runner {
     inbox: Receiver<Order>,
     outcomes: Receiver<Input>,
     evacuations: Sender<NextState>,
+    log: LogLimit<()>,
 }
 
 impl Runner {
@@ -374,6 +377,7 @@ impl Runner {
             control,
             inbox,
             evacuations: _,
+            log: _,
         } = self;
         client.flush(LAST_FRAMES);
         // In this order: workers may be waiting for room in the channel, and
@@ -404,7 +408,9 @@ impl Runner {
                     }
                     Action::Send(frame) => {
                         if let Err(e) = self.client.try_send(frame) {
-                            warn!("{}: {e}", self.client.uuid());
+                            if let Some(more) = self.log.admit((), "unsent", now()) {
+                                warn!("{}: {e}{more}", self.client.uuid());
+                            }
                             unsent.push(e.into_frame());
                         }
                     }

@@ -7,7 +7,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
 use log::{info, warn};
@@ -20,6 +20,7 @@ use super::tables::{Tables, TablesError};
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, Event};
 use crate::cluster::machine::Facts;
+use crate::log_limit::LogLimit;
 use crate::proto::Frame;
 use crate::transport::threads;
 
@@ -182,6 +183,7 @@ impl Cnci {
             concentrator,
             held: VecDeque::new(),
             stopped,
+            log: LogLimit::default(),
             _lock: lock,
         };
         let thread = threads::spawn("ssntp-cnci", move || {
@@ -253,6 +255,7 @@ struct Runner {
     /// Answers that found no session, or no room.
     held: VecDeque<Frame>,
     stopped: Receiver<()>,
+    log: LogLimit<()>,
     _lock: Option<File>,
 }
 
@@ -295,7 +298,9 @@ impl Runner {
     fn send_held(&mut self) {
         while let Some(frame) = self.held.pop_front() {
             if let Err(e) = self.client.try_send(frame) {
-                warn!("{}: {e}", self.client.uuid());
+                if let Some(more) = self.log.admit((), "unsent", now()) {
+                    warn!("{}: {e}{more}", self.client.uuid());
+                }
                 self.held.push_front(e.into_frame());
                 break;
             }
@@ -304,4 +309,9 @@ impl Runner {
             self.held.pop_front();
         }
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "log lines are limited")]
+fn now() -> Instant {
+    Instant::now()
 }

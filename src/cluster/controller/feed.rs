@@ -11,6 +11,8 @@ use super::goal::Goal;
 use super::order::{CommandError, OrderError};
 use super::{Change, LOG, Shown, View};
 use crate::client::{ClientError, ClientHandle, Event};
+use crate::log_limit::LogLimit;
+use crate::printable::excerpt;
 use crate::proto::Frame;
 
 /// How many orders may wait at a time: a START each, in the largest cluster
@@ -44,6 +46,8 @@ struct State {
     /// When the session began, or a node was heard for the first time in it.
     news: Instant,
     ended: Option<ClientError>,
+    /// Everything comes from one server.
+    log: LogLimit<()>,
 }
 
 #[derive(Debug)]
@@ -69,6 +73,7 @@ impl Shared {
                 subscribers: Vec::new(),
                 news: now(),
                 ended: None,
+                log: LogLimit::default(),
             }),
             changed: Condvar::new(),
         }
@@ -213,14 +218,18 @@ impl Shared {
 impl State {
     fn take(&mut self, changes: Vec<Change>) {
         for change in changes {
-            let Self { view, orders, .. } = self;
+            let Self {
+                view, orders, log, ..
+            } = self;
             match &change {
                 Change::NodeConnected { .. }
                 | Change::NodeStats { first: true, .. }
                 | Change::InstanceDeleted { .. }
                 | Change::InstanceStopped { .. } => self.news = now(),
                 Change::Failed(failure) => {
-                    warn!(target: LOG, "{failure}");
+                    if let Some(more) = log.admit((), "failure", now()) {
+                        warn!(target: LOG, "{}{more}", excerpt(&failure));
+                    }
                     settle_where(
                         orders,
                         |goal| goal.failed(failure),

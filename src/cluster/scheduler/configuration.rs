@@ -9,10 +9,12 @@ use bytes::Bytes;
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Scheduler, SchedulerError};
+use super::{Scheduler, SchedulerError, now};
 use crate::Role;
+use crate::log_limit::LogLimit;
 use crate::payload::Configure;
 use crate::payload::yaml::MAX_DOCUMENT_LEN;
+use crate::printable::excerpt;
 use crate::proto::{Command, ErrorCode, Frame};
 use crate::replace::{directory, replace};
 use crate::server::{Context, SessionInfo};
@@ -83,20 +85,18 @@ impl Configuration {
     }
 
     /// Goes back to the previous configuration, and gives who had sent the
-    /// one that is refused.
-    fn revert(&mut self, refused: &[u8]) -> Result<Option<Uuid>, &'static str> {
+    /// one that is refused, and whether the file has it.
+    fn revert(&mut self, refused: &[u8]) -> Result<(Option<Uuid>, io::Result<()>), &'static str> {
         if *refused != self.current {
             return Err("it is not the current one");
         }
         let Some((yaml, sender)) = self.previous.take() else {
             return Err("there is none before it");
         };
-        if let Err(e) = self.keep(&yaml) {
-            // Better back in memory alone than not at all.
-            warn!(target: "ssntp::scheduler", "the previous configuration cannot be kept: {e}");
-        }
+        // Better back in memory alone than not at all.
+        let kept = self.keep(&yaml);
         self.current = yaml;
-        Ok(std::mem::replace(&mut self.sender, sender))
+        Ok((std::mem::replace(&mut self.sender, sender), kept))
     }
 
     fn keep(&self, yaml: &[u8]) -> io::Result<()> {
@@ -111,11 +111,18 @@ impl Scheduler {
     pub(super) fn configure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let yaml = frame.payload_bytes();
         if let Err(why) = self.configuration.accept(yaml, from.uuid()) {
-            warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {why}");
-            refuse(cx, from.uuid(), yaml);
+            if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", now()) {
+                warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {}{more}", excerpt(why));
+            }
+            refuse(cx, &mut self.log, from.uuid(), yaml);
             return;
         }
-        info!(target: "ssntp::scheduler", "{from}: new cluster configuration of {} bytes", yaml.len());
+        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", now()) {
+            info!(target: "ssntp::scheduler",
+                "{from}: new cluster configuration of {} bytes{more}",
+                yaml.len()
+            );
+        }
         cx.set_configuration(self.configuration.current.clone());
         // Only a kind that cannot be sent is an error.
         let _ = cx.forward_all(from, CONFIGURED, frame);
@@ -125,26 +132,43 @@ impl Scheduler {
     pub(super) fn configuration_refused(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
-            Ok(sender) => {
-                warn!(target: "ssntp::scheduler", "{from}: cannot use the configuration: back to the previous one");
+            Ok((sender, kept)) => {
+                if let Some(more) = self.log.admit(from.uuid(), "back to the previous one", now()) {
+                    warn!(target: "ssntp::scheduler",
+                        "{from}: cannot use the configuration: back to the previous one{more}"
+                    );
+                }
+                if let Err(e) = kept
+                    && let Some(more) = self.log.admit(from.uuid(), "cannot be kept", now())
+                {
+                    warn!(target: "ssntp::scheduler",
+                        "the previous configuration cannot be kept: {e}{more}"
+                    );
+                }
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
-                    refuse(cx, sender, refused);
+                    refuse(cx, &mut self.log, sender, refused);
                 }
             }
             Err(why) => {
-                warn!(target: "ssntp::scheduler", "{from}: cannot use a configuration; it stays, since {why}")
+                if let Some(more) = self.log.admit(from.uuid(), "it stays", now()) {
+                    warn!(target: "ssntp::scheduler",
+                        "{from}: cannot use a configuration; it stays, since {why}{more}"
+                    );
+                }
             }
         }
     }
 }
 
-fn refuse(cx: &mut Context<'_>, to: Uuid, refused: &Bytes) {
+fn refuse(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
-    if let Err(e) = cx.send(to, &answer) {
-        info!(target: "ssntp::scheduler", "InvalidConfiguration for {to}: {e}");
+    if let Err(e) = cx.send(to, &answer)
+        && let Some(more) = log.admit(to, "InvalidConfiguration", now())
+    {
+        info!(target: "ssntp::scheduler", "InvalidConfiguration for {to}: {e}{more}");
     }
 }
 

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::nodes::Nodes;
 use super::{ControllerMode, Scheduler, now};
+use crate::log_limit::LogLimit;
 use crate::server::{Context, SessionId, SessionInfo};
 
 /// A controller is told of the nodes' last STATS while so much waits for it
@@ -38,14 +39,15 @@ impl Controllers {
         self.line.push((session.id(), session.uuid()));
     }
 
-    pub(super) fn leave(&mut self, session: &SessionInfo) {
+    pub(super) fn leave(&mut self, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
         let master = self.line.first().copied();
         self.line.retain(|(id, _)| *id != session.id());
         self.telling.retain(|telling| telling.session != session.id());
         if let Some((id, uuid)) = self.line.first()
             && master.is_some_and(|(master, _)| master != *id)
+            && let Some(more) = log.admit(*uuid, "first in line", now())
         {
-            info!(target: "ssntp::scheduler", "controller {uuid} is first in line now");
+            info!(target: "ssntp::scheduler", "controller {uuid} is first in line now{more}");
         }
     }
 
@@ -100,7 +102,9 @@ impl Scheduler {
                 true => "the master",
                 false => "a backup",
             };
-            info!(target: "ssntp::scheduler", "{session}: it is {place}");
+            if let Some(more) = self.log.admit(to, "place in line", now()) {
+                info!(target: "ssntp::scheduler", "{session}: it is {place}{more}");
+            }
         }
         for announced in self.nodes.announced().chain(self.cncis.told()) {
             if cx.send(to, announced).is_err() {

@@ -80,6 +80,7 @@ mod starts;
 use std::time::Instant;
 
 use log::{info, warn};
+use uuid::Uuid;
 
 use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
@@ -90,8 +91,10 @@ use self::in_flight::InFlight;
 use self::nodes::Nodes;
 use self::placement::Placement;
 use crate::Role;
+use crate::log_limit::LogLimit;
 #[cfg(doc)]
 use crate::payload::yaml::MAX_DOCUMENT_LEN;
+use crate::printable::excerpt_bytes;
 use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Run, Status};
 use crate::server::{
     Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, SessionInfo,
@@ -125,6 +128,8 @@ pub struct Scheduler {
     in_flight: InFlight,
     configuration: Configuration,
     invalid_frames: u64,
+    /// By the UUID, so that who connects again does not begin again.
+    log: LogLimit<Uuid>,
 }
 
 impl Scheduler {
@@ -149,6 +154,7 @@ impl Scheduler {
             in_flight: InFlight::new(config.in_flight),
             configuration,
             invalid_frames: 0,
+            log: LogLimit::default(),
         })
     }
 
@@ -159,13 +165,17 @@ impl Scheduler {
     /// # Errors
     /// [`ServerError`]; nothing runs then.
     pub fn start(self, server: ServerConfig) -> Result<Server, ServerError> {
-        let server = server
+        Server::start(self.serve_with(server), self)
+    }
+
+    /// The configuration of a server whose application is this.
+    pub(crate) fn serve_with(&self, server: ServerConfig) -> ServerConfig {
+        server
             .filter(Filter::spec())
             .rules(rules())
             .takes_configure(false)
             .configuration(self.configuration.current().clone())
-            .slow_consumer(SlowConsumer::Disconnect);
-        Server::start(server, self)
+            .slow_consumer(SlowConsumer::Disconnect)
     }
 
     fn command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
@@ -175,14 +185,17 @@ impl Scheduler {
             return;
         }
         if self.mode == ControllerMode::Master && !self.controllers.is_master(from.id()) {
-            info!(target: "ssntp::scheduler", "{from}: {command} refused: it is not the master");
+            if let Some(more) = self.log.admit(from.uuid(), "not the master", now()) {
+                info!(target: "ssntp::scheduler",
+                    "{from}: {command} refused: it is not the master{more}");
+            }
             answers::role_not_allowed(cx, from, frame.kind());
             return;
         }
         match command {
             Command::START => self.start_command(cx, from, frame),
             Command::CONFIGURE => self.configure(cx, from, frame),
-            _ => relay::command(cx, from, frame),
+            _ => relay::command(cx, &mut self.log, from, frame),
         }
     }
 
@@ -194,7 +207,9 @@ impl Scheduler {
 
     fn event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match Event(frame.kind().operand) {
-            Event::TENANT_ADDED | Event::TENANT_REMOVED => relay::event(cx, from, frame),
+            Event::TENANT_ADDED | Event::TENANT_REMOVED => {
+                relay::event(cx, &mut self.log, from, frame);
+            }
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 // It was there: its START is answered.
                 self.in_flight.confirm(from.uuid(), frame.payload_bytes());
@@ -210,11 +225,13 @@ impl Scheduler {
             ErrorCode::INVALID_CONFIGURATION => self.configuration_refused(cx, from, frame),
             ErrorCode::INVALID_FRAME_TYPE => {
                 self.invalid_frames += 1;
-                let payload = String::from_utf8_lossy(frame.payload_bytes());
-                let said: String = payload.chars().take(200).collect();
-                warn!(target: "ssntp::scheduler", "{from}: InvalidFrameType, {} so far: {said:?}",
-                    self.invalid_frames
-                );
+                if let Some(more) = self.log.admit(from.uuid(), "InvalidFrameType", now()) {
+                    warn!(target: "ssntp::scheduler",
+                        "{from}: InvalidFrameType, {} so far: {}{more}",
+                        self.invalid_frames,
+                        excerpt_bytes(frame.payload_bytes())
+                    );
+                }
             }
             _ => {}
         }
@@ -260,7 +277,7 @@ impl Handler for Scheduler {
         if *reason == DisconnectReason::Stopped {
             return;
         }
-        self.controllers.leave(session);
+        self.controllers.leave(session, &mut self.log);
         self.cncis.disconnected(session);
         self.node_disconnected(cx, session);
     }
@@ -301,7 +318,25 @@ impl Handler for Scheduler {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "held STARTs expire")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "held STARTs expire, and log lines are limited"
+)]
 fn now() -> Instant {
+    #[cfg(test)]
+    if let Some(now) = SIMULATED.get() {
+        return now;
+    }
     Instant::now()
+}
+
+#[cfg(test)]
+thread_local! {
+    static SIMULATED: std::cell::Cell<Option<Instant>> = const { std::cell::Cell::new(None) };
+}
+
+/// What time a simulated scheduler on this thread takes it to be.
+#[cfg(test)]
+pub(crate) fn simulate_now(now: Option<Instant>) {
+    SIMULATED.set(now);
 }

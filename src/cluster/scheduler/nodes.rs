@@ -6,11 +6,12 @@ use bytes::Bytes;
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers::{self, Why};
+use super::{Scheduler, now};
 use crate::Role;
 use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeType, Ready};
+use crate::printable::excerpt;
 use crate::proto::{Command, Frame, Status};
 use crate::server::{Context, SessionInfo};
 
@@ -127,7 +128,9 @@ impl Scheduler {
                 }
                 Err(e) => {
                     // What it has is not known: it stays what it was.
-                    warn!(target: "ssntp::scheduler", "{from}: READY refused: {e}");
+                    if let Some(more) = self.log.admit(uuid, "READY refused", now()) {
+                        warn!(target: "ssntp::scheduler", "{from}: READY refused: {}{more}", excerpt(&e));
+                    }
                     answers::refuse(cx, from, frame, Why::Unreadable(&e));
                     return false;
                 }
@@ -149,13 +152,16 @@ impl Scheduler {
             }
         };
         if let Some(e) = unreadable {
-            warn!(target: "ssntp::scheduler", "{from}: {status}: {e}");
+            if let Some(more) = self.log.admit(uuid, "status unreadable", now()) {
+                warn!(target: "ssntp::scheduler", "{from}: {status}: {}{more}", excerpt(&e));
+            }
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)
+            && let Some(more) = self.log.admit(uuid, "status", now())
         {
-            info!(target: "ssntp::scheduler", "{from}: {status}");
+            info!(target: "ssntp::scheduler", "{from}: {status}{more}");
         }
         true
     }

@@ -24,6 +24,7 @@ use super::placement::{Handed, Needs, Verdict};
 use super::{Scheduler, answers, now};
 use crate::payload::yaml::{self, ErrorKind};
 use crate::payload::{self, Id, Start, StartFailure, StartFailureReason};
+use crate::printable::excerpt;
 use crate::proto::{Command, Frame};
 use crate::server::{Context, SessionInfo};
 
@@ -80,7 +81,9 @@ impl Scheduler {
         match Waiting::read(from, frame) {
             Ok(start) => self.place(cx, Some(from), start),
             Err(e) => {
-                info!(target: "ssntp::scheduler", "{from}: START refused: {e}");
+                if let Some(more) = self.log.admit(from.uuid(), "START refused", now()) {
+                    info!(target: "ssntp::scheduler", "{from}: START refused: {}{more}", excerpt(&e));
+                }
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
             }
         }
@@ -91,7 +94,9 @@ impl Scheduler {
     fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
         if let Some(node) = self.in_flight.node_of(start.instance) {
             if let Err(e) = send(cx, from, node, &start.frame) {
-                warn!(target: "ssntp::scheduler", "START of {} for {node}: {e}", start.instance);
+                if let Some(more) = self.log.admit(node, "START not sent", now()) {
+                    warn!(target: "ssntp::scheduler", "START of {} for {node}: {e}{more}", start.instance);
+                }
                 let mut failure = start.failure(StartFailureReason::LaunchFailure);
                 failure.node_uuid = node.into();
                 answers::to_controllers(cx, &failure);
@@ -99,7 +104,12 @@ impl Scheduler {
             return;
         }
         if self.in_flight.is_full() {
-            warn!(target: "ssntp::scheduler", "START of {}: too many are in flight", start.instance);
+            if let Some(more) = self.log.admit(start.from, "too many in flight", now()) {
+                warn!(target: "ssntp::scheduler",
+                    "START of {}: too many are in flight{more}",
+                    start.instance
+                );
+            }
             answers::to_controllers(cx, &start.failure(StartFailureReason::FullCloud));
             return;
         }
@@ -148,7 +158,10 @@ impl Scheduler {
             }
             Err(e) => {
                 // Its session is about to end.
-                warn!(target: "ssntp::scheduler", "START of {} for {}: {e}", start.instance, handed.node);
+                let (instance, node) = (start.instance, handed.node);
+                if let Some(more) = self.log.admit(node, "START not sent", now()) {
+                    warn!(target: "ssntp::scheduler", "START of {instance} for {node}: {e}{more}");
+                }
                 self.placement.close(handed.node);
                 Some(start)
             }
@@ -221,7 +234,12 @@ impl Scheduler {
     /// Answers what was held too long.
     pub(super) fn expire(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(start) = self.held.expire(now) {
-            info!(target: "ssntp::scheduler", "START of {}: no node said READY in time", start.instance);
+            if let Some(more) = self.log.admit(start.from, "no READY in time", now) {
+                info!(target: "ssntp::scheduler",
+                    "START of {}: no node said READY in time{more}",
+                    start.instance
+                );
+            }
             answers::to_controllers(cx, &start.failure(StartFailureReason::FullCloud));
         }
     }
@@ -230,7 +248,9 @@ impl Scheduler {
     pub(super) fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let Ok(failure) = frame.payload::<StartFailure>() else {
             // Forwarded as it is. Its START stays in flight.
-            warn!(target: "ssntp::scheduler", "{from}: StartFailure that cannot be read");
+            if let Some(more) = self.log.admit(from.uuid(), "StartFailure", now()) {
+                warn!(target: "ssntp::scheduler", "{from}: StartFailure that cannot be read{more}");
+            }
             return;
         };
         let node = from.uuid();
@@ -249,8 +269,14 @@ impl Scheduler {
 
     /// Answers every START that a node took with it.
     pub(super) fn node_vanished(&mut self, cx: &mut Context<'_>, node: Uuid) {
-        for (instance, flight) in self.in_flight.take_all(node) {
-            warn!(target: "ssntp::scheduler", "START of {instance} is lost with {node}");
+        let lost = self.in_flight.take_all(node);
+        if !lost.is_empty()
+            && let Some(more) = self.log.admit(node, "STARTs lost", now())
+        {
+            warn!(target: "ssntp::scheduler", "{} STARTs are lost with {node}{more}", lost.len());
+        }
+        for (instance, flight) in lost {
+            debug!(target: "ssntp::scheduler", "START of {instance} is lost with {node}");
             let failure = StartFailure {
                 node_uuid: node.into(),
                 instance_uuid: instance.into(),

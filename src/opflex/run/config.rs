@@ -12,11 +12,7 @@ use crate::opflex::rpc::{self, Framing};
 use crate::opflex::{policy_element, server};
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::{Acceptor, Connector};
-use crate::transport::{Address, Limits, TcpOptions};
-
-/// How many TLS handshakes a server has under way at a time, where its
-/// configuration does not say.
-pub const DEFAULT_MAX_HANDSHAKES: usize = 64;
+use crate::transport::{Address, Limits, TcpOptions, default_max_handshakes};
 
 /// How a [`Server`](super::Server) runs.
 #[derive(Clone, Debug)]
@@ -51,7 +47,8 @@ pub struct ServerConfig {
     /// The most clients at a time; some control connections may come on top.
     /// Default what the system allows.
     pub max_connections: Option<usize>,
-    /// TLS handshakes at a time. Default 64.
+    /// TLS handshakes at a time. A system with tight limits gets fewer.
+    /// Default [`default_max_handshakes`].
     pub max_handshakes: usize,
     /// How long a TLS handshake may take. Default 10 s.
     pub handshake_timeout: Duration,
@@ -80,7 +77,7 @@ impl ServerConfig {
             limits: rpc::Limits::default(),
             queue: Limits::default(),
             max_connections: None,
-            max_handshakes: DEFAULT_MAX_HANDSHAKES,
+            max_handshakes: default_max_handshakes(),
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             grace: Duration::from_millis(1500),
@@ -195,7 +192,8 @@ pub enum StartError {
     Listen(Address, io::Error),
     /// The system gives no more threads.
     Thread(io::Error),
-    /// More clients were asked for than the system allows, and why.
+    /// More clients were asked for than the system allows, or it allows none,
+    /// and why.
     TooManyConnections(String),
     /// A server to connect to is not `host:port`, or `unix:PATH`.
     Address(String),

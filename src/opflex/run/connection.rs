@@ -1,30 +1,24 @@
-//! One connection of either end: its codec, its way into the dispatcher, and
-//! the table of those that are open.
+//! One connection of either end: its codec, how it comes in, and how what a
+//! core wants done about it reaches the transport.
+//!
+//! ```text
+//!  reader: Codec ─▶ Messages ─▶ Feed ─▶ dispatcher: core ─▶ Peers ─▶ Outgoing
+//! ```
 
 use std::collections::HashMap;
-use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use crossbeam_channel::{Receiver, Sender};
 
 use super::now;
 use crate::opflex::message::{Decoder, Incoming};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc;
-use crate::transport::{
-    Decode, EndReason, Halves, Limits, Link, LinkConfig, Outbox, Outgoing, PushError, Sink,
-};
+use crate::transport::dispatch::{Action, Admission, Core, Event, Events, Feed};
+use crate::transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
-/// Events that wait for a dispatcher. Enough that a burst of readers need not
-/// wait; when it is full they do, and their peers are held back by their
-/// sockets.
-pub(super) const EVENTS: usize = 256;
-
-/// Batches of one connection that may wait for the dispatcher, so that who
-/// sends much gets its turn and no more. A batch is what one read brought.
-const TURNS: usize = 4;
+/// The messages that one read brought.
+pub(super) type Messages = std::vec::IntoIter<Incoming>;
 
 /// Frames of one connection that follow each other go to it together, up to so
 /// many bytes.
@@ -33,121 +27,90 @@ const RUN: usize = 64 * 1024;
 /// From this length on the buffer of an unfinished message doubles.
 const LONG: usize = 32 * 1024;
 
-/// What the threads of a connection tell.
-#[derive(Debug)]
-pub(super) enum LinkEvent {
-    /// The threads run, or could not be started.
-    Started(ConnectionId, io::Result<Link>),
-    /// The reader found messages.
-    Messages(ConnectionId, Vec<Incoming>),
-    /// Bytes came that are no whole message yet.
-    Heard(ConnectionId),
-    /// The reader has come to an end.
-    Ended(ConnectionId, EndReason),
-    /// The threads are about to end.
-    Finished(ConnectionId),
-}
-
-/// What a dispatcher has to know of a connection before its threads start.
-#[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) id: ConnectionId,
-    pub(super) outbox: Outbox,
-    /// Who is there, for the log.
-    pub(super) peer: String,
-    turns: Receiver<()>,
-}
-
-/// A connection whose threads are still to be started.
-#[derive(Debug)]
-pub(super) struct Unstarted {
-    id: ConnectionId,
-    outbox: Outbox,
-    turns: Sender<()>,
-    queue: Limits,
-}
-
-/// A new connection: what the dispatcher is told first, and what is then
-/// started.
-pub(super) fn open(id: ConnectionId, peer: String, queue: Limits) -> (Opened, Unstarted) {
-    let outbox = Outbox::new(queue);
-    let (sender, receiver) = crossbeam_channel::bounded(TURNS);
-    let opened = Opened {
-        id,
-        outbox: outbox.clone(),
-        peer,
-        turns: receiver,
-    };
-    let unstarted = Unstarted {
-        id,
-        outbox,
-        turns: sender,
-        queue,
-    };
-    (opened, unstarted)
-}
-
-/// Who may deal with messages on the thread of the reader that found them.
-pub(super) trait AtOnce: Send + Sync {
-    /// Deals with the messages, and says whether the connection goes on;
-    /// `None` where they have to wait for their turn.
-    fn deal(&self, id: ConnectionId, messages: &mut Vec<Incoming>) -> Option<bool>;
-}
-
-impl Unstarted {
-    /// Starts both threads, and tells the dispatcher.
-    pub(super) fn start<E: From<LinkEvent> + Send + 'static>(
-        self,
-        halves: Halves,
-        decoder: Decoder,
-        events: &Sender<E>,
-        at_once: Option<Arc<dyn AtOnce>>,
-        config: LinkConfig,
-    ) {
-        let id = self.id;
-        let sink = Deliver {
-            id,
-            at_once,
-            events: events.clone(),
-            turns: self.turns,
-            outbox: self.outbox.clone(),
-            queue: self.queue,
-        };
-        let codec = Codec {
-            decoder,
-            wanted: 0,
-            id,
-            events: events.clone(),
-            heard: now(),
-        };
-        let link = Link::start(halves, codec, self.outbox, sink, config);
-        let _ = events.send(LinkEvent::Started(id, link).into());
-    }
-}
-
 /// How often a long message tells that it is still on its way.
 const HEARD: Duration = Duration::from_secs(5);
 
+/// Asks the dispatcher to admit a connection, and starts its threads: `NAME#1.r`
+/// and `NAME#1.w` for the one that the core knows by 1.
+///
+/// # Errors
+/// Why it was not admitted; nothing where the dispatcher is gone.
+pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
+    events: &Events<Event<C>>,
+    request: C::Request,
+    halves: Halves,
+    decoder: Decoder,
+    name: &str,
+    write_timeout: Duration,
+) -> Result<(), Option<C::Refusal>> {
+    let (reply, verdict) = crossbeam_channel::bounded(1);
+    let asked = events.send(Event::Admit(Box::new(request), reply));
+    asked.map_err(|_| None)?;
+    // The dispatcher answers every request, also while it stops.
+    let admitted = verdict.recv().map_err(|_| None)?.map_err(Some)?;
+    let mut admission = Admission::new(admitted.id, events.clone());
+    let codec = Codec {
+        decoder,
+        wanted: 0,
+        id: admitted.id,
+        events: events.clone(),
+        heard: now(),
+    };
+    let config = LinkConfig {
+        name: format!("{name}{}", admitted.grant),
+        write_timeout: Some(write_timeout),
+        ..LinkConfig::default()
+    };
+    let feed = Feed::new(&admitted, events.clone(), write_timeout);
+    admission.started(Link::start(halves, codec, admitted.outbox, feed, config));
+    Ok(())
+}
+
+/// Deals with at most so many messages of a batch. Answers are joined; once some
+/// are handed on, whether there is room for them decides when the next message
+/// has its turn, so that no more than that is made ahead. Gives back how many
+/// messages it were, and the others.
+pub(super) fn deal(
+    mut messages: Messages,
+    most: u32,
+    actions: &mut Vec<Action>,
+    mut with: impl FnMut(Incoming, &mut Vec<Action>),
+) -> (u32, Option<Messages>) {
+    let (before, mut done) = (actions.len(), 0);
+    while done < most
+        && actions.len() == before
+        && let Some(message) = messages.next()
+    {
+        done += 1;
+        with(message, actions);
+    }
+    (done, (messages.len() > 0).then_some(messages))
+}
+
 /// [`Decoder`] as the transport's codec.
-struct Codec<E> {
+struct Codec<C: Core> {
     decoder: Decoder,
     wanted: usize,
-    id: ConnectionId,
-    events: Sender<E>,
-    /// When the peer was last heard of.
+    id: transport::ConnectionId,
+    events: Events<Event<C>>,
+    /// When the dispatcher last heard of the peer, as far as this matters.
     heard: Instant,
 }
 
-impl<E: From<LinkEvent> + Send + 'static> Decode for Codec<E> {
-    type Item = Incoming;
+impl<C: Core> Decode for Codec<C> {
+    type Item = Messages;
     type Error = rpc::Error;
 
-    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Incoming>) -> Result<(), rpc::Error> {
-        let result = self.decoder.decode(input, items);
-        if !input.is_empty() {
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Messages>) -> Result<(), rpc::Error> {
+        let mut messages = Vec::new();
+        let result = self.decoder.decode(input, &mut messages);
+        if !messages.is_empty() {
+            items.push(messages.into_iter());
+        } else if !input.is_empty() {
             let now = now();
-            if items.is_empty() && now > self.heard + HEARD {
-                let _ = self.events.send(LinkEvent::Heard(self.id).into());
+            if now > self.heard + HEARD {
+                // Nothing to be dealt with, but the peer is alive.
+                let _ = self.events.send(Event::Items(self.id, Vec::new(), 0));
                 self.heard = now;
             }
         }
@@ -161,57 +124,23 @@ impl<E: From<LinkEvent> + Send + 'static> Decode for Codec<E> {
     }
 }
 
-/// Hands what a reader finds to the dispatcher.
-struct Deliver<E> {
-    id: ConnectionId,
-    at_once: Option<Arc<dyn AtOnce>>,
-    events: Sender<E>,
-    turns: Sender<()>,
-    outbox: Outbox,
-    queue: Limits,
-}
-
-impl<E: From<LinkEvent> + Send + 'static> Sink<Incoming> for Deliver<E> {
-    fn items(&mut self, items: &mut Vec<Incoming>, _bytes: usize) -> bool {
-        if items.is_empty() {
-            return true;
-        }
-        // Who asks and does not take the answers is heard again when it does.
-        // The writer's time limit ends this wait.
-        if self.outbox.is_half_full() {
-            let half = usize::try_from(self.queue.bytes / 2).unwrap_or(usize::MAX);
-            self.outbox.wait_for_room(half, None);
-        }
-        if let Some(desk) = self.at_once.as_ref().filter(|_| self.turns.is_empty())
-            && let Some(goes_on) = desk.deal(self.id, items)
-        {
-            return goes_on;
-        }
-        // The dispatcher drops the other end with the connection.
-        self.turns.send(()).is_ok()
-            && self
-                .events
-                .send(LinkEvent::Messages(self.id, std::mem::take(items)).into())
-                .is_ok()
-    }
-
-    fn ended(&mut self, reason: EndReason) {
-        let _ = self.events.send(LinkEvent::Ended(self.id, reason).into());
-    }
-
-    fn finished(&mut self) {
-        let _ = self.events.send(LinkEvent::Finished(self.id).into());
-    }
-}
-
-/// The connections whose threads run, of one dispatcher.
+/// The connections of a core, by the core's numbers and by the transport's, and
+/// the frames for one of them that have not been handed on yet.
 #[derive(Debug, Default)]
-pub(super) struct Links {
-    open: HashMap<ConnectionId, Entry>,
+pub(super) struct Peers {
+    open: HashMap<ConnectionId, Peer>,
+    numbers: Table<ConnectionId>,
     run: Run,
 }
 
-/// Frames for one connection that have not been given to it yet.
+#[derive(Debug)]
+struct Peer {
+    id: transport::ConnectionId,
+    /// Who is there, for the log.
+    name: String,
+}
+
+/// Frames for one connection.
 #[derive(Debug, Default)]
 struct Run {
     to: Option<ConnectionId>,
@@ -219,60 +148,44 @@ struct Run {
     bytes: usize,
 }
 
-#[derive(Debug)]
-struct Entry {
-    outbox: Outbox,
-    turns: Option<Receiver<()>>,
-    peer: String,
-    link: Option<Link>,
-    finished: bool,
-    abort: bool,
-}
-
-impl Links {
-    pub(super) fn add(&mut self, opened: Opened) {
-        let entry = Entry {
-            outbox: opened.outbox,
-            turns: Some(opened.turns),
-            peer: opened.peer,
-            link: None,
-            finished: false,
-            abort: false,
-        };
-        self.open.insert(opened.id, entry);
+impl Peers {
+    /// A connection begins.
+    pub(super) fn add(&mut self, id: transport::ConnectionId, connection: ConnectionId, name: String) {
+        self.open.insert(connection, Peer { id, name });
+        self.numbers.insert(id, connection);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty()
+    /// What the core calls a connection that has not ended.
+    pub(super) fn connection(&self, id: transport::ConnectionId) -> Option<ConnectionId> {
+        self.numbers.get(id).copied()
     }
 
-    /// Who is there, for the log.
-    pub(super) fn peer(&self, id: ConnectionId) -> &str {
-        self.open.get(&id).map_or("nobody", |entry| &entry.peer)
+    /// A connection has ended. What the core called it, and who was there.
+    pub(super) fn remove(&mut self, id: transport::ConnectionId) -> Option<(ConnectionId, String)> {
+        let connection = self.numbers.remove(id)?;
+        let peer = self.open.remove(&connection)?;
+        Some((connection, peer.name))
     }
 
-    /// Takes a frame to be sent. It goes out with the next one for somebody
+    /// Takes a frame to be sent. It is handed on with the next one for somebody
     /// else, or with [`flush`](Self::flush).
-    ///
-    /// # Errors
-    /// Who did not get what was taken before, because its queue is full.
-    pub(super) fn send(&mut self, id: ConnectionId, frame: Bytes) -> Result<(), ConnectionId> {
+    pub(super) fn send(&mut self, connection: ConnectionId, frame: Bytes, actions: &mut Vec<Action>) {
         // What is long, and may be shared with others, is not copied.
-        let joins = self.run.to == Some(id) && self.run.bytes + frame.len() <= RUN;
-        let sent = if joins { Ok(()) } else { self.flush() };
-        self.run.to = Some(id);
+        if self.run.to != Some(connection) || self.run.bytes + frame.len() > RUN {
+            self.flush(actions);
+        }
+        self.run.to = Some(connection);
         self.run.bytes += frame.len();
         self.run.frames.push(frame);
-        sent
+        if self.run.bytes >= RUN {
+            self.flush(actions);
+        }
     }
 
-    /// Sends all that was taken.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    pub(super) fn flush(&mut self) -> Result<(), ConnectionId> {
-        let Some(id) = self.run.to.take() else {
-            return Ok(());
+    /// Hands on all that was taken.
+    pub(super) fn flush(&mut self, actions: &mut Vec<Action>) {
+        let Some(connection) = self.run.to.take() else {
+            return;
         };
         let bytes = std::mem::take(&mut self.run.bytes);
         let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
@@ -287,114 +200,102 @@ impl Links {
                 Bytes::from(body)
             }
         };
-        let Some(entry) = self.open.get(&id) else {
-            return Ok(());
-        };
-        match entry.outbox.push_now(Outgoing::whole(body, frames)) {
-            Err(PushError::Full(_)) => Err(id),
-            _ => Ok(()),
+        // Whoever has ended meanwhile gets nothing.
+        if let Some(peer) = self.open.get(&connection) {
+            let item = Outgoing::whole(body, frames);
+            actions.push(Action::Send { to: peer.id, item });
         }
-    }
-
-    /// The queue of a connection, for an answer that comes later.
-    pub(super) fn outbox(&self, id: ConnectionId) -> Option<Outbox> {
-        Some(self.open.get(&id)?.outbox.clone())
-    }
-
-    /// One batch of this connection is done with.
-    pub(super) fn took_turn(&self, id: ConnectionId) {
-        if let Some(turns) = self.open.get(&id).and_then(|entry| entry.turns.as_ref()) {
-            let _ = turns.try_recv();
-        }
-    }
-
-    /// Whether a connection is there and has not been closed here.
-    pub(super) fn is_open(&self, id: ConnectionId) -> bool {
-        self.open.get(&id).is_some_and(|entry| entry.turns.is_some())
     }
 
     /// Ends a connection once what waits is sent.
-    pub(super) fn close(&mut self, id: ConnectionId) {
-        // Who is closed need not be told that it is too slow.
-        if self.run.to == Some(id) {
-            let _ = self.flush();
-        }
-        if let Some(entry) = self.open.get_mut(&id) {
-            // Its reader waits for no turn any more.
-            entry.turns = None;
-            entry.outbox.close();
+    pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
+        self.flush(actions);
+        if let Some(Peer { id, .. }) = self.open.remove(&connection) {
+            self.numbers.remove(id);
+            actions.push(Action::End { id, abort: false });
         }
     }
 
-    pub(super) fn close_all(&mut self) {
-        for entry in self.open.values_mut() {
-            entry.turns = None;
-            entry.outbox.close();
-        }
-    }
-
-    /// Ends a connection at once.
-    pub(super) fn abort(&mut self, id: ConnectionId) {
-        if let Some(entry) = self.open.get_mut(&id) {
-            entry.abort();
-        }
-    }
-
-    pub(super) fn abort_all(&mut self) {
-        self.open.values_mut().for_each(Entry::abort);
-    }
-
-    /// The threads run, or not; says whether they do.
-    pub(super) fn started(&mut self, id: ConnectionId, link: io::Result<Link>) -> io::Result<()> {
-        let Some(entry) = self.open.get_mut(&id) else {
-            return Ok(());
-        };
-        match link {
-            Ok(link) => {
-                if entry.abort {
-                    link.abort();
-                }
-                entry.link = Some(link);
-                if entry.finished {
-                    self.remove(id);
-                }
-                Ok(())
+    /// Ends all of them.
+    pub(super) fn end_all(&mut self, actions: &mut Vec<Action>) {
+        for id in self.numbers.ids() {
+            if let Some(connection) = self.connection(id) {
+                self.end(connection, actions);
             }
-            Err(e) => {
-                self.open.remove(&id);
-                Err(e)
-            }
-        }
-    }
-
-    /// The threads are about to end. True when nothing of the connection is
-    /// left.
-    pub(super) fn finished(&mut self, id: ConnectionId) -> bool {
-        let Some(entry) = self.open.get_mut(&id) else {
-            return false;
-        };
-        entry.finished = true;
-        let started = entry.link.is_some();
-        if started {
-            self.remove(id);
-        }
-        started
-    }
-
-    fn remove(&mut self, id: ConnectionId) {
-        if let Some(link) = self.open.remove(&id).and_then(|entry| entry.link) {
-            link.join();
         }
     }
 }
 
-impl Entry {
-    fn abort(&mut self) {
-        self.turns = None;
-        self.abort = true;
-        self.outbox.close();
-        if let Some(link) = &self.link {
-            link.abort();
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opflex::rpc::{Framing, Limits};
+    use crate::opflex::run::serving::Serving;
+    use crate::transport::dispatch::events;
+
+    #[test]
+    fn frames_for_one_go_together_up_to_a_bound_and_in_order() {
+        let ids = [1 << 24, 2 << 24 | 1].map(transport::ConnectionId);
+        let mut peers = Peers::default();
+        let [a, b] = [ConnectionId(1), ConnectionId(2)];
+        peers.add(ids[0], a, "a".to_owned());
+        peers.add(ids[1], b, "b".to_owned());
+        let mut actions = Vec::new();
+        let frame = |len: usize| Bytes::from(vec![0; len]);
+        for (to, len) in [
+            (a, 10),
+            (a, 20),
+            (b, 5),
+            (a, RUN - 1),
+            (a, 2),
+            (a, 2 * RUN),
+            (b, 7),
+        ] {
+            peers.send(to, frame(len), &mut actions);
         }
+        peers.end(b, &mut actions);
+        // It is gone.
+        peers.send(b, frame(1), &mut actions);
+        peers.flush(&mut actions);
+        let sent: Vec<_> = actions
+            .iter()
+            .map(|action| match action {
+                Action::Send { to, item } => (*to, item.frames(), item.len()),
+                Action::End { id, abort: false } => (*id, 0, 0),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let [a, b] = ids;
+        let expected = [
+            (a, 2, 30),
+            (b, 1, 5),
+            (a, 1, RUN - 1),
+            (a, 1, 2),
+            (a, 1, 2 * RUN),
+            (b, 1, 7),
+            (b, 0, 0),
+        ];
+        assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn a_message_that_is_long_on_its_way_is_told_of() {
+        let (events, queue) = events::channel::<Event<Serving>>(4);
+        let id = transport::ConnectionId(1 << 24);
+        let mut codec = Codec {
+            decoder: Decoder::trusting(Framing::Nul, Limits::default()),
+            wanted: 0,
+            id,
+            events,
+            heard: now(),
+        };
+        let (mut input, mut items) = (BytesMut::from(&b"{\"id\":"[..]), Vec::new());
+        codec.decode(&mut input, &mut items).unwrap();
+        assert!(queue.try_next().is_none(), "it was heard of just now");
+        codec.heard -= 2 * HEARD;
+        codec.decode(&mut input, &mut items).unwrap();
+        let event = queue.try_next();
+        assert!(matches!(&event, Some(Event::Items(of, items, 0)) if *of == id && items.is_empty()));
+        assert!(queue.try_next().is_none() && items.is_empty());
     }
 }

@@ -6,22 +6,19 @@ use std::io;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
-
-use super::connection::open;
-use super::engaging::Event;
+use super::connection::enter;
+use super::engaging::{ElementEvents, Engaging, Reached};
 use super::{ElementConfig, StartError, now};
 use crate::opflex::message::Decoder;
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc::{self, Framing};
+use crate::transport::dispatch::Event;
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::{Connector, TlsError};
-use crate::transport::{
-    Address, BufferPool, Cancel, Halves, Limits, LinkConfig, Target, TcpOptions, plain, threads,
-};
+use crate::transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
 
 /// What every attempt needs, the address excepted.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Dialer {
     memory: BTreeMap<String, MemoryListener>,
     connector: Option<Connector>,
@@ -31,10 +28,9 @@ pub(super) struct Dialer {
     write_timeout: Duration,
     framing: Framing,
     limits: rpc::Limits,
-    queue: Limits,
     tcp: TcpOptions,
     pool: BufferPool,
-    events: Sender<Event>,
+    events: ElementEvents,
 }
 
 /// An attempt under way.
@@ -63,7 +59,7 @@ impl fmt::Display for DialError {
 }
 
 impl Dialer {
-    pub(super) fn new(config: &ElementConfig, events: Sender<Event>) -> Result<Self, StartError> {
+    pub(super) fn new(config: &ElementConfig, events: ElementEvents) -> Result<Self, StartError> {
         let dialer = Self {
             memory: config.memory.clone(),
             connector: config.tls.clone(),
@@ -73,7 +69,6 @@ impl Dialer {
             write_timeout: config.write_timeout,
             framing: config.framing,
             limits: config.limits,
-            queue: config.queue,
             tcp: config.tcp,
             pool: BufferPool::new(),
             events,
@@ -86,18 +81,22 @@ impl Dialer {
         Ok(dialer)
     }
 
-    /// Starts an attempt. It ends with [`Event::DialFailed`], or with
-    /// [`Event::Opened`] and what the threads of the connection tell.
+    /// Starts an attempt. Its thread's last word is what came of it.
     pub(super) fn start(&self, id: ConnectionId, address: String) -> io::Result<Dial> {
         let cancel = Cancel::new();
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
-            match dialer.attempt(&address, &cancelled) {
-                Ok(halves) => dialer.open(id, address, halves),
-                Err(why) => {
-                    let _ = dialer.events.send(Event::DialFailed(id, why));
+            let failed = match dialer.attempt(&address, &cancelled) {
+                Ok(halves) => {
+                    dialer.enter(id, address, halves);
+                    None
                 }
-            }
+                Err(why) => Some(why),
+            };
+            let over = Event::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+                engaging.dialled(id, failed, now, actions);
+            }));
+            let _ = dialer.events.send(over);
         })?;
         Ok(Dial { cancel, thread })
     }
@@ -124,22 +123,22 @@ impl Dialer {
             .as_deref()
             .unwrap_or_else(|| target.server_name());
         connector
-            .connect(stream, name, &self.pool, now() + self.tls_timeout)
+            .connect(stream, name, &self.pool, after(now(), self.tls_timeout))
             .map(|secured| secured.halves)
             .map_err(DialError::Tls)
     }
 
-    fn open(&self, id: ConnectionId, peer: String, halves: Halves) {
-        let (opened, unstarted) = open(id, peer, self.queue);
-        if self.events.send(Event::Opened(opened)).is_err() {
-            return;
-        }
-        let config = LinkConfig {
-            name: format!("element{id}"),
-            write_timeout: Some(self.write_timeout),
-            ..LinkConfig::default()
-        };
+    fn enter(&self, connection: ConnectionId, address: String, halves: Halves) {
+        let reached = Reached { connection, address };
         let decoder = Decoder::new(self.framing, self.limits);
-        unstarted.start(halves, decoder, &self.events, None, config);
+        // Where it is refused, nobody waits for it any more.
+        let _ = enter(
+            &self.events,
+            reached,
+            halves,
+            decoder,
+            "element",
+            self.write_timeout,
+        );
     }
 }

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::serving::{Event, call, copy_policy};
+use super::serving::{ServerEvents, call, copy_policy};
 use super::{CallError, keeper};
 use crate::opflex::model::{ManagedObject, Tree, Uri};
 use crate::transport::threads;
@@ -48,7 +48,7 @@ pub(super) enum Edit {
 /// Makes an edit, and waits until it is kept, where it is. How many objects
 /// changed.
 pub(super) fn edit(
-    events: &Sender<Event>,
+    events: &ServerEvents,
     keeper: Option<&keeper::Ask>,
     edit: Edit,
 ) -> Result<usize, CallError> {
@@ -66,13 +66,13 @@ pub(super) fn edit(
 }
 
 fn run<T: Send + 'static>(
-    events: &Sender<Event>,
+    events: &ServerEvents,
     what: impl FnOnce(&mut super::ServerContext<'_>) -> T + Send + 'static,
 ) -> Result<T, CallError> {
     call(events, what).ok_or(CallError::Stopped)
 }
 
-fn merge_in_pieces(events: &Sender<Event>, mut objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn merge_in_pieces(events: &ServerEvents, mut objects: Vec<ManagedObject>) -> Result<usize, CallError> {
     objects.iter().try_for_each(ManagedObject::check)?;
     if run(events, |cx| cx.core().policy().schema().is_some())? {
         objects = run(events, move |cx| {
@@ -84,7 +84,7 @@ fn merge_in_pieces(events: &Sender<Event>, mut objects: Vec<ManagedObject>) -> R
 }
 
 /// Merges checked objects, parents first.
-fn in_pieces(events: &Sender<Event>, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn in_pieces(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
     let mut changed = 0;
     let mut objects = objects.into_iter();
     loop {
@@ -96,7 +96,7 @@ fn in_pieces(events: &Sender<Event>, objects: Vec<ManagedObject>) -> Result<usiz
     }
 }
 
-fn reload(events: &Sender<Event>, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn reload(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
     let schema = run(events, |cx| cx.core().policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
@@ -152,7 +152,7 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
 }
 
 /// Something for the editor: an edit, and whoever is told how it went.
-pub(super) type Job = Box<dyn FnOnce(&Sender<Event>, Option<&keeper::Ask>) + Send>;
+pub(super) type Job = Box<dyn FnOnce(Option<&keeper::Ask>) + Send>;
 
 /// The thread that edits for control connections, one edit after the other.
 #[derive(Debug)]
@@ -163,17 +163,14 @@ pub(super) struct Editor {
 
 impl Editor {
     /// Starts the thread, and returns the way to it.
-    pub(super) fn start(
-        events: Sender<Event>,
-        keeper: Option<keeper::Ask>,
-    ) -> io::Result<(Self, Sender<Job>)> {
+    pub(super) fn start(keeper: Option<keeper::Ask>) -> io::Result<(Self, Sender<Job>)> {
         let (jobs, queue): (Sender<Job>, Receiver<Job>) = crossbeam_channel::bounded(JOBS);
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let thread = threads::spawn("opflex-edit", move || {
             loop {
                 crossbeam_channel::select! {
                     recv(queue) -> job => match job {
-                        Ok(job) => job(&events, keeper.as_ref()),
+                        Ok(job) => job(keeper.as_ref()),
                         Err(_) => return,
                     },
                     recv(stopped) -> _ => return,

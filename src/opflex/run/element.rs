@@ -4,18 +4,18 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::PoisonError;
-use std::thread::{JoinHandle, ThreadId};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
-use super::connection::EVENTS;
 use super::dial::Dialer;
-use super::engaging::{Dispatcher, ElementContext, Event, Released};
+use super::engaging::{ElementContext, ElementEvents, Engaging, Released};
 use super::{CallError, ElementConfig, StartError, guard, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
 use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
-use crate::transport::threads;
+use crate::transport::dispatch::{self, EVENTS, Event, Runner, Settings};
+use crate::transport::{Budget, PATIENCE, threads};
 
 /// The target of the log lines of this side.
 pub(super) const LOG: &str = "ssntp::opflex::policy_element";
@@ -45,28 +45,36 @@ impl PolicyElement {
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ElementConfig) -> Result<Self, StartError> {
-        let (sender, queue) = crossbeam_channel::bounded(EVENTS);
+        let (sender, queue) = dispatch::events::channel(EVENTS);
         let (tell, events) = crossbeam_channel::unbounded();
         let dialer = Dialer::new(&config, sender.clone())?;
         let released = Released::default();
         // Random keys are what the standard library has of chance.
         let seed = RandomState::new().hash_one(0);
+        let settings = Settings {
+            queue: config.queue,
+            // Its servers are few and chosen.
+            budget: Budget::unlimited(),
+            received: Budget::unlimited(),
+            patience: PATIENCE,
+            parting: config.write_timeout,
+            grace: config.grace,
+        };
         let core = ElementCore::new(config.settings, seed, now());
-        let dispatcher = Dispatcher::new(
+        let engaging = Engaging::new(
             core,
             dialer,
-            queue,
             Released::clone(&released),
             tell,
             config.events.max(1),
-            config.grace,
         );
-        let dispatcher =
-            threads::spawn("opflex-element", move || dispatcher.run()).map_err(StartError::Thread)?;
+        let watch = queue.watch();
+        let runner = Runner::new(engaging, settings, move || watch.is_empty());
+        let dispatcher = threads::spawn("opflex-element", move || dispatch::run(runner, &queue))
+            .map_err(StartError::Thread)?;
         Ok(Self {
             handle: ElementHandle {
                 events: sender,
-                dispatcher: dispatcher.thread().id(),
                 released,
             },
             events,
@@ -122,7 +130,18 @@ impl Deref for PolicyElement {
 
 impl Drop for PolicyElement {
     fn drop(&mut self) {
-        let _ = self.handle.events.send(Event::Stop);
+        let events = &self.handle.events;
+        let _ = events.send(Event::Stop);
+        // The attempts are cancelled; their threads may still ask the
+        // dispatcher, which runs until all of them have ended.
+        let (reply, dials) = crossbeam_channel::bounded(1);
+        let _ = events.send(Event::Call(Box::new(move |engaging: &mut Engaging, _, _| {
+            let _ = reply.send(engaging.take_dials());
+        })));
+        for dial in dials.recv().unwrap_or_default() {
+            let _ = dial.join();
+        }
+        let _ = events.send(Event::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
@@ -136,8 +155,7 @@ impl Drop for PolicyElement {
 /// usually for some microseconds, and never for a server.
 #[derive(Clone)]
 pub struct ElementHandle {
-    events: Sender<Event>,
-    dispatcher: ThreadId,
+    events: ElementEvents,
     released: Released,
 }
 
@@ -158,14 +176,17 @@ impl ElementHandle {
         &self,
         call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        if std::thread::current().id() == self.dispatcher {
+        if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        let call = Event::Call(Box::new(move |cx| {
+        let call = Event::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
             guard(LOG, || {
-                let _ = reply.send(call(cx));
-            })
+                engaging.call(now, |cx| {
+                    let _ = reply.send(call(cx));
+                });
+            });
+            engaging.hand_on(now, actions);
         }));
         self.events.send(call).map_err(|_| CallError::Stopped)?;
         result.recv().map_err(|_| CallError::Stopped)
@@ -347,7 +368,7 @@ impl ElementHandle {
 #[must_use = "dropped, it is wanted no more"]
 pub struct Reference {
     id: ReferenceId,
-    events: Sender<Event>,
+    events: ElementEvents,
     released: Released,
 }
 
@@ -363,7 +384,8 @@ impl Drop for Reference {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(self.id);
-        // A full channel has something that makes the dispatcher look.
-        let _ = self.events.try_send(Event::Released);
+        // That makes the dispatcher look. Where the channel is full, something
+        // else does.
+        let _ = self.events.try_send(Event::Call(Box::new(|_, _, _| ())));
     }
 }

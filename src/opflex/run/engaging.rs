@@ -1,41 +1,24 @@
-//! The thread that owns an [`ElementCore`].
+//! What owns an [`ElementCore`]: the state of an element's dispatcher.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use log::{info, warn};
+use crossbeam_channel::Sender;
+use log::{debug, info, warn};
 
-use super::connection::{LinkEvent, Links, Opened};
+use super::connection::{Messages, Peers, deal};
 use super::dial::{Dial, DialError, Dialer};
 use super::element::LOG;
-use super::now;
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
-use crate::opflex::policy_element::{self as core, Action, ElementCore, ReferenceId};
+use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
+use crate::transport::dispatch::{Action, Core, Event, Events};
+use crate::transport::{self, EndReason, Gauge, Outgoing};
 
-/// The only way into the dispatcher.
-pub(super) enum Event {
-    /// A server was reached; the threads of its connection are about to start.
-    Opened(Opened),
-    /// A server was not reached.
-    DialFailed(ConnectionId, DialError),
-    /// From the threads of a connection.
-    Link(LinkEvent),
-    /// References wait in the list of released ones.
-    Released,
-    /// Another thread has something to be done here.
-    Call(Box<dyn FnOnce(&mut ElementContext<'_>) + Send>),
-    /// Close every connection, and end.
-    Stop,
-}
-
-impl From<LinkEvent> for Event {
-    fn from(event: LinkEvent) -> Self {
-        Self::Link(event)
-    }
-}
+/// The way into an element's dispatcher.
+pub(super) type ElementEvents = Events<Event<Engaging>>;
 
 /// The references that were dropped and are still to be released: no more
 /// than there were references.
@@ -46,7 +29,7 @@ pub(super) type Released = Arc<Mutex<Vec<ReferenceId>>>;
 pub struct ElementContext<'a> {
     core: &'a mut ElementCore,
     now: Instant,
-    actions: &'a mut Vec<Action>,
+    actions: &'a mut Vec<core::Action>,
 }
 
 impl ElementContext<'_> {
@@ -98,18 +81,16 @@ impl ElementContext<'_> {
 }
 
 /// All state of an element.
-pub(super) struct Dispatcher {
+pub(super) struct Engaging {
     core: ElementCore,
-    links: Links,
+    peers: Peers,
     dialer: Dialer,
+    /// Attempts whose threads have not been joined.
     dials: HashMap<ConnectionId, Dial>,
-    actions: Vec<Action>,
-    events: Receiver<Event>,
+    /// What the core wants done and nobody has been told yet.
+    wanted: Vec<core::Action>,
     released: Released,
     tell: Tell,
-    grace: Duration,
-    stopping: Option<Instant>,
-    stopped: bool,
 }
 
 /// The way to whoever takes events.
@@ -148,184 +129,224 @@ impl Tell {
     }
 }
 
-impl Dispatcher {
+impl Engaging {
+    /// An element that tells of at most so many events that nobody has taken.
     pub(super) fn new(
         core: ElementCore,
         dialer: Dialer,
-        events: Receiver<Event>,
         released: Released,
         tell: Sender<core::Event>,
         most_events: usize,
-        grace: Duration,
     ) -> Self {
         Self {
             core,
-            links: Links::default(),
+            peers: Peers::default(),
             dialer,
             dials: HashMap::new(),
-            actions: Vec::new(),
-            events,
+            wanted: Vec::new(),
             released,
             tell: Tell {
                 events: tell,
                 most: most_events,
                 missed: 0,
             },
-            grace,
-            stopping: None,
-            stopped: false,
         }
     }
 
-    /// Runs until [`Event::Stop`] has come and every connection and attempt
-    /// has ended.
-    pub(super) fn run(mut self) {
-        while !(self.stopped && self.links.is_empty() && self.dials.is_empty()) {
-            let deadline = [self.core.next_deadline(), self.stopping]
-                .into_iter()
-                .flatten()
-                .min();
-            let event = match deadline {
-                Some(deadline) => self.events.recv_deadline(deadline),
-                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            let now = now();
-            match event {
-                Ok(event) => self.step(event, now),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            self.release(now);
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                self.core.tick(now, &mut self.actions);
-                if self.stopping.is_some_and(|end| end <= now) {
-                    self.stopping = None;
-                    self.links.abort_all();
-                }
-            }
-            self.perform(now);
+    pub(super) fn call(&mut self, now: Instant, call: impl FnOnce(&mut ElementContext<'_>)) {
+        call(&mut ElementContext {
+            core: &mut self.core,
+            now,
+            actions: &mut self.wanted,
+        });
+    }
+
+    /// An attempt is over, and its thread is about to end.
+    pub(super) fn dialled(
+        &mut self,
+        connection: ConnectionId,
+        failed: Option<DialError>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(dial) = self.dials.remove(&connection) {
+            // A panic has been logged by the panic hook.
+            let _ = dial.thread.join();
+        }
+        if let Some(why) = failed {
+            info!(target: LOG, "{connection}: not connected: {why}");
+            self.core.disconnected(connection, now, &mut self.wanted);
+            self.hand_on(now, actions);
         }
     }
 
-    fn step(&mut self, event: Event, now: Instant) {
-        match event {
-            Event::Opened(opened) => {
-                let id = opened.id;
-                let wanted = self
-                    .dials
-                    .get(&id)
-                    .is_some_and(|dial| !dial.cancel.is_cancelled());
-                self.links.add(opened);
-                if wanted {
-                    self.core.connected(id, now, &mut self.actions);
-                } else {
-                    self.links.abort(id);
+    /// The threads of the attempts under way, once the element has stopped and
+    /// has cancelled them: they still ask the dispatcher.
+    pub(super) fn take_dials(&mut self) -> Vec<JoinHandle<()>> {
+        self.dials.drain().map(|(_, dial)| dial.thread).collect()
+    }
+
+    /// Hands on what the core wants done; frames may still be joined by more.
+    fn join(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while !self.wanted.is_empty() {
+            for action in std::mem::take(&mut self.wanted) {
+                match action {
+                    core::Action::Dial { connection, address } => self.dial(connection, address, now),
+                    core::Action::Send { connection, frame } => self.peers.send(connection, frame, actions),
+                    core::Action::Close { connection, .. } => {
+                        if let Some(dial) = self.dials.get(&connection) {
+                            dial.cancel.cancel();
+                        }
+                        self.peers.end(connection, actions);
+                    }
+                    core::Action::Tell(event) => self.tell.tell(event),
                 }
-            }
-            Event::DialFailed(id, why) => {
-                info!(target: LOG, "{id}: not connected: {why}");
-                self.dialled(id);
-                self.core.disconnected(id, now, &mut self.actions);
-            }
-            Event::Link(LinkEvent::Messages(id, messages)) => {
-                for message in messages {
-                    self.core.message(id, message, now, &mut self.actions);
-                }
-                self.links.took_turn(id);
-            }
-            Event::Link(LinkEvent::Heard(id)) => self.core.heard(id, now),
-            Event::Link(LinkEvent::Started(id, link)) => {
-                self.dialled(id);
-                if let Err(e) = self.links.started(id, link) {
-                    warn!(target: LOG, "{id}: cannot start a thread: {e}");
-                    self.core.disconnected(id, now, &mut self.actions);
-                }
-            }
-            Event::Link(LinkEvent::Ended(id, reason)) => {
-                info!(target: LOG, "{id} ({}) ended: {reason}", self.links.peer(id));
-                self.core.disconnected(id, now, &mut self.actions);
-            }
-            Event::Link(LinkEvent::Finished(id)) => {
-                self.links.finished(id);
-            }
-            // Done after every event.
-            Event::Released => {}
-            Event::Call(call) => call(&mut ElementContext {
-                core: &mut self.core,
-                now,
-                actions: &mut self.actions,
-            }),
-            Event::Stop => {
-                self.core.stop(now, &mut self.actions);
-                self.perform(now);
-                for dial in self.dials.values() {
-                    dial.cancel.cancel();
-                }
-                self.links.close_all();
-                self.stopping = Some(now + self.grace);
-                self.stopped = true;
             }
         }
     }
 
-    fn release(&mut self, now: Instant) {
+    pub(super) fn hand_on(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.join(now, actions);
+        self.peers.flush(actions);
+    }
+
+    fn dial(&mut self, connection: ConnectionId, address: String, now: Instant) {
+        match self.dialer.start(connection, address) {
+            Ok(dial) => {
+                self.dials.insert(connection, dial);
+            }
+            Err(e) => {
+                warn!(target: LOG, "{connection}: cannot start a thread: {e}");
+                self.core.disconnected(connection, now, &mut self.wanted);
+            }
+        }
+    }
+}
+
+/// A server that was reached.
+#[derive(Debug)]
+pub(super) struct Reached {
+    pub(super) connection: ConnectionId,
+    pub(super) address: String,
+}
+
+impl Core for Engaging {
+    type Item = Messages;
+    type Request = Reached;
+    type Grant = ConnectionId;
+    /// Nobody waits for the connection any more.
+    type Place = ();
+    type Refusal = ();
+
+    fn admit(
+        &mut self,
+        id: transport::ConnectionId,
+        reached: Reached,
+        _: Gauge,
+        _: usize,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(ConnectionId, ()), ()> {
+        let Reached { connection, address } = reached;
+        let dial = self.dials.get(&connection);
+        if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
+            return Err(());
+        }
+        self.peers.add(id, connection, address);
+        self.core.connected(connection, now, &mut self.wanted);
+        self.hand_on(now, actions);
+        Ok((connection, ()))
+    }
+
+    fn admitted(&mut self, id: transport::ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+        if !told {
+            self.ended(id, EndReason::Local, now, actions);
+        }
+    }
+
+    fn item(
+        &mut self,
+        id: transport::ConnectionId,
+        messages: Messages,
+        most: u32,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> (u32, Option<Messages>) {
+        let Some(connection) = self.peers.connection(id) else {
+            return (0, None);
+        };
+        let dealt = deal(messages, most, actions, |message, actions| {
+            self.core.message(connection, message, now, &mut self.wanted);
+            self.join(now, actions);
+        });
+        self.peers.flush(actions);
+        dealt
+    }
+
+    fn received(&mut self, id: transport::ConnectionId, _: u64, now: Instant) {
+        if let Some(connection) = self.peers.connection(id) {
+            self.core.heard(connection, now);
+        }
+    }
+
+    fn ended(
+        &mut self,
+        id: transport::ConnectionId,
+        reason: EndReason,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some((connection, address)) = self.peers.remove(id) {
+            info!(target: LOG, "{connection} ({address}) ended: {reason}");
+            self.core.disconnected(connection, now, &mut self.wanted);
+            self.hand_on(now, actions);
+        }
+    }
+
+    fn left(&mut self, _: transport::ConnectionId, items: Vec<Messages>) {
+        let messages: usize = items.iter().map(Messages::len).sum();
+        debug!(target: LOG, "{messages} messages of a connection that ended were not dealt with");
+    }
+
+    fn full(
+        &mut self,
+        to: transport::ConnectionId,
+        _: Outgoing,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        if let Some((connection, address)) = self.peers.remove(to) {
+            warn!(target: LOG, "{connection} ({address}) takes no data: its queue is full");
+            actions.push(Action::End { id: to, abort: true });
+            self.core.disconnected(connection, now, &mut self.wanted);
+            self.hand_on(now, actions);
+        }
+        false
+    }
+
+    /// Releases what was dropped meanwhile.
+    fn settle(&mut self, now: Instant, _: &mut Vec<Action>) {
         let released = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
         for reference in released {
             self.core.release(reference, now);
         }
     }
 
-    /// The thread of an attempt is about to end.
-    fn dialled(&mut self, id: ConnectionId) {
-        if let Some(dial) = self.dials.remove(&id) {
-            // A panic has been logged by the panic hook.
-            let _ = dial.thread.join();
-        }
+    fn next_deadline(&mut self) -> Option<Instant> {
+        self.core.next_deadline()
     }
 
-    fn too_slow(&mut self, id: ConnectionId, now: Instant) {
-        warn!(target: LOG, "{id} ({}) takes no data: its queue is full", self.links.peer(id));
-        self.links.abort(id);
-        self.core.disconnected(id, now, &mut self.actions);
+    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.core.tick(now, &mut self.wanted);
+        self.hand_on(now, actions);
     }
 
-    /// Does what the core wants done; what comes of that, too.
-    fn perform(&mut self, now: Instant) {
-        let mut actions = std::mem::take(&mut self.actions);
-        while !actions.is_empty() {
-            for action in actions.drain(..) {
-                match action {
-                    Action::Dial { connection, address } => match self.dialer.start(connection, address) {
-                        Ok(dial) => {
-                            self.dials.insert(connection, dial);
-                        }
-                        Err(e) => {
-                            warn!(target: LOG, "{connection}: cannot start a thread: {e}");
-                            self.core.disconnected(connection, now, &mut self.actions);
-                        }
-                    },
-                    Action::Send { connection, frame } => {
-                        if let Err(slow) = self.links.send(connection, frame) {
-                            self.too_slow(slow, now);
-                        }
-                    }
-                    Action::Close { connection, .. } => {
-                        if let Some(dial) = self.dials.get(&connection) {
-                            dial.cancel.cancel();
-                        }
-                        self.links.close(connection);
-                    }
-                    Action::Tell(event) => self.tell.tell(event),
-                }
-            }
-            if let Err(slow) = self.links.flush() {
-                self.too_slow(slow, now);
-            }
-            std::mem::swap(&mut actions, &mut self.actions);
+    fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.core.stop(now, &mut self.wanted);
+        self.hand_on(now, actions);
+        for dial in self.dials.values() {
+            dial.cancel.cancel();
         }
-        // The list keeps its memory for the next time, unless it was a flood.
-        if actions.capacity() <= 4096 {
-            self.actions = actions;
-        }
+        self.peers.end_all(actions);
     }
 }

@@ -2,26 +2,31 @@
 //! [`ElementCore`] over sockets.
 //!
 //! ```text
-//!  server                                        policy element
-//!  accept threads ─▶ handshake workers           Action::Dial ─▶ a dial thread each
-//!                        │ Opened, Started             │ Opened, Started, DialFailed
-//!  readers ─ Messages ───┤                             ├─── Messages ─ readers
-//!  ServerHandle ─ Call ──┤                             ├─── Call ─ ElementHandle
-//!  Server ─ Stop, Exit ──▼                             ▼─── Stop ─ PolicyElement
-//!              dispatcher: ServerCore          dispatcher: ElementCore ─▶ events
-//!                        │                             │
-//!            outboxes, keeper, editor                  outboxes
+//!  server                                     policy element
+//!  accept threads ─▶ handshake workers        Action::Dial ─▶ a dial thread each
+//!                        │ Admit, Started          │ Admit, Started, Call: dialled
+//!  readers ─ Items ──────┤                         ├── Items ─ readers
+//!  ServerHandle ─ Call ──┤                         ├── Call ─ ElementHandle
+//!  keeper, editor ─ Call ┤                         │
+//!  Server ─ Stop, Exit ──▼                         ▼── Stop, Exit ─ PolicyElement
+//!               Runner: Serving             Runner: Engaging ─▶ events
+//!                  │ ServerCore                │ ElementCore
+//!                  ▼                           ▼
+//!               outboxes                    outboxes
 //! ```
 //!
-//! One [`Server`] or [`PolicyElement`] owns its threads and joins them. No
-//! dispatcher waits for a peer, a disk or whoever takes events.
+//! One [`Server`] or [`PolicyElement`] owns its threads and joins them. The
+//! dispatcher, the lives of connections and the flow between them are the
+//! transport's, the same as under SSNTP; `Serving` and `Engaging` are what is
+//! OpFlex in it. No dispatcher waits for a peer, a disk or whoever takes events.
 //!
 //! | what | bound | when full |
 //! |---|---|---|
 //! | events for the dispatcher | 256 | readers wait, and so do their peers |
-//! | batches of one connection among them | 4 | its reader waits |
+//! | what a reader is ahead of the dispatcher | 1 MiB or one read | it waits, and so does its peer |
+//! | answers that a peer does not take | 1 MiB or half of its queue, and one answer | it is not read from; the write timeout ends it |
+//! | updates caused by a peer, for one that does not take them | half of its queue | the one that causes them waits, a second at most |
 //! | frames for one connection | [`Limits`](crate::transport::Limits) | the connection ends |
-//! | a reader whose peer takes no answers | half of that | it waits, up to the write timeout |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
@@ -32,15 +37,14 @@
 //! | file | what |
 //! |---|---|
 //! | `config` | what both are told before they begin, and why they don't |
-//! | `connection` | codec, delivery, the table of connections |
-//! | `server` | [`Server`], [`ServerHandle`] |
-//! | `serving` | the server's dispatcher: its state |
-//! | `desk` | the server's dispatcher: its thread, and the readers that take its place |
+//! | `connection` | codec, coming in, the numbers of connections |
+//! | `server` | [`Server`], [`ServerHandle`], newcomers |
+//! | `serving` | what the server's dispatcher runs |
 //! | `editing` | changes of policy, large ones in steps |
 //! | `keeper` | the file that policy is kept in |
 //! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
-//! | `engaging` | the element's dispatcher |
+//! | `engaging` | what the element's dispatcher runs |
 //! | `dial` | one attempt at one server |
 //!
 //! [`ServerCore`]: super::server::ServerCore
@@ -49,7 +53,6 @@
 mod config;
 mod connection;
 mod control;
-mod desk;
 mod dial;
 mod editing;
 mod element;
@@ -60,12 +63,13 @@ mod serving;
 
 use std::time::Instant;
 
-pub use self::config::{CallError, DEFAULT_MAX_HANDSHAKES, ElementConfig, ServerConfig, StartError};
+pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;
 pub use self::server::{Server, ServerHandle};
 pub use self::serving::ServerContext;
+pub use crate::transport::default_max_handshakes;
 
 #[expect(
     clippy::disallowed_methods,
@@ -73,6 +77,12 @@ pub use self::serving::ServerContext;
 )]
 fn now() -> Instant {
     Instant::now()
+}
+
+/// The host of a peer's address, by which what it may cause in the log counts:
+/// each connection has a port of its own.
+fn host(peer: &str) -> String {
+    peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()
 }
 
 /// Runs code of the application; a panic in it is logged and goes no further.

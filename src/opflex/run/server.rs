@@ -3,34 +3,31 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread::{JoinHandle, ThreadId};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam_channel::Sender;
 use log::{info, warn};
 
-use super::connection::{AtOnce, EVENTS, open};
-use super::desk::Desk;
+use super::connection::enter;
 use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
-use super::serving::{self, Dispatcher, Event, ServerContext};
-use super::{CallError, ServerConfig, StartError, now};
+use super::serving::{self, Request, ServerContext, ServerEvents, Serving};
+use super::{CallError, ServerConfig, StartError, host, now};
+use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
-use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::server::{ServerCore, SessionInfo};
+use crate::transport::dispatch::{self, EVENTS, Event, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
-    Acceptance, Address, BufferPool, Capacity, Limits, LinkConfig, Listener, Newcomer, plain, threads,
+    Acceptance, Address, Budget, BufferPool, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
+    memory_for_queues, plain, threads,
 };
 
 /// The target of the log lines of this side.
 pub(super) const LOG: &str = "ssntp::opflex::server";
-
-/// Control connections beyond the most clients at a time.
-const CONTROLS: usize = 16;
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
@@ -50,13 +47,13 @@ pub struct Server {
 
 impl Server {
     /// Reads the kept policy, binds every address and starts the threads;
-    /// clients are accepted when this returns.
+    /// clients are accepted when this returns. Raises the process's soft limits
+    /// of open files and processes to its hard ones.
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
-        let max = Capacity::of_this_system(config.max_handshakes.max(1))
-            .admit(config.max_connections)
+        let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
         let core = core(&config)?;
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
@@ -84,27 +81,34 @@ impl Server {
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
         }
-        let (events, queue) = crossbeam_channel::bounded(EVENTS);
+        let (events, queue) = dispatch::events::channel(EVENTS);
         let keeper = match &config.keep {
             Some(path) => Some(Keeper::start(path.clone(), events.clone()).map_err(StartError::Thread)?),
             None => None,
         };
         let asked = || keeper.as_ref().map(Keeper::sender);
         let (editor, jobs) = match &config.control {
-            Some(_) => Editor::start(events.clone(), asked())
+            Some(_) => Editor::start(asked())
                 .map(|(editor, jobs)| (Some(editor), Some(jobs)))
                 .map_err(StartError::Thread)?,
             None => (None, None),
         };
-        let connections = Arc::new(AtomicUsize::new(0));
-        let dispatcher = Dispatcher::new(core, asked(), jobs, Arc::clone(&connections), config.grace);
-        let desk = Desk::new(dispatcher, events.clone());
-        let at_once = Arc::clone(&desk);
-        let dispatcher =
-            threads::spawn("opflex-dispatch", move || desk.run(&queue)).map_err(StartError::Thread)?;
+        let serving = Serving::new(core, events.clone(), asked(), jobs, room.sessions);
+        let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
+        let settings = Settings {
+            queue: config.queue,
+            budget,
+            received,
+            patience: PATIENCE,
+            parting: config.write_timeout,
+            grace: config.grace,
+        };
+        let watch = queue.watch();
+        let runner = Runner::new(serving, settings, move || watch.is_empty());
+        let dispatcher = threads::spawn("opflex-dispatch", move || dispatch::run(runner, &queue))
+            .map_err(StartError::Thread)?;
         let handle = ServerHandle {
             events: events.clone(),
-            dispatcher: dispatcher.thread().id(),
             keeper: asked(),
         };
         let mut server = Self {
@@ -121,18 +125,14 @@ impl Server {
             acceptor: config.tls,
             pool: BufferPool::new(),
             events,
-            at_once,
-            connections,
-            max,
-            next: AtomicU64::new(1),
             framing: config.framing,
             limits: config.limits,
-            queue: config.queue,
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
+            log: Mutex::default(),
         };
         let serve = Box::new(move |newcomer: &Newcomer| shared.serve(newcomer));
-        let acceptance = Acceptance::start(listeners, "opflex", LOG, config.max_handshakes.max(1), serve)
+        let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
         server.acceptance = Some(acceptance);
         Ok(server)
@@ -207,38 +207,25 @@ struct Shared {
     places: Vec<Place>,
     acceptor: Option<Acceptor>,
     pool: BufferPool,
-    events: Sender<Event>,
-    at_once: Arc<Desk>,
-    connections: Arc<AtomicUsize>,
-    max: usize,
-    next: AtomicU64,
+    events: ServerEvents,
     framing: Framing,
     limits: rpc::Limits,
-    queue: Limits,
-    handshake_timeout: std::time::Duration,
-    write_timeout: std::time::Duration,
+    handshake_timeout: Duration,
+    write_timeout: Duration,
+    /// What newcomers may cause in the log, by host.
+    log: Mutex<LogLimit<String>>,
 }
 
 impl Shared {
-    fn serve(&self, newcomer: &Newcomer) {
-        let peer = newcomer.peer();
-        // Whoever looks after a server that is full is let in.
-        let is_control = matches!(self.places.get(newcomer.listener()), Some(Place::Control));
-        let max = self.max.saturating_add(if is_control { CONTROLS } else { 0 });
-        if self.connections.fetch_add(1, Ordering::AcqRel) >= max {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
-            warn!(target: LOG, "{peer}: refused: {max} clients are connected");
-            return;
-        }
-        if !self.admit(newcomer) {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
-        }
+    fn may_say(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.admit(host(&peer.to_string()), what, now())
     }
 
-    /// Whether the dispatcher knows of it, and counts it out in the end.
-    fn admit(&self, newcomer: &Newcomer) -> bool {
+    /// Brings one newcomer in, or refuses it.
+    fn serve(&self, newcomer: &Newcomer) {
         let Some(place) = self.places.get(newcomer.listener()) else {
-            return false;
+            return;
         };
         let (peer, stream) = (newcomer.peer(), newcomer.stream());
         let dialled = match place {
@@ -251,42 +238,45 @@ impl Shared {
         let is_control = matches!(place, Place::Control);
         let halves = match &self.acceptor {
             Some(acceptor) if !is_control => {
-                let deadline = newcomer.accepted() + self.handshake_timeout;
+                let deadline = after(newcomer.accepted(), self.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
                     Ok(secured) => secured.halves,
                     Err(e) => {
-                        info!(target: LOG, "{peer}: no TLS: {e}");
-                        return false;
+                        if let Some(more) = self.may_say(&peer, "no TLS") {
+                            info!(target: LOG, "{peer}: no TLS: {e}{more}");
+                        }
+                        return;
                     }
                 }
             }
             _ => plain(stream, self.pool.clone()),
         };
-        newcomer.admitted();
-        let id = ConnectionId(self.next.fetch_add(1, Ordering::Relaxed));
-        let (opened, unstarted) = open(id, peer.to_string(), self.queue);
-        if self
-            .events
-            .send(Event::Opened(opened, dialled, is_control))
-            .is_err()
-        {
-            return false;
+        if !newcomer.admitted() {
+            return;
         }
         let decoder = if is_control {
             Decoder::trusting(self.framing, self.limits)
         } else {
             Decoder::new(self.framing, self.limits)
         };
-        let config = LinkConfig {
-            name: format!("opflex{id}"),
-            write_timeout: Some(self.write_timeout),
-            // A reader does the dispatcher's work at times.
-            stack: 256 * 1024,
-            ..LinkConfig::default()
+        let request = Request {
+            dialled,
+            is_control,
+            peer: peer.to_string(),
         };
-        let at_once: Arc<dyn AtOnce> = Arc::<Desk>::clone(&self.at_once);
-        unstarted.start(halves, decoder, &self.events, Some(at_once), config);
-        true
+        let entered = enter(
+            &self.events,
+            request,
+            halves,
+            decoder,
+            "opflex",
+            self.write_timeout,
+        );
+        if let Err(Some(why)) = entered
+            && let Some(more) = self.may_say(&peer, "refused")
+        {
+            warn!(target: LOG, "{peer}: refused: {why}{more}");
+        }
     }
 }
 
@@ -298,8 +288,7 @@ impl Shared {
 /// kept, where it is.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: Sender<Event>,
-    dispatcher: ThreadId,
+    events: ServerEvents,
     keeper: Option<keeper::Ask>,
 }
 
@@ -321,7 +310,7 @@ impl ServerHandle {
         &self,
         call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        if std::thread::current().id() == self.dispatcher {
+        if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
         serving::call(&self.events, call).ok_or(CallError::Stopped)
@@ -370,7 +359,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        if std::thread::current().id() == self.dispatcher {
+        if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
         serving::copy_policy(&self.events).ok_or(CallError::Stopped)
@@ -385,7 +374,7 @@ impl ServerHandle {
     }
 
     fn edit(&self, edit: Edit) -> Result<usize, CallError> {
-        if std::thread::current().id() == self.dispatcher {
+        if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
         editing::edit(&self.events, self.keeper.as_ref(), edit)

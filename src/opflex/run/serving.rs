@@ -1,51 +1,35 @@
-//! What owns a [`ServerCore`]: the state of a server's dispatcher.
+//! What owns a [`ServerCore`]: the state of a server's dispatcher, control
+//! connections included.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{info, warn};
+use log::{debug, info, warn};
 
-use super::connection::{LinkEvent, Links, Opened};
+use super::connection::{Messages, Peers, deal};
 use super::editing::Job;
 use super::server::LOG;
-use super::{control, guard, keeper};
+use super::{control, guard, host, keeper};
+use crate::log_limit::LogLimit;
 use crate::opflex::message::Incoming;
 use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::ConnectionId;
-use crate::opflex::server::{Action, ServerCore, Store, WalkId};
+use crate::opflex::server::{self, ServerCore, Store, WalkId};
+use crate::printable::excerpt;
+use crate::transport::dispatch::{Action, Core, Event, Events};
+use crate::transport::{self, EndReason, Gauge, Outgoing};
 
-/// The only way into the dispatcher.
-pub(super) enum Event {
-    /// A connection whose threads are about to start, what its client dialled,
-    /// and whether it is one for control.
-    Opened(Opened, Option<String>, bool),
-    /// From the threads of a connection.
-    Link(LinkEvent),
-    /// Another thread has something to be done here.
-    Call(Box<dyn FnOnce(&mut ServerContext<'_>) + Send>),
-    /// Close every connection.
-    Stop,
-    /// Nobody will send anything more but the readers.
-    Exit,
-    /// See what is due.
-    Look,
-}
-
-impl From<LinkEvent> for Event {
-    fn from(event: LinkEvent) -> Self {
-        Self::Link(event)
-    }
-}
+/// The way into a server's dispatcher.
+pub(super) type ServerEvents = Events<Event<Serving>>;
 
 /// The server, for a call on its dispatcher.
 #[derive(Debug)]
 pub struct ServerContext<'a> {
     core: &'a mut ServerCore,
     now: Instant,
-    actions: &'a mut Vec<Action>,
+    actions: &'a mut Vec<server::Action>,
     changed: bool,
 }
 
@@ -133,14 +117,15 @@ const STEP: usize = 500;
 /// Has something done on the dispatcher. `None` where it is not: the server has
 /// stopped, or the call panicked.
 pub(super) fn call<T: Send + 'static>(
-    events: &Sender<Event>,
+    events: &ServerEvents,
     call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
 ) -> Option<T> {
     let (reply, result) = crossbeam_channel::bounded(1);
-    let call = Event::Call(Box::new(move |cx| {
+    let call = Event::Call(Box::new(move |serving: &mut Serving, now, actions| {
         guard(LOG, || {
-            let _ = reply.send(call(cx));
-        })
+            let _ = reply.send(serving.call(now, call));
+        });
+        serving.hand_on(actions);
     }));
     events.send(call).ok()?;
     result.recv().ok()
@@ -148,7 +133,7 @@ pub(super) fn call<T: Send + 'static>(
 
 /// All policy as it is now, copied in steps between which the dispatcher does
 /// other things. `None` where the server has stopped.
-pub(super) fn copy_policy(events: &Sender<Event>) -> Option<Vec<ManagedObject>> {
+pub(super) fn copy_policy(events: &ServerEvents) -> Option<Vec<ManagedObject>> {
     let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
     let mut objects = Vec::new();
     while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
@@ -157,153 +142,56 @@ pub(super) fn copy_policy(events: &Sender<Event>) -> Option<Vec<ManagedObject>> 
     Some(objects)
 }
 
-/// All state of a server.
-pub(super) struct Dispatcher {
-    core: ServerCore,
-    links: Links,
-    /// The connections for control, each with the walk that it has begun.
-    controls: HashMap<ConnectionId, Option<WalkId>>,
-    actions: Vec<Action>,
-    /// Until when the dispatcher waits.
-    waits_until: Option<Instant>,
-    keeper: Option<keeper::Ask>,
-    editor: Option<Sender<Job>>,
-    connections: Arc<AtomicUsize>,
-    grace: Duration,
-    stopping: Option<Instant>,
-    exiting: bool,
+/// Control connections beyond the most clients at a time.
+const CONTROLS: usize = 16;
+
+/// A newcomer.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The address of ours that it reached, where there is one.
+    pub(super) dialled: Option<String>,
+    pub(super) is_control: bool,
+    /// Who it is, for the log.
+    pub(super) peer: String,
 }
 
-impl Dispatcher {
+/// All state of a server.
+pub(super) struct Serving {
+    core: ServerCore,
+    peers: Peers,
+    /// The connections for control, each with the walk that it has begun.
+    controls: HashMap<ConnectionId, Option<WalkId>>,
+    /// What the core wants done and nobody has been told yet.
+    wanted: Vec<server::Action>,
+    events: ServerEvents,
+    keeper: Option<keeper::Ask>,
+    editor: Option<Sender<Job>>,
+    max: usize,
+    stopping: bool,
+    /// What clients may cause in the log, by host.
+    log: LogLimit<String>,
+}
+
+impl Serving {
+    /// A server with at most so many clients.
     pub(super) fn new(
         core: ServerCore,
+        events: ServerEvents,
         keeper: Option<keeper::Ask>,
         editor: Option<Sender<Job>>,
-        connections: Arc<AtomicUsize>,
-        grace: Duration,
+        max: usize,
     ) -> Self {
         Self {
             core,
-            links: Links::default(),
+            peers: Peers::default(),
             controls: HashMap::new(),
-            actions: Vec::new(),
-            waits_until: None,
+            wanted: Vec::new(),
+            events,
             keeper,
             editor,
-            connections,
-            grace,
-            stopping: None,
-            exiting: false,
-        }
-    }
-
-    /// Whether [`Event::Exit`] has come and every connection has ended.
-    pub(super) fn is_over(&self) -> bool {
-        self.exiting && self.links.is_empty()
-    }
-
-    /// Until when the dispatcher waits for an event.
-    pub(super) fn wait(&mut self) -> Option<Instant> {
-        self.waits_until = self.deadline();
-        self.waits_until
-    }
-
-    /// Whether something is due before the dispatcher looks.
-    pub(super) fn waits_too_long(&self) -> bool {
-        let (due, until) = (self.deadline(), self.waits_until);
-        due.is_some_and(|due| until.is_none_or(|until| due < until))
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        [self.core.next_deadline(), self.stopping]
-            .into_iter()
-            .flatten()
-            .min()
-    }
-
-    /// The dispatcher has waited: what came, and what is due.
-    pub(super) fn turn(&mut self, event: Option<Event>, deadline: Option<Instant>, now: Instant) {
-        if let Some(event) = event {
-            self.step(event, now);
-        }
-        if deadline.is_some_and(|deadline| deadline <= now) {
-            self.core.tick(now, &mut self.actions);
-            if self.stopping.is_some_and(|end| end <= now) {
-                self.stopping = None;
-                self.links.abort_all();
-            }
-        }
-        self.perform(now);
-    }
-
-    /// A reader deals with its messages in the dispatcher's place: says
-    /// whether its connection goes on, or `None` where that is not for it.
-    pub(super) fn deal(
-        &mut self,
-        id: ConnectionId,
-        messages: &mut Vec<Incoming>,
-        now: Instant,
-    ) -> Option<bool> {
-        let ends = self.stopping.is_some() || self.exiting;
-        if ends || self.controls.contains_key(&id) || !self.links.is_open(id) {
-            return None;
-        }
-        for message in messages.drain(..) {
-            self.core.message(id, message, now, &mut self.actions);
-        }
-        self.perform(now);
-        Some(self.links.is_open(id))
-    }
-
-    fn step(&mut self, event: Event, now: Instant) {
-        match event {
-            Event::Opened(opened, dialled, is_control) => {
-                let id = opened.id;
-                info!(target: LOG, "{id} is {}", opened.peer);
-                self.links.add(opened);
-                if self.stopping.is_some() || self.exiting {
-                    self.links.close(id);
-                } else if is_control {
-                    self.controls.insert(id, None);
-                } else {
-                    self.core.connected(id, dialled, now, &mut self.actions);
-                }
-            }
-            Event::Link(LinkEvent::Messages(id, messages)) => {
-                let is_control = self.controls.contains_key(&id);
-                for message in messages {
-                    if is_control {
-                        self.control(id, message, now);
-                    } else {
-                        self.core.message(id, message, now, &mut self.actions);
-                    }
-                }
-                self.links.took_turn(id);
-            }
-            Event::Link(LinkEvent::Heard(id)) => self.core.heard(id, now),
-            Event::Link(LinkEvent::Started(id, link)) => {
-                if let Err(e) = self.links.started(id, link) {
-                    warn!(target: LOG, "{id}: cannot start a thread: {e}");
-                    self.ended(id, now);
-                    self.gone();
-                }
-            }
-            Event::Link(LinkEvent::Ended(id, reason)) => {
-                info!(target: LOG, "{id} ({}) ended: {reason}", self.links.peer(id));
-                self.ended(id, now);
-            }
-            Event::Link(LinkEvent::Finished(id)) => {
-                self.links.finished(id);
-                self.gone();
-            }
-            Event::Call(call) => self.call(now, call),
-            Event::Stop => {
-                self.stopping = Some(now + self.grace);
-                self.links.close_all();
-            }
-            Event::Exit => self.exiting = true,
-            // That is done after every event.
-            Event::Look => {}
+            max,
+            stopping: false,
+            log: LogLimit::default(),
         }
     }
 
@@ -311,7 +199,7 @@ impl Dispatcher {
         let mut cx = ServerContext {
             core: &mut self.core,
             now,
-            actions: &mut self.actions,
+            actions: &mut self.wanted,
             changed: false,
         };
         let result = call(&mut cx);
@@ -321,21 +209,21 @@ impl Dispatcher {
         result
     }
 
+    fn send(&mut self, connection: ConnectionId, frame: Bytes) {
+        self.wanted.push(server::Action::Send { connection, frame });
+    }
+
     /// A message on a connection for control. An edit is answered when it is
     /// made and kept.
     fn control(&mut self, id: ConnectionId, message: Incoming, now: Instant) {
-        let Incoming::Request {
-            id: request_id,
-            request,
-        } = message
-        else {
-            if let Incoming::Refused {
-                id: request, error, ..
-            } = message
-            {
-                self.send(id, control::failure(&request, &error));
+        let (request_id, request) = match message {
+            Incoming::Request { id, request } => (id, request),
+            Incoming::Refused {
+                id: refused, error, ..
+            } => {
+                return self.send(id, control::failure(&refused, &error));
             }
-            return;
+            _ => return,
         };
         let mut walk = self.controls.get(&id).copied().flatten();
         let answer = self.call(now, |cx| control::carry_out(cx, &mut walk, request_id, request));
@@ -344,63 +232,309 @@ impl Dispatcher {
             control::Answer::Now(frame) => return self.send(id, frame),
             control::Answer::Later(edit) => edit,
         };
-        let Some((editor, outbox)) = self.editor.as_ref().zip(self.links.outbox(id)) else {
-            return;
-        };
-        let busy = edit.busy();
-        let job: Job = Box::new(move |events, keeper| {
-            let frame = edit.make(events, keeper);
-            // Who left before the answer needs none.
-            let _ = outbox.push(crate::transport::Outgoing::whole(frame, 1));
+        let Some(editor) = &self.editor else { return };
+        let (busy, events) = (edit.busy(), self.events.clone());
+        let job: Job = Box::new(move |keeper| {
+            let frame = edit.make(&events, keeper);
+            let answer = move |serving: &mut Self, _, actions: &mut Vec<Action>| {
+                serving.send(id, frame);
+                serving.hand_on(actions);
+            };
+            let _ = events.send(Event::Call(Box::new(answer)));
         });
         if editor.try_send(job).is_err() {
             self.send(id, busy);
         }
     }
 
-    fn send(&mut self, connection: ConnectionId, frame: bytes::Bytes) {
-        self.actions.push(Action::Send { connection, frame });
-    }
-
-    fn too_slow(&mut self, id: ConnectionId, now: Instant) {
-        warn!(target: LOG, "{id} ({}) is too slow: its queue is full, it is disconnected", self.links.peer(id));
-        self.links.abort(id);
-        self.core.disconnected(id, now, &mut self.actions);
-    }
-
-    /// Does what the core wants done; what comes of that, too.
-    fn perform(&mut self, now: Instant) {
-        let mut actions = std::mem::take(&mut self.actions);
-        while !actions.is_empty() {
-            for action in actions.drain(..) {
-                match action {
-                    Action::Send { connection, frame } => {
-                        if let Err(slow) = self.links.send(connection, frame) {
-                            self.too_slow(slow, now);
-                        }
-                    }
-                    Action::Close { connection, .. } => self.links.close(connection),
-                }
+    /// Hands on what the core wants done; frames may still be joined by more.
+    fn join(&mut self, actions: &mut Vec<Action>) {
+        for action in self.wanted.drain(..) {
+            match action {
+                server::Action::Send { connection, frame } => self.peers.send(connection, frame, actions),
+                server::Action::Close { connection, .. } => self.peers.end(connection, actions),
             }
-            if let Err(slow) = self.links.flush() {
-                self.too_slow(slow, now);
-            }
-            std::mem::swap(&mut actions, &mut self.actions);
-        }
-        // The list keeps its memory for the next time, unless it was a flood.
-        if actions.capacity() <= 4096 {
-            self.actions = actions;
         }
     }
 
-    fn ended(&mut self, id: ConnectionId, now: Instant) {
-        match self.controls.remove(&id) {
+    fn hand_on(&mut self, actions: &mut Vec<Action>) {
+        self.join(actions);
+        self.peers.flush(actions);
+    }
+
+    fn gone(&mut self, connection: ConnectionId, now: Instant) {
+        match self.controls.remove(&connection) {
             Some(walk) => walk.into_iter().for_each(|walk| self.core.end_walk(walk)),
-            None => self.core.disconnected(id, now, &mut self.actions),
+            None => self.core.disconnected(connection, now, &mut self.wanted),
+        }
+    }
+}
+
+impl Core for Serving {
+    type Item = Messages;
+    type Request = Request;
+    type Grant = ConnectionId;
+    type Place = ();
+    type Refusal = String;
+
+    fn admit(
+        &mut self,
+        id: transport::ConnectionId,
+        request: Request,
+        _: Gauge,
+        standing: usize,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(ConnectionId, ()), String> {
+        // Whoever looks after a server that is full is let in.
+        let beyond = if request.is_control { CONTROLS } else { 0 };
+        let max = self.max.saturating_add(beyond);
+        if self.stopping {
+            return Err("the server is shutting down".to_owned());
+        }
+        if standing >= max {
+            return Err(format!("{max} clients are connected"));
+        }
+        let connection = ConnectionId(id.sequence());
+        if let Some(more) = self.log.admit(host(&request.peer), "connected", now) {
+            info!(target: LOG, "{connection} is {}{more}", request.peer);
+        }
+        self.peers.add(id, connection, request.peer);
+        if request.is_control {
+            self.controls.insert(connection, None);
+        } else {
+            let dialled = request.dialled;
+            self.core.connected(connection, dialled, now, &mut self.wanted);
+        }
+        self.hand_on(actions);
+        Ok((connection, ()))
+    }
+
+    fn admitted(&mut self, id: transport::ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+        if !told {
+            self.ended(id, EndReason::Local, now, actions);
         }
     }
 
-    fn gone(&self) {
-        self.connections.fetch_sub(1, Ordering::AcqRel);
+    fn item(
+        &mut self,
+        id: transport::ConnectionId,
+        messages: Messages,
+        most: u32,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> (u32, Option<Messages>) {
+        let Some(connection) = self.peers.connection(id) else {
+            return (0, None);
+        };
+        let is_control = self.controls.contains_key(&connection);
+        let dealt = deal(messages, most, actions, |message, actions| {
+            if is_control {
+                self.control(connection, message, now);
+            } else {
+                self.core.message(connection, message, now, &mut self.wanted);
+            }
+            self.join(actions);
+        });
+        self.peers.flush(actions);
+        dealt
+    }
+
+    fn received(&mut self, id: transport::ConnectionId, _: u64, now: Instant) {
+        if let Some(connection) = self.peers.connection(id) {
+            self.core.heard(connection, now);
+        }
+    }
+
+    fn ended(
+        &mut self,
+        id: transport::ConnectionId,
+        reason: EndReason,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some((connection, peer)) = self.peers.remove(id) {
+            if let Some(more) = self.log.admit(host(&peer), "ended", now) {
+                info!(target: LOG, "{connection} ({peer}) ended: {}{more}", excerpt(&reason));
+            }
+            self.gone(connection, now);
+            self.hand_on(actions);
+        }
+    }
+
+    fn left(&mut self, id: transport::ConnectionId, items: Vec<Messages>) {
+        let messages: usize = items.iter().map(Messages::len).sum();
+        debug!(target: LOG, "{}: {messages} messages of it were not dealt with", ConnectionId(id.sequence()));
+    }
+
+    fn full(
+        &mut self,
+        to: transport::ConnectionId,
+        _: Outgoing,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        if let Some((connection, peer)) = self.peers.remove(to) {
+            if let Some(more) = self.log.admit(host(&peer), "too slow", now) {
+                warn!(target: LOG, "{connection} ({peer}) is too slow: its queue is full, it is disconnected{more}");
+            }
+            actions.push(Action::End { id: to, abort: true });
+            self.gone(connection, now);
+            self.hand_on(actions);
+        }
+        false
+    }
+
+    fn settle(&mut self, _: Instant, _: &mut Vec<Action>) {}
+
+    fn next_deadline(&mut self) -> Option<Instant> {
+        self.core.next_deadline()
+    }
+
+    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.core.tick(now, &mut self.wanted);
+        self.hand_on(actions);
+    }
+
+    fn stop(&mut self, _: Instant, actions: &mut Vec<Action>) {
+        self.stopping = true;
+        self.peers.end_all(actions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use bytes::BytesMut;
+
+    use super::*;
+    use crate::opflex::message::Decoder;
+    use crate::opflex::rpc::{Framing, Limits};
+    use crate::opflex::run::now as clock;
+    use crate::opflex::server::Settings;
+    use crate::transport::dispatch::{EVENTS, Runner, Settings as Running, events};
+    use crate::transport::{Budget, Credit, Limits as Queue, Outbox, PATIENCE};
+
+    /// A server without threads.
+    struct Bench {
+        runner: Runner<Serving>,
+        now: Instant,
+        credits: HashMap<transport::ConnectionId, Arc<Credit>>,
+    }
+
+    impl Bench {
+        fn new(core: ServerCore, max: usize, now: Instant) -> Self {
+            let (events, _) = events::channel(EVENTS);
+            let settings = Running {
+                queue: Queue {
+                    frames: 10_000,
+                    bytes: 1 << 20,
+                },
+                budget: Budget::unlimited(),
+                received: Budget::unlimited(),
+                patience: PATIENCE,
+                parting: PATIENCE,
+                grace: PATIENCE,
+            };
+            let serving = Serving::new(core, events, None, None, max);
+            Self {
+                runner: Runner::new(serving, settings, || false),
+                credits: HashMap::new(),
+                now,
+            }
+        }
+
+        fn connect(&mut self, is_control: bool) -> Result<(transport::ConnectionId, Outbox), String> {
+            let (reply, verdict) = crossbeam_channel::bounded(1);
+            let request = Request {
+                dialled: None,
+                is_control,
+                peer: "peer".to_owned(),
+            };
+            self.runner
+                .handle(Event::Admit(Box::new(request), reply), self.now);
+            verdict.recv().unwrap().map(|admitted| {
+                self.credits.insert(admitted.id, admitted.credit);
+                (admitted.id, admitted.outbox)
+            })
+        }
+
+        fn say(&mut self, id: transport::ConnectionId, text: &str) {
+            let mut messages = Vec::new();
+            let mut decoder = Decoder::new(Framing::Concatenated, Limits::default());
+            decoder.decode(&mut BytesMut::from(text), &mut messages).unwrap();
+            self.credits[&id].spend(Credit::memory_of::<Messages>(1, 0));
+            self.runner
+                .handle(Event::Items(id, vec![messages.into_iter()], 0), self.now);
+            while !self.runner.is_idle() {
+                let now = self.now;
+                self.runner.turn(now, || now);
+            }
+        }
+
+        fn core(&self) -> &ServerCore {
+            &self.runner.core().core
+        }
+    }
+
+    const IDENTITY: &str = r#"{"id":1,"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;
+
+    #[test]
+    fn who_takes_no_answers_is_dealt_with_no_further() {
+        let now = clock();
+        let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
+        core.merge_policy(vec![long], now, &mut Vec::new()).unwrap();
+        let mut bench = Bench::new(core, 10, now);
+        let (id, outbox) = bench.connect(false).unwrap();
+        let resolve =
+            r#"{"id":2,"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
+        bench.say(id, &format!("{IDENTITY}{}", resolve.repeat(1000)));
+        let asked = bench.core().sessions()[0]
+            .counters
+            .requests(crate::opflex::message::Method::PolicyResolve);
+        let waiting = outbox.waiting().bytes;
+        assert!(waiting <= 512 * 1024, "half of its queue: {waiting}");
+        // What the queue holds, and one turn.
+        assert!((30..70).contains(&asked), "{asked}");
+        assert_eq!(bench.core().session_count(), 1, "it may still listen");
+    }
+
+    #[test]
+    fn a_long_message_on_its_way_keeps_its_session() {
+        let begin = clock();
+        let core = ServerCore::new(Settings::new("pr1", "test"), begin);
+        let mut bench = Bench::new(core, 10, begin);
+        let (silent, _) = bench.connect(false).unwrap();
+        let (sends, _) = bench.connect(false).unwrap();
+        for id in [silent, sends] {
+            bench.say(id, IDENTITY);
+        }
+        for seconds in (10..300).step_by(5) {
+            bench.now = begin + Duration::from_secs(seconds);
+            bench.runner.handle(Event::Items(sends, Vec::new(), 0), bench.now);
+            bench.runner.next_deadline();
+            bench.runner.tick(bench.now);
+        }
+        let sessions = bench.core().sessions();
+        assert_eq!(sessions.len(), 1);
+        assert_eq!(sessions[0].connection, ConnectionId(sends.sequence()));
+    }
+
+    #[test]
+    fn a_full_server_lets_in_some_who_look_after_it() {
+        let now = clock();
+        let core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let mut bench = Bench::new(core, 1, now);
+        let _client = bench.connect(false).unwrap();
+        assert_eq!(bench.connect(false).unwrap_err(), "1 clients are connected");
+        for _ in 0..CONTROLS {
+            bench.connect(true).unwrap();
+        }
+        assert!(bench.connect(true).is_err());
+        bench.runner.handle(Event::Stop, now);
+        assert_eq!(bench.connect(false).unwrap_err(), "the server is shutting down");
     }
 }

@@ -87,6 +87,8 @@ use super::message::{Incoming, Method, Reply};
 use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
 use super::peer::{Beat, CloseReason, ConnectionId};
 use super::rpc::{EncodeError, Frame, Id};
+use crate::log_limit::LogLimit;
+use crate::printable::excerpt;
 
 /// What is to be done with a connection.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,6 +143,7 @@ pub struct ServerCore {
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
     last_xid: u64,
+    log: LogLimit<ConnectionId>,
 }
 
 impl ServerCore {
@@ -170,6 +173,7 @@ impl ServerCore {
             last_walk: 0,
             policy_revision: 0,
             last_xid: 0,
+            log: LogLimit::default(),
         }
     }
 
@@ -265,7 +269,9 @@ impl ServerCore {
             Incoming::Result { .. } | Incoming::BadResult { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
-                warn!("{connection}: {method} failed there: {error}");
+                if let Some(more) = self.log.admit(connection, "failed there", now) {
+                    warn!("{connection}: {method} failed there: {}{more}", excerpt(&error));
+                }
             }
         }
     }
@@ -472,7 +478,9 @@ impl ServerCore {
         actions: &mut Vec<Action>,
     ) {
         if self.sessions.contains_key(&connection) {
-            info!("{connection} is closed: {reason}");
+            if let Some(more) = self.log.admit(connection, "closed", now) {
+                info!("{connection} is closed: {}{more}", excerpt(&reason));
+            }
             actions.push(Action::Close { connection, reason });
             self.forget(connection, now, actions);
         }

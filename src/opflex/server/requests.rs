@@ -16,6 +16,7 @@ use crate::opflex::message::{
 use crate::opflex::model::Name;
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
+use crate::printable::excerpt;
 
 impl ServerCore {
     pub(super) fn request(
@@ -114,7 +115,9 @@ impl ServerCore {
             self.names.remove(&before);
         }
         if let Some(name) = name {
-            info!("{connection} is {name}");
+            if let Some(more) = self.log.admit(connection, "identity", now) {
+                info!("{connection} is {}{more}", excerpt(&name));
+            }
             let other = self
                 .names
                 .insert(name, connection)

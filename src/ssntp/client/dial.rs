@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::event::Facts;
-use super::handle::now;
 use super::{ClientConfig, DialError, DialFault, ServerInfo};
 use crate::pki::CertificateInfo;
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::ssntp::wire::outgoing;
 use crate::transport::tls::{Connector, Secured, TlsError};
-use crate::transport::{BufferPool, Cancel, Duplex, Halves, Outgoing, Target, TcpOptions, deadline};
+use crate::transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, deadline, refuse};
 
 /// How long a server that we refuse may take to read why.
 const PARTING: Duration = Duration::from_millis(500);
@@ -144,27 +143,17 @@ fn exchange(
             Ok(None) => {}
             Err(refusal) => return Err(DialFault::Refused(refusal)),
         }
-        let left = deadline.saturating_duration_since(now());
-        if left.is_zero() {
-            return Err(DialFault::Refused(Refusal::Deadline));
-        }
         let before = halves.inbox.bytes_mut().len();
-        let timed = halves.stream.set_read_timeout(Some(left));
-        match timed.and_then(|()| halves.receive.receive(&mut halves.inbox)) {
+        match halves.receive_until(deadline) {
             Ok(received) => {
-                if received.flush {
-                    halves.transmit.flush().map_err(DialFault::of_io)?;
-                }
                 if received.end && halves.inbox.bytes_mut().len() == before {
                     return Err(DialFault::of_io(io::ErrorKind::UnexpectedEof.into()));
                 }
             }
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => {
                 return Err(DialFault::Refused(Refusal::Deadline));
             }
             Err(read) => {
-                // A TLS fault has an alert to send.
-                let _ = halves.transmit.flush();
                 return Err(match (DialFault::of_io(read), written) {
                     (DialFault::Lost(_), Err(write)) => DialFault::of_io(write),
                     (fault, _) => fault,
@@ -177,31 +166,11 @@ fn exchange(
 /// Tells the server that and why there will be no session, where the protocol
 /// has words for it, and lets it read that.
 fn part(halves: &mut Halves, refusal: &Refusal) {
-    let _ = halves.stream.set_write_timeout(Some(PARTING));
-    if let Some(code) = ClientHandshake::answer(refusal) {
-        let _ = halves.transmit.transmit(&[outgoing(&Frame::new(code), false)]);
-    }
-    say_goodbye(halves);
+    let answer = ClientHandshake::answer(refusal).map(|code| outgoing(&Frame::new(code), false));
+    refuse(halves, answer, PARTING);
 }
 
-/// Ends the stream in order; closing a socket that holds unread input would
-/// destroy what is on its way.
+/// Ends the stream in order.
 pub(super) fn say_goodbye(halves: &mut Halves) {
-    let _ = halves.stream.set_write_timeout(Some(PARTING));
-    let _ = halves.transmit.finish();
-    drain(&*halves.stream);
-}
-
-fn drain(stream: &dyn Duplex) {
-    let end = now() + PARTING;
-    let mut scratch = [0; 4096];
-    loop {
-        let left = end.saturating_duration_since(now());
-        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
-            return;
-        }
-        if !matches!(stream.read(&mut scratch), Ok(n) if n > 0) {
-            return;
-        }
-    }
+    refuse(halves, None, PARTING);
 }

@@ -189,8 +189,9 @@ pub enum DialFault {
     /// IP address. The server is ruled out.
     ServerName(String),
     /// The server refused our certificate with this alert: it trusts another
-    /// authority, or the certificate is expired or revoked. The server is
-    /// ruled out.
+    /// authority, or the certificate is revoked or of the wrong kind. The
+    /// server is ruled out. (One that calls the certificate expired is tried
+    /// again, since its clock or ours may be wrong.)
     OwnCertificate(String),
     /// TLS stands and the protocol's handshake failed.
     Refused(Refusal),
@@ -233,14 +234,17 @@ impl DialFault {
             rustls::Error::InvalidCertificate(
                 C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. },
             ) => None,
+            rustls::Error::InvalidCertificate(C::Other(e)) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::InvalidCertificate(e) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::NoCertificatesPresented => Some(Self::ServerCertificate("there is none".into())),
+            // `CertificateExpired` and `BadCertificate` are not among these: a
+            // server tells with them that our certificate is not valid yet or
+            // not any more by its clock, rustls and Go with the first, OpenSSL
+            // with the second where it is not valid yet.
             rustls::Error::AlertReceived(
                 alert @ (A::NoCertificate
-                | A::BadCertificate
                 | A::UnsupportedCertificate
                 | A::CertificateRevoked
-                | A::CertificateExpired
                 | A::CertificateUnknown
                 | A::UnknownCA
                 | A::AccessDenied
@@ -426,6 +430,30 @@ impl std::error::Error for RecvError {
         match self {
             Self::Ended(reason) => Some(reason),
             Self::Empty => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alert_that_a_wrong_clock_can_cause_is_tried_again_and_a_verdict_is_not() {
+        use AlertDescription as A;
+        for (alert, retried) in [
+            (A::CertificateExpired, true),
+            (A::BadCertificate, true),
+            (A::InternalError, true),
+            (A::UnknownCA, false),
+            (A::CertificateRevoked, false),
+            (A::UnsupportedCertificate, false),
+        ] {
+            let error = rustls::Error::AlertReceived(alert);
+            let read = io::Error::new(io::ErrorKind::InvalidData, error.clone());
+            assert_eq!(DialFault::of_io(read).may_retry(), retried, "{alert:?}");
+            let fault = DialFault::of_tls(TlsError::Tls(error));
+            assert_eq!(fault.may_retry(), retried, "{alert:?}");
         }
     }
 }

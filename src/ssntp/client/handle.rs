@@ -10,7 +10,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::inbound::Inbound;
-use super::line::{Line, Obstacle};
+use super::uplink::{Obstacle, Uplink};
 use super::{ClientError, Counters, DisconnectReason, Event, SendError, SendFault, ServerInfo};
 use crate::Role;
 use crate::payload::Payload;
@@ -93,7 +93,7 @@ impl ClientHandle {
     /// or its session was lost. False when `limit` has passed before, or the
     /// client has ended.
     pub fn flush(&self, limit: Duration) -> bool {
-        self.shared.line.flush(deadline(limit))
+        self.shared.uplink.flush(deadline(limit))
     }
 
     /// Blocks until a session stands, for at most `limit` (`None`: as long
@@ -102,7 +102,7 @@ impl ClientHandle {
     /// # Errors
     /// Why the client ended instead.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<bool, ClientError> {
-        self.shared.line.wait_up(limit.map(deadline))
+        self.shared.uplink.wait_up(limit.map(deadline))
     }
 
     /// The client's UUID.
@@ -122,7 +122,7 @@ impl ClientHandle {
 
     /// The server of the present session, if one stands.
     pub fn server(&self) -> Option<ServerInfo> {
-        self.shared.line.server()
+        self.shared.uplink.server()
     }
 
     /// The latest cluster configuration as YAML: what CONNECTED carried,
@@ -139,7 +139,7 @@ impl ClientHandle {
 
     /// Why the client ended, once it has.
     pub fn ended(&self) -> Option<ClientError> {
-        self.shared.line.ended()
+        self.shared.uplink.ended()
     }
 
     /// Closes the client, as [`Client::close`](super::Client::close) does,
@@ -162,7 +162,7 @@ pub(super) struct Shared {
     pub(super) role: Role,
     pub(super) max_payload: u32,
     pub(super) send_timeout: Option<Duration>,
-    pub(super) line: Line,
+    pub(super) uplink: Uplink,
     /// `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
@@ -189,7 +189,7 @@ impl Shared {
         // The clock is read only once there is something to wait for.
         let mut until = None;
         loop {
-            let obstacle = match self.line.offer(&frame) {
+            let obstacle = match self.uplink.offer(&frame) {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Fault(fault)) => return Err(SendError::new(frame, fault)),
                 Err(obstacle) => obstacle,
@@ -198,7 +198,7 @@ impl Shared {
                 return Err(SendError::new(frame, SendFault::Full));
             };
             let until = *until.get_or_insert_with(|| limit.map(deadline));
-            if !self.line.wait(obstacle, frame.encoded_len(), until) {
+            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
                 return Err(SendError::new(frame, SendFault::Full));
             }
         }
@@ -207,11 +207,11 @@ impl Shared {
     /// Ends the client from outside: every wait ends at once, the supervisor
     /// sees to the rest.
     pub(super) fn close(&self) {
-        let end = self.line.end(ClientError::Closed);
+        let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
         // Whoever holds this lock to deliver an event has been woken.
         let inbound = lock(&self.inbound).take();
-        if let (Some(mut inbound), Some(reason)) = (inbound, self.line.ended()) {
+        if let (Some(mut inbound), Some(reason)) = (inbound, self.uplink.ended()) {
             if end.as_ref().is_some_and(|end| end.connected) {
                 inbound.offer(Event::Disconnected {
                     reason: DisconnectReason::Closed,
@@ -227,7 +227,7 @@ impl Shared {
 
     /// Ends the client from inside.
     pub(super) fn end(&self, reason: ClientError) {
-        if let Some(end) = self.line.end(reason.clone()) {
+        if let Some(end) = self.uplink.end(reason.clone()) {
             self.counts.lose(end.lost);
         }
         let inbound = lock(&self.inbound).take();
@@ -283,9 +283,9 @@ impl Counts {
     pub(super) fn finish(&self) {
         let mut sent = lock(&self.sent);
         if let Some(outbox) = sent.present.take() {
-            let (frames, bytes) = outbox.written();
-            sent.frames += frames;
-            sent.bytes += bytes;
+            let present = outbox.sent();
+            sent.frames += present.frames;
+            sent.bytes += present.bytes;
             sent.lost += outbox.lost();
         }
     }
@@ -296,15 +296,15 @@ impl Counts {
 
     fn read(&self) -> Counters {
         let sent = lock(&self.sent);
-        let (frames, bytes) = sent.present.as_ref().map_or((0, 0), Outbox::written);
+        let present = sent.present.as_ref().map(Outbox::sent).unwrap_or_default();
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Counters {
             sessions: sent.sessions,
             failed_attempts: read(&self.failed_attempts),
             received_frames: read(&self.received_frames),
             received_bytes: read(&self.received_bytes),
-            sent_frames: sent.frames + frames,
-            sent_bytes: sent.bytes + bytes,
+            sent_frames: sent.frames + present.frames,
+            sent_bytes: sent.bytes + present.bytes,
             lost_frames: sent.lost,
             unsupported: read(&self.unsupported),
             bad_traces: read(&self.bad_traces),

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! ```text
-//!  application           ClientHandle::send ─▶ line ─▶ outbox of the session ─▶ writer ─▶ server
+//!  application           ClientHandle::send ─▶ uplink ─▶ outbox of the session ─▶ writer ─▶ server
 //!                                               │ offline: bounded queue, or refused
 //!  application ◀─ bounded channel of events ◀── inbound ◀───────────────────── reader ◀── server
 //!                                               ▲
@@ -73,7 +73,7 @@
 //! | `handle` | [`ClientHandle`]: sending, state, counters |
 //! | `event` | [`Event`], [`ServerInfo`], [`Counters`] |
 //! | `error` | [`ClientError`], [`DialError`], [`DisconnectReason`], [`SendError`], [`RecvError`] |
-//! | `line` | where a frame to be sent goes now: session, queue, nowhere |
+//! | `uplink` | where a frame to be sent goes now: session, queue, nowhere |
 //! | `inbound` | the bounded channel of events |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | what the reader of a session does with frames |
@@ -86,11 +86,11 @@ mod error;
 mod event;
 mod handle;
 mod inbound;
-mod line;
 mod session;
 mod supervisor;
 #[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod tests;
+mod uplink;
 mod uuid_file;
 
 use std::sync::{Arc, Mutex, PoisonError};

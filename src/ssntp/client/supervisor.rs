@@ -18,8 +18,8 @@ use log::{debug, info, warn};
 use super::dial::{Dialer, Established, say_goodbye};
 use super::handle::{Counts, Shared, lock, now};
 use super::inbound::Inbound;
-use super::line::Line;
 use super::session::{Decoder, SessionSink};
+use super::uplink::Uplink;
 use super::uuid_file::Claimed;
 use super::{Backoff, ClientConfig, ClientError, DialError, DialFault, DisconnectReason, Event, LOG};
 use crate::proto::{ErrorCode, Refusal};
@@ -71,7 +71,7 @@ impl Supervisor {
             role: config.role,
             max_payload: config.max_payload,
             send_timeout: config.send_timeout,
-            line: Line::new(uuid.uuid, config.role, config.offline, config.queue),
+            uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
             counts: Counts::default(),
@@ -207,7 +207,7 @@ impl Supervisor {
             configuration,
         } = established;
         self.shared.configure(&configuration);
-        let Some(outbox) = self.shared.line.up(&server) else {
+        let Some(outbox) = self.shared.uplink.up(&server) else {
             say_goodbye(&mut halves);
             return DisconnectReason::Closed;
         };
@@ -230,7 +230,7 @@ impl Supervisor {
             Ok(link) => link,
             Err(e) => {
                 drop(inbound);
-                self.shared.line.down();
+                self.shared.uplink.down();
                 self.shared.counts.finish();
                 let reason = DisconnectReason::Lost(format!("cannot start a thread: {e}"));
                 warn!(target: LOG, "{}: {reason}", self.name());
@@ -246,7 +246,7 @@ impl Supervisor {
             recv(over) -> reason => reason.unwrap_or(DisconnectReason::Lost("its reader ended".into())),
             recv(self.shared.cancel.done()) -> _ => DisconnectReason::Closed,
         };
-        self.shared.line.down();
+        self.shared.uplink.down();
         if self.shared.cancel.is_cancelled() {
             self.part(link, &over);
             return DisconnectReason::Closed;

@@ -67,6 +67,27 @@ impl Run {
         &self.bytes
     }
 
+    /// Cuts the run after so many frames and gives back what follows them,
+    /// where something does. Both share the memory.
+    pub fn split_off(&mut self, frames: u32) -> Option<Self> {
+        if self.frames <= frames {
+            return None;
+        }
+        let mut at = 0;
+        for _ in 0..frames {
+            // A run consists of whole frames.
+            let header = Header::decode(self.bytes.get(at..)?)?;
+            at += HEADER_LEN + header.word as usize;
+        }
+        let rest = Self {
+            kind: self.kind,
+            frames: self.frames - frames,
+            bytes: self.bytes.split_off(at),
+        };
+        self.frames = frames;
+        Some(rest)
+    }
+
     /// The frames one by one; each payload is a slice of the shared bytes.
     pub fn frames(&self) -> Frames<'_> {
         Frames { run: self, at: 0 }
@@ -108,6 +129,25 @@ pub enum Item {
     /// been skipped; [`answer_to_unsupported`](super::answer_to_unsupported)
     /// is what its sender gets.
     Unsupported(FrameKind),
+}
+
+impl Item {
+    /// What it is, or was.
+    pub fn kind(&self) -> FrameKind {
+        match self {
+            Self::Run(run) => run.kind(),
+            Self::Traced(frame) => frame.kind(),
+            Self::Unsupported(kind) => *kind,
+        }
+    }
+
+    /// How many frames of the peer it stands for.
+    pub fn frames(&self) -> u32 {
+        match self {
+            Self::Run(run) => run.len(),
+            Self::Traced(_) | Self::Unsupported(_) => 1,
+        }
+    }
 }
 
 /// Decodes the frames of an established session from bytes in any pieces.

@@ -86,9 +86,24 @@ pub enum Refusal {
         /// The UUID its certificate is bound to.
         bound: Uuid,
     },
-    /// The UUID is connected with another certificate.
+    /// The server's own UUID, which nobody else may have.
+    OwnUuid(Uuid),
+    /// A certificate that is bound to no UUID, at a server that requires it.
+    UnboundCertificate,
+    /// The UUID is connected with a certificate that is bound to it, and the
+    /// newcomer's is not: it is not the owner.
+    UuidOwned(Uuid),
+    /// The UUID is connected with another certificate, and neither of the two
+    /// is bound to it: who owns it cannot be told, so who came first stays.
     UuidInUse(Uuid),
-    /// The server is at its session limit, busy or shutting down.
+    /// The UUID is connected with a certificate that is bound to it as the
+    /// newcomer's is, but issued by another authority: who came first stays.
+    OtherAuthority(Uuid),
+    /// The server has as many sessions as it may have.
+    SessionLimit(usize),
+    /// The certificate has as many sessions as one may have.
+    CertificateLimit(usize),
+    /// The server is busy or shutting down.
     Busy(&'static str),
     /// The handshake was not complete at its deadline.
     Deadline,
@@ -118,9 +133,11 @@ impl Refusal {
             // A server's wrong role is answered with ConnectionFailure by
             // the client, a client's with ConnectionAborted by the server:
             // the handshake of each side says which, see `handshake`.
-            Self::Role { .. } | Self::BorrowedUuid { .. } | Self::UuidInUse(_) => {
-                Some(ErrorCode::CONNECTION_ABORTED)
-            }
+            Self::Role { .. }
+            | Self::BorrowedUuid { .. }
+            | Self::OwnUuid(_)
+            | Self::UnboundCertificate
+            | Self::UuidOwned(_) => Some(ErrorCode::CONNECTION_ABORTED),
             _ => Some(ErrorCode::CONNECTION_FAILURE),
         }
     }
@@ -129,7 +146,13 @@ impl Refusal {
     pub fn may_retry(&self) -> bool {
         !matches!(
             self,
-            Self::PeerAborted | Self::Role { .. } | Self::NotAServer(_) | Self::BorrowedUuid { .. }
+            Self::PeerAborted
+                | Self::Role { .. }
+                | Self::NotAServer(_)
+                | Self::BorrowedUuid { .. }
+                | Self::OwnUuid(_)
+                | Self::UnboundCertificate
+                | Self::UuidOwned(_)
         )
     }
 }
@@ -157,7 +180,40 @@ impl fmt::Display for Refusal {
                     "UUID {claimed} is claimed, the certificate is bound to {bound}"
                 )
             }
-            Self::UuidInUse(uuid) => write!(f, "UUID {uuid} is connected with another certificate"),
+            Self::OwnUuid(uuid) => write!(f, "UUID {uuid} is the server's own"),
+            Self::UnboundCertificate => {
+                f.write_str("the certificate is bound to no UUID, and this server requires it")
+            }
+            Self::UuidOwned(uuid) => {
+                write!(
+                    f,
+                    "UUID {uuid} is connected with a certificate that is bound to it, this one is not"
+                )
+            }
+            Self::UuidInUse(uuid) => {
+                write!(
+                    f,
+                    "UUID {uuid} is connected with another certificate, and neither is bound to it"
+                )
+            }
+            Self::OtherAuthority(uuid) => {
+                write!(
+                    f,
+                    "UUID {uuid} is connected with a certificate bound to it by another authority"
+                )
+            }
+            Self::SessionLimit(limit) => {
+                write!(
+                    f,
+                    "the server has {limit} sessions, as many as it may (max_sessions)"
+                )
+            }
+            Self::CertificateLimit(limit) => {
+                write!(
+                    f,
+                    "the certificate has {limit} sessions, as many as one may (sessions_per_certificate)"
+                )
+            }
             Self::Busy(why) => f.write_str(why),
             Self::Deadline => f.write_str("the handshake was not complete in time"),
             Self::WrongUuid(uuid) => write!(f, "CONNECTED with UUID {uuid} where another is due"),
@@ -175,3 +231,42 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_aborted_never_succeeds_and_who_is_failed_may_try_again() {
+        let uuid = Uuid::from_u128(1);
+        let aborted = [
+            Refusal::Role {
+                advertised: Role::AGENT,
+                certified: Role::NONE,
+            },
+            Refusal::BorrowedUuid {
+                claimed: uuid,
+                bound: Uuid::from_u128(2),
+            },
+            Refusal::OwnUuid(uuid),
+            Refusal::UnboundCertificate,
+            Refusal::UuidOwned(uuid),
+        ];
+        let failed = [
+            Refusal::UuidInUse(uuid),
+            Refusal::OtherAuthority(uuid),
+            Refusal::SessionLimit(8),
+            Refusal::CertificateLimit(6),
+            Refusal::Busy("the server is shutting down"),
+            Refusal::Deadline,
+        ];
+        for refusal in aborted {
+            assert_eq!(refusal.answer(), Some(ErrorCode::CONNECTION_ABORTED), "{refusal}");
+            assert!(!refusal.may_retry(), "{refusal}");
+        }
+        for refusal in failed {
+            assert_eq!(refusal.answer(), Some(ErrorCode::CONNECTION_FAILURE), "{refusal}");
+            assert!(refusal.may_retry(), "{refusal}");
+        }
+    }
+}

@@ -1,50 +1,62 @@
-//! Newcomers: brought through TLS and CONNECT on a worker, under one deadline
-//! each.
+//! Newcomers: brought through TLS and CONNECT on a thread each, under one
+//! deadline, until their session's own threads run.
 //!
 //! ```text
-//!  transport::Acceptance ─▶ worker: TLS ─▶ CONNECT ─▶ Event::Admit ─▶ dispatcher
-//!                                                        │ Ok(Admitted)
-//!                                                        ▼
-//!                                       Link::start, Event::Started in any case
+//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Event::Admit ─▶ dispatcher
+//!                                      │ Admitted
+//!                                      ▼
+//!                          CONNECTED goes out ─▶ Link::start ─▶ Event::Started
 //! ```
+//!
+//! CONNECTED is sent by this thread, still under the handshake's deadline and
+//! outside of the session's queue: whatever is routed to the session meanwhile
+//! waits in that queue, whose writer has not begun, so nothing can come before
+//! CONNECTED or have it dropped.
 
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use log::info;
 
 use super::config::Shared;
-use super::dispatcher::{Admit, Event};
-use super::events::Events;
-use super::sessions::{Gate, SessionId};
+use super::core::{Request, ServerCore};
+use super::handler::Handler;
+use super::sessions::SessionId;
 use crate::Role;
 use crate::pki::CertificateInfo;
+use crate::printable::excerpt;
 use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
 use crate::ssntp::wire::{outgoing, unix_nanos};
+use crate::transport::dispatch::{Admission, Event, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Acceptance, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outbox, Sink, after,
+    Acceptance, Decode, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, Sink,
+    after, drain, refuse,
 };
 
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
+
+type ServerEvents<H> = Events<Event<ServerCore<H>>>;
+
 /// Starts to accept clients at the listeners.
-pub(super) fn start(
+pub(super) fn start<H: Handler>(
     listeners: Vec<Listener>,
     shared: Arc<Shared>,
     max_handshakes: usize,
-    events: Events<Event>,
+    events: ServerEvents<H>,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve(shared: &Arc<Shared>, events: &Events<Event>, newcomer: &Newcomer) {
+fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &Newcomer) {
     let deadline = after(newcomer.accepted(), shared.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -54,110 +66,118 @@ fn serve(shared: &Arc<Shared>, events: &Events<Event>, newcomer: &Newcomer) {
     {
         Ok(secured) => secured,
         Err(e) => {
-            info!(target: "ssntp::server", "{peer}: no TLS: {e}");
+            shared.say(newcomer, "no TLS", &e);
             if matches!(e, TlsError::Tls(_)) {
                 // The alert says why; let the peer read it.
                 let _ = stream.shutdown(Shutdown::Write);
-                drain(&*stream);
+                drain(&*stream, LINGER);
             }
             return;
         }
     };
     let mut halves = secured.halves;
+    let refuse = |halves: &mut Halves, answer: Option<ErrorCode>| {
+        let answer = answer.map(|code| outgoing(&Frame::new(code), false));
+        refuse(halves, answer, LINGER);
+    };
     // The verifier demands a certificate, so one is there.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
-            info!(target: "ssntp::server", "{peer}: refused: {e}");
+            shared.say(newcomer, "refused", &e);
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
     let connect = match receive_connect(&mut halves, &certificate, deadline) {
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
-            info!(target: "ssntp::server", "{peer} ({}): refused: {refusal}", certificate.subject);
+            let subject = excerpt(&certificate.subject);
+            shared.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(_)) if newcomer.is_stopping() => {
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
         }
         Err(Ended::Lost(e)) => {
-            info!(target: "ssntp::server", "{peer} ({}): lost before CONNECT: {e}", certificate.subject);
+            let subject = excerpt(&certificate.subject);
+            shared.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
             return;
         }
     };
     let (reply, verdict) = crossbeam_channel::bounded(1);
-    let admit = Admit {
+    let bad_traces = Arc::new(AtomicU64::new(0));
+    let request = Request {
         connect,
         certificate,
         address: peer,
-        reply,
+        bad_traces: Arc::clone(&bad_traces),
     };
-    if events.send(Event::Admit(Box::new(admit))).is_err() {
+    if events.send(Event::Admit(Box::new(request), reply)).is_err() {
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     // The dispatcher answers every request, also while it stops.
     let admitted = match verdict.recv() {
         Ok(Ok(admitted)) => admitted,
         Ok(Err(refusal)) => {
-            info!(target: "ssntp::server",
-                "{} ({}) at {peer}: refused: {refusal}",
-                connect.source, connect.role
-            );
+            let (uuid, role) = (connect.source, connect.role);
+            shared.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
     };
-    let id = admitted.info.id();
-    let mut admission = Admission::new(id, events.clone());
+    let mut admission = Admission::new(admitted.id, events.clone());
+    let info = Arc::clone(&admitted.grant.info);
+    let connected = Bytes::from(admitted.grant.connected.encode());
+    if let Err(e) = send_connected(&mut halves, connected, deadline) {
+        return admission.started(Err(e));
+    }
     let decoder = Decoder {
-        codec: Codec::new(shared.max_payload, admitted.info.tracing()),
-        gate: Arc::clone(&admitted.gate),
+        codec: Codec::new(shared.max_payload, info.tracing()),
+        bad_traces,
     };
     let sink = SessionSink {
-        id,
-        events: events.clone(),
-        gate: admitted.gate,
-        outbox: admitted.outbox.clone(),
-        tracing: admitted.info.tracing().then(|| (shared.uuid, shared.role)),
+        feed: Feed::new(&admitted, events.clone(), shared.write_timeout),
+        tracing: info.tracing().then_some((shared.uuid, shared.role)),
     };
     let config = LinkConfig {
-        name: id.to_string(),
+        name: SessionId(admitted.id).to_string(),
         write_timeout: Some(shared.write_timeout),
         linger: LINGER,
         ..LinkConfig::default()
     };
-    // CONNECTED goes out here, still under the watch over handshakes.
-    admission.link = Some(Link::start(halves, decoder, admitted.outbox, sink, config));
-    newcomer.admitted();
+    if !newcomer.admitted() {
+        return admission.started(Err(io::ErrorKind::TimedOut.into()));
+    }
+    admission.started(Link::start(halves, decoder, admitted.outbox, sink, config));
 }
 
-/// The dispatcher counts a session from when it admits it. Dropping this tells
-/// it, whatever comes in between, that the session's threads run or never
-/// will: so none stays that has none.
-struct Admission {
-    id: SessionId,
-    events: Events<Event>,
-    link: Option<io::Result<Link>>,
-}
-
-impl Admission {
-    fn new(id: SessionId, events: Events<Event>) -> Self {
-        Self {
-            id,
-            events,
-            link: None,
+impl Shared {
+    /// Says in the log what became of a newcomer, for each address no more
+    /// than it may cause.
+    fn say(&self, newcomer: &Newcomer, what: &'static str, why: &dyn fmt::Display) {
+        let peer = newcomer.peer();
+        let host = match peer {
+            PeerAddress::Ip(address) => Some(address.ip()),
+            _ => None,
+        };
+        let mut log = self.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = log.admit(host, what, now());
+        drop(log);
+        if let Some(more) = more {
+            info!(target: "ssntp::server", "{peer}: {what}: {}{more}", excerpt(why));
         }
     }
 }
 
-impl Drop for Admission {
-    fn drop(&mut self) {
-        let link = self.link.take();
-        let link = link.unwrap_or_else(|| Err(io::Error::other("its handshake was given up")));
-        let _ = self.events.send(Event::Started(self.id, link));
-    }
+fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
+    // None is left at the deadline, and a time limit of nothing is none.
+    let left = deadline.saturating_duration_since(now());
+    let limit = left.max(Duration::from_millis(1));
+    halves.stream.set_write_timeout(Some(limit))?;
+    halves.transmit.transmit(&[Outgoing::whole(connected, 1)])?;
+    halves.transmit.idle();
+    Ok(())
 }
 
 enum Ended {
@@ -182,60 +202,18 @@ fn receive_connect(
         if end {
             return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
         }
-        let left = deadline.saturating_duration_since(now());
-        if left.is_zero() {
-            return Err(Ended::Refused(Refusal::Deadline));
-        }
-        let timed = halves.stream.set_read_timeout(Some(left));
-        match timed.and_then(|()| halves.receive.receive(&mut halves.inbox)) {
-            Ok(received) => {
-                if received.flush {
-                    halves.transmit.flush().map_err(Ended::Lost)?;
-                }
-                end = received.end;
-            }
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return Err(Ended::Refused(Refusal::Deadline));
-            }
-            Err(e) => {
-                // A TLS fault has an alert to send; the rest is best effort.
-                let _ = halves.transmit.flush();
-                return Err(Ended::Lost(e));
-            }
+        match halves.receive_until(deadline) {
+            Ok(received) => end = received.end,
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => return Err(Ended::Refused(Refusal::Deadline)),
+            Err(e) => return Err(Ended::Lost(e)),
         }
     }
 }
 
-/// Tells the peer, ends the stream, and lets the peer read what it was told.
-fn refuse(halves: &mut Halves, answer: Option<ErrorCode>) {
-    let _ = halves.stream.set_write_timeout(Some(LINGER));
-    if let Some(code) = answer {
-        let _ = halves.transmit.transmit(&[outgoing(&Frame::new(code), false)]);
-    }
-    let _ = halves.transmit.finish();
-    drain(&*halves.stream);
-}
-
-/// Reads until the peer ends its side, for a moment at most: closing a
-/// socket that holds unread input would destroy what is on its way.
-fn drain(stream: &dyn Duplex) {
-    let end = now() + LINGER;
-    let mut scratch = [0; 4096];
-    loop {
-        let left = end.saturating_duration_since(now());
-        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
-            return;
-        }
-        if !matches!(stream.read(&mut scratch), Ok(n) if n > 0) {
-            return;
-        }
-    }
-}
-
-/// The codec, with its count of bad traces where the dispatcher sees it.
+/// The codec, with its count of bad traces where the core sees it.
 struct Decoder {
     codec: Codec,
-    gate: Arc<Gate>,
+    bad_traces: Arc<AtomicU64>,
 }
 
 impl Decode for Decoder {
@@ -245,9 +223,7 @@ impl Decode for Decoder {
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
         let result = self.codec.decode(input, items);
         if self.codec.bad_traces() > 0 {
-            self.gate
-                .bad_traces
-                .store(self.codec.bad_traces(), Ordering::Relaxed);
+            self.bad_traces.store(self.codec.bad_traces(), Ordering::Relaxed);
         }
         result
     }
@@ -257,21 +233,14 @@ impl Decode for Decoder {
     }
 }
 
-/// Hands what a reader finds to the dispatcher.
-struct SessionSink {
-    id: SessionId,
-    events: Events<Event>,
-    gate: Arc<Gate>,
-    outbox: Outbox,
+/// Stamps traced frames, and hands all to the dispatcher.
+struct SessionSink<H: Handler> {
+    feed: Feed<ServerCore<H>>,
     /// Who stamps, where the session agreed on tracing.
     tracing: Option<(uuid::Uuid, Role)>,
 }
 
-impl Sink<Item> for SessionSink {
-    fn soon(&mut self) {
-        self.events.hint(Event::Soon);
-    }
-
+impl<H: Handler> Sink<Item> for SessionSink<H> {
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
         if let Some((uuid, role)) = self.tracing {
             for item in items.iter_mut() {
@@ -282,109 +251,27 @@ impl Sink<Item> for SessionSink {
                 }
             }
         }
-        self.gate.enter(bytes as u64);
-        let event = Event::Items(self.id, std::mem::take(items), bytes, Arc::clone(&self.gate));
-        if self.events.send(event).is_err() {
-            return false;
-        }
-        self.gate.pass();
-        true
+        self.feed.items(items, bytes)
+    }
+
+    fn unfinished(&mut self, bytes: usize) -> bool {
+        self.feed.unfinished(bytes)
     }
 
     fn ended(&mut self, reason: EndReason) {
-        // What the client sent before its end may still be on its way through
-        // the dispatcher, and be answered: the link's own end waits until the
-        // dispatcher has come to this event and closed the queue.
-        if self.events.send(Event::Ended(self.id, reason)).is_ok() {
-            self.outbox.wait_until_closed(LINGER);
-        }
+        self.feed.ended(reason);
     }
 
     fn finished(&mut self) {
-        let _ = self.events.send(Event::Finished(self.id));
+        self.feed.finished();
+    }
+
+    fn room(&self) -> Box<dyn Fn() + Send> {
+        self.feed.room()
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a handshake has a deadline")]
 fn now() -> Instant {
     Instant::now()
-}
-
-#[cfg(test)]
-#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-mod tests {
-    use std::mem::ManuallyDrop;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    use crossbeam_channel::Sender;
-    use uuid::Uuid;
-
-    use super::super::dispatcher::Admitted;
-    use super::super::{Context, DisconnectReason, Handler, Server, ServerConfig, SessionInfo};
-    use super::*;
-    use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
-    use crate::transport::memory::MemoryListener;
-    use crate::transport::{PeerAddress, threads};
-
-    const LIMIT: Duration = Duration::from_secs(20);
-
-    /// Tells the test of every end.
-    struct Ends(Sender<DisconnectReason>);
-
-    impl Handler for Ends {
-        fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, why: &DisconnectReason) {
-            let _ = self.0.send(why.clone());
-        }
-    }
-
-    /// What a worker asks for once a client has said CONNECT.
-    fn admit(server: &Server, certificate: &CertificateInfo) -> Result<Admitted, Refusal> {
-        let (reply, verdict) = crossbeam_channel::bounded(1);
-        let admit = Admit {
-            connect: Connect::new(Role::AGENT, Uuid::new_v4(), false),
-            certificate: certificate.clone(),
-            address: PeerAddress::Memory,
-            reply,
-        };
-        server.handle.events.send(Event::Admit(Box::new(admit))).unwrap();
-        verdict.recv_timeout(LIMIT).unwrap()
-    }
-
-    #[test]
-    fn a_session_whose_threads_are_never_started_gives_its_place_back() {
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        let issue = |role| authority.issue(&CertificateRequest::new(role)).unwrap();
-        let certificate = issue(Role::AGENT).info().clone();
-        let (handler, ends) = crossbeam_channel::unbounded();
-        let config = ServerConfig::new(issue(Role::SERVER).identity(), authority.trust())
-            .listen_in_memory(&MemoryListener::new())
-            .max_sessions(1);
-        // A server that cannot stop fails the test, and does not hold it up.
-        let server = ManuallyDrop::new(Server::start(config, Ends(handler)).unwrap());
-        for panics in [false, true] {
-            let admitted = admit(&server, &certificate).unwrap();
-            assert!(admit(&server, &certificate).is_err(), "there is one place");
-            let id = admitted.info.id();
-            let events = server.handle.events.clone();
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                let _admission = Admission::new(id, events);
-                assert!(!panics, "between consent and threads");
-            }));
-            let why = ends.recv_timeout(LIMIT).unwrap();
-            assert!(matches!(why, DisconnectReason::Lost(_)), "{why:?}");
-        }
-        // One that nobody reports again, while the server stops.
-        let admitted = admit(&server, &certificate).unwrap();
-        let admission = Admission::new(admitted.info.id(), server.handle.events.clone());
-        server.handle.events.send(Event::Stop).unwrap();
-        assert_eq!(ends.recv_timeout(LIMIT), Ok(DisconnectReason::Stopped));
-        drop(admission);
-        let (done, stopped) = crossbeam_channel::bounded(1);
-        let stopping = threads::spawn("stops", move || {
-            ManuallyDrop::into_inner(server).stop();
-            done.send(()).unwrap();
-        });
-        stopped.recv_timeout(LIMIT).expect("it does not stop");
-        stopping.unwrap().join().unwrap();
-    }
 }

@@ -2,20 +2,26 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::admission::AdmissionPolicy;
 use super::filter::Filter;
 use super::routing::{RuleError, Rules};
 use crate::Role;
+use crate::log_limit::LogLimit;
 use crate::pki::{Identity, Trust};
 use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::transport::dispatch::Settings;
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::TlsError;
-use crate::transport::{Address, Limits, TcpOptions};
+use crate::transport::{
+    Address, Budget, Limits, PATIENCE, TcpOptions, default_max_handshakes, memory_for_queues,
+};
 
 /// What happens to a session whose queue is full. It concerns that session
 /// alone, and is counted and logged.
@@ -29,10 +35,6 @@ pub enum SlowConsumer {
     /// Waiting frames are dropped, oldest first, until it fits.
     DropOldest,
 }
-
-/// How many handshakes a server has under way at a time, where its
-/// configuration does not say.
-pub const DEFAULT_MAX_HANDSHAKES: usize = 512;
 
 /// Checks a CONFIGURE payload; the text says what is wrong with it.
 pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
@@ -67,6 +69,7 @@ pub struct ServerConfig {
     pub(super) resumption: bool,
     pub(super) max_payload: u32,
     pub(super) max_sessions: Option<usize>,
+    pub(super) admission: AdmissionPolicy,
     pub(super) max_handshakes: usize,
     pub(super) handshake_timeout: Duration,
     pub(super) queue: Limits,
@@ -77,6 +80,8 @@ pub struct ServerConfig {
     pub(super) held_bytes: usize,
     pub(super) held_time: Duration,
     pub(super) grace: Duration,
+    pub(super) budget: Option<u64>,
+    pub(super) patience: Duration,
 }
 
 impl fmt::Debug for ServerConfig {
@@ -110,7 +115,8 @@ impl ServerConfig {
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
             max_sessions: None,
-            max_handshakes: DEFAULT_MAX_HANDSHAKES,
+            admission: AdmissionPolicy::default(),
+            max_handshakes: default_max_handshakes(),
             handshake_timeout: Duration::from_secs(10),
             queue: Limits::default(),
             slow_consumer: SlowConsumer::default(),
@@ -120,6 +126,8 @@ impl ServerConfig {
             held_bytes: 16 << 20,
             held_time: Duration::from_secs(60),
             grace: Duration::from_secs(1),
+            budget: None,
+            patience: PATIENCE,
         }
     }
 
@@ -205,7 +213,7 @@ impl ServerConfig {
     }
 
     /// Whether returning clients may resume their TLS session, for at most
-    /// two hours after it began; their certificates are verified again. The
+    /// twelve hours after it began; their certificates are verified again. The
     /// server keeps nothing for it: the client holds a ticket. Default: true.
     #[must_use]
     pub fn resumption(mut self, allowed: bool) -> Self {
@@ -228,9 +236,17 @@ impl ServerConfig {
         self
     }
 
+    /// Whom to admit. Default: see [`AdmissionPolicy`].
+    #[must_use]
+    pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
+        self.admission = policy;
+        self
+    }
+
     /// The most handshakes at a time, each on a thread of its own. When so
     /// many are under way, the one that has waited longest for its peer makes
-    /// room for a newcomer. Default: 512.
+    /// room for a newcomer. A system with tight limits gets fewer. Default:
+    /// [`default_max_handshakes`].
     #[must_use]
     pub fn max_handshakes(mut self, handshakes: usize) -> Self {
         self.max_handshakes = handshakes.max(1);
@@ -248,6 +264,25 @@ impl ServerConfig {
     #[must_use]
     pub fn queue(mut self, limits: Limits) -> Self {
         self.queue = limits;
+        self
+    }
+
+    /// How much memory all queues of the server may take together, in bytes,
+    /// with what has been received and is not dealt with. No queue grows beyond
+    /// what is still free, but each may have 64 KiB, or one frame. Default: a
+    /// quarter of the memory that the process may have.
+    #[must_use]
+    pub fn queue_budget(mut self, bytes: u64) -> Self {
+        self.budget = Some(bytes);
+        self
+    }
+
+    /// How long others are held back for a session that takes less than 4 MiB
+    /// and 20,000 frames a second while its queue is half full. After that
+    /// nobody waits for it, and its queue fills. Default: 1 s.
+    #[must_use]
+    pub fn patience(mut self, limit: Duration) -> Self {
+        self.patience = limit;
         self
     }
 
@@ -313,8 +348,8 @@ pub enum ServerError {
     Rules(RuleError),
     /// Identity and trust do not make a TLS configuration.
     Tls(TlsError),
-    /// The system does not allow so many sessions; the text names the
-    /// setting.
+    /// The system does not allow so many sessions, or none at all; the text
+    /// names the setting, its value, and what it needs.
     TooManySessions(String),
     /// A thread cannot be started.
     Thread(io::Error),
@@ -370,6 +405,20 @@ impl From<TlsError> for ServerError {
 }
 
 impl ServerConfig {
+    /// How its connections are treated.
+    pub(super) fn runner(&self) -> Settings {
+        let memory = self.budget.unwrap_or_else(memory_for_queues);
+        let (budget, received) = Budget::for_queues_and_received(memory);
+        Settings {
+            queue: self.queue,
+            budget,
+            received,
+            patience: self.patience,
+            parting: self.write_timeout,
+            grace: self.grace,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), ServerError> {
         let certified = self.identity.roles();
         let is_server = self.role.intersects(Role::SERVER | Role::SCHEDULER);
@@ -414,6 +463,8 @@ pub(super) struct Shared {
     pub(super) write_timeout: Duration,
     pub(super) pool: crate::transport::BufferPool,
     pub(super) acceptor: crate::transport::tls::Acceptor,
+    /// What newcomers may cause in the log, by host.
+    pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
 }
 
 impl Shared {
@@ -428,6 +479,7 @@ impl Shared {
             pool: crate::transport::BufferPool::new(),
             acceptor: crate::transport::tls::Acceptor::mutual(&config.identity, &config.trust)?
                 .resumption(config.resumption)?,
+            newcomers: Mutex::default(),
         }))
     }
 }

@@ -8,15 +8,16 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use super::config::{Shared, SlowConsumer};
-use super::dispatcher::{guard, now};
+use super::core::{State, guard};
 use super::handler::{DisconnectReason, SendError};
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo, Sessions};
-use super::state::State;
 use crate::Role;
-use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, answer_to_filtered, may_be_sent};
+use crate::printable::excerpt;
+use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered, may_be_sent};
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::{Outgoing, PushError};
+use crate::transport::Outgoing;
+use crate::transport::dispatch::Action;
 
 /// One frame on its way to several sessions: encoded once with its trace and
 /// once without, each only where somebody needs it.
@@ -55,31 +56,14 @@ impl<'a> Fan<'a> {
 }
 
 impl State {
-    /// Queues the same frames for every session with a role but the sender.
+    /// Sends the same frames to every session with a role but the sender.
     pub(super) fn fan_out(&mut self, from: SessionId, to: Role, mut item: impl FnMut(&Session) -> Outgoing) {
-        let mut full = Vec::new();
-        let mut slow = None;
-        for session in self
-            .sessions
-            .with_role(to)
-            .filter(|session| session.info.id != from)
-        {
-            match session.push(item(session), &self.at_once) {
-                Ok(()) => {
-                    if session.outbox.is_half_full() {
-                        slow = Some(&session.outbox);
-                    }
-                }
-                Err(PushError::Full(item)) => full.push((session.info.id, item)),
-                Err(PushError::Closed(_)) => {}
-            }
-        }
-        if let (Some(slow), Some(sender)) = (slow, self.sessions.get(from)) {
-            sender.gate.slow_down_for(slow);
-        }
-        for (id, item) in full {
-            self.overflow(id, item);
-        }
+        let sessions = self.sessions.with_role(to);
+        let others = sessions.filter(|session| session.info.id != from);
+        self.actions.extend(others.map(|session| Action::Send {
+            to: session.info.id.0,
+            item: item(session),
+        }));
     }
 
     /// `memory` is what the frame's payload keeps alive, in bytes.
@@ -91,9 +75,8 @@ impl State {
             sessions: &self.sessions,
         };
         let mut decision = Decision::Discard;
-        guard("a routing function", || {
-            decision = route(frame, info.uuid, &directory)
-        });
+        let panic = guard(|| decision = route(frame, info.uuid, &directory));
+        self.note_panic("a routing function", panic);
         let frame = &match decision {
             Decision::Discard => return,
             Decision::Queue | Decision::Forward(_) => apart(frame, memory),
@@ -101,9 +84,14 @@ impl State {
         match decision {
             Decision::Discard => {}
             Decision::Queue => {
-                if let Err(held) = self.held.keep(info.uuid, frame.clone(), now()) {
-                    warn!(target: "ssntp::server", "{info}: {} finds the queue of held frames full", frame.kind());
-                    self.overflowed.push(held);
+                if let Err(held) = self.held.keep(info.uuid, frame.clone(), self.now) {
+                    if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
+                        warn!(target: "ssntp::server",
+                            "{info}: {} finds the queue of held frames full{more}",
+                            frame.kind()
+                        );
+                    }
+                    self.expired.push(held);
                 }
             }
             Decision::Forward(targets) => {
@@ -118,8 +106,7 @@ impl State {
         }
     }
 
-    /// Queues a frame of one session for another, and holds the sender back
-    /// while the receiver's queue is long.
+    /// Sends a frame of one session to another.
     fn forward_fanned(&mut self, from: SessionId, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
         if id == from {
@@ -127,15 +114,11 @@ impl State {
         }
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
         let item = fan.for_session(session);
-        if !self.push(id, item) {
-            return Err(SendError::QueueFull(to));
+        if self.push(id, item) {
+            Ok(())
+        } else {
+            Err(SendError::QueueFull(to))
         }
-        if let (Some(sender), Some(receiver)) = (self.sessions.get(from), self.sessions.get(id))
-            && receiver.outbox.is_half_full()
-        {
-            sender.gate.slow_down_for(&receiver.outbox);
-        }
-        Ok(())
     }
 
     pub(super) fn forward(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
@@ -146,63 +129,55 @@ impl State {
         self.forward_fanned(from, to, &mut Fan::new(frame, &shared))
     }
 
-    /// Queues an item for one session; false where it was not.
+    /// Sends an item to one session; false where there is no room for it and
+    /// nobody who could wait until there is.
     fn push(&mut self, id: SessionId, item: Outgoing) -> bool {
-        let Some(session) = self.sessions.get(id) else {
-            return false;
-        };
-        match session.push(item, &self.at_once) {
-            Ok(()) => true,
-            Err(PushError::Full(item)) => self.overflow(id, item),
-            Err(PushError::Closed(_)) => false,
-        }
-    }
-
-    /// Applies the policy for slow consumers; true where the item was queued
-    /// after all.
-    fn overflow(&mut self, id: SessionId, item: Outgoing) -> bool {
+        let (caused, step) = (self.caused, self.step);
         let Some(session) = self.sessions.get_mut(id) else {
             return false;
         };
-        let first = session.counters.frames_dropped == 0;
-        match self.slow_consumer {
-            SlowConsumer::Disconnect => {
-                session.counters.frames_dropped += u64::from(item.frames());
-                let (frames, bytes) = session.outbox.waiting();
-                warn!(target: "ssntp::server",
-                    "{}: slow consumer: {frames} frames of {bytes} bytes wait, it is disconnected",
-                    session.info
-                );
-                self.end(id, DisconnectReason::SlowConsumer, true);
-                false
-            }
-            SlowConsumer::DropNewest => {
-                session.counters.frames_dropped += u64::from(item.frames());
-                if first {
-                    warn!(target: "ssntp::server", "{}: slow consumer: the newest frames are dropped", session.info);
-                }
-                false
-            }
-            SlowConsumer::DropOldest => {
-                if first {
-                    warn!(target: "ssntp::server", "{}: slow consumer: the oldest frames are dropped", session.info);
-                }
-                let mut item = item;
-                loop {
-                    let dropped = session.outbox.drop_oldest();
-                    session.counters.frames_dropped += u64::from(dropped);
-                    item = match session.outbox.push(item) {
-                        Ok(()) => return true,
-                        Err(PushError::Full(item)) if dropped > 0 => item,
-                        // All that is left is on its way to the system.
-                        Err(PushError::Full(item) | PushError::Closed(item)) => {
-                            session.counters.frames_dropped += u64::from(item.frames());
-                            return false;
-                        }
-                    };
-                }
-            }
+        if caused || session.promise(item.load(), step) {
+            self.actions.push(Action::Send { to: id.0, item });
+            return true;
         }
+        let (gauge, load) = (session.gauge.clone(), item.load());
+        let queued = self.overflow(id, item);
+        if !queued {
+            gauge.count_refused(load);
+        }
+        queued
+    }
+
+    /// Applies the policy for slow consumers; true where the item is queued
+    /// after all.
+    pub(super) fn overflow(&mut self, id: SessionId, item: Outgoing) -> bool {
+        let Some(session) = self.sessions.get_mut(id) else {
+            return false;
+        };
+        let first = session.counters().frames_dropped == 0;
+        let what = match self.slow_consumer {
+            SlowConsumer::Disconnect => {
+                let counters = session.counters();
+                if let Some(more) = self.log.admit(session.info.uuid, "slow consumer", self.now) {
+                    warn!(target: "ssntp::server",
+                        "{}: slow consumer: {} frames of {} bytes wait, it is disconnected{more}",
+                        session.info, counters.frames_waiting, counters.bytes_waiting
+                    );
+                }
+                self.end(id, DisconnectReason::SlowConsumer, true);
+                return false;
+            }
+            SlowConsumer::DropNewest => "newest",
+            SlowConsumer::DropOldest => "oldest",
+        };
+        if first {
+            warn!(target: "ssntp::server", "{}: slow consumer: the {what} frames are dropped", session.info);
+        }
+        let drops_oldest = self.slow_consumer == SlowConsumer::DropOldest;
+        if drops_oldest {
+            self.actions.push(Action::SendDroppingOldest { to: id.0, item });
+        }
+        drops_oldest
     }
 
     /// Whether the application may send this at all.
@@ -221,9 +196,7 @@ impl State {
         self.check(frame)?;
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
         let shared = Arc::clone(&self.shared);
-        let Some(session) = self.sessions.get(id) else {
-            return Err(SendError::NotConnected(to));
-        };
+        let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
         let item = Fan::new(frame, &shared).for_session(session);
         if self.push(id, item) {
             Ok(())
@@ -232,6 +205,7 @@ impl State {
         }
     }
 
+    /// Sends a frame to several sessions, and says to how many.
     pub(super) fn send_where(
         &mut self,
         frame: &Frame,
@@ -240,25 +214,25 @@ impl State {
         self.check(frame)?;
         let shared = Arc::clone(&self.shared);
         let mut fan = Fan::new(frame, &shared);
-        let mut full = Vec::new();
-        let mut queued = 0;
-        targets(
-            &self.sessions,
-            &mut |session| match session.push(fan.for_session(session), &self.at_once) {
-                Ok(()) => queued += 1,
-                Err(PushError::Full(item)) => full.push((session.info.id, item)),
-                Err(PushError::Closed(_)) => {}
-            },
-        );
-        for (id, item) in full {
-            queued += usize::from(self.overflow(id, item));
-        }
-        Ok(queued)
+        let mut items = Vec::new();
+        targets(&self.sessions, &mut |session| {
+            items.push((session.info.id, fan.for_session(session)));
+        });
+        Ok(items
+            .into_iter()
+            .filter(|(id, item)| self.push(*id, item.clone()))
+            .count())
     }
 
-    /// Sends a frame back to the session that caused it.
-    pub(super) fn answer(&mut self, id: SessionId, frame: &Frame) {
-        self.push(id, outgoing(frame, false));
+    /// Sends the same frame back so many times to the session that caused it.
+    pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
+        let item = if times == 1 {
+            outgoing(frame, false)
+        } else {
+            let run = Run::of(frame);
+            Outgoing::whole(run.wire().repeat(times as usize).into(), times)
+        };
+        self.push(id, item);
     }
 
     pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {
@@ -271,9 +245,7 @@ impl State {
             return;
         }
         if let Some(answer) = answer_to_filtered(kind) {
-            for _ in 0..frames {
-                self.answer(id, &answer);
-            }
+            self.answer(id, &answer, frames);
         }
     }
 
@@ -281,13 +253,17 @@ impl State {
     pub(super) fn configure(&mut self, id: SessionId, frame: &Frame) -> bool {
         let payload = frame.payload_bytes();
         let mut verdict = Err("its check panicked".to_owned());
-        guard("the configuration check", || verdict = (self.check)(payload));
+        let panic = guard(|| verdict = (self.check)(payload));
+        self.note_panic("the configuration check", panic);
+        let Some(session) = self.sessions.get(id) else {
+            return false;
+        };
+        let info = Arc::clone(&session.info);
         match verdict {
             Ok(()) => {
-                if let Some(session) = self.sessions.get(id) {
+                if let Some(more) = self.log.admit(info.uuid, "new configuration", self.now) {
                     info!(target: "ssntp::server",
-                        "{}: new cluster configuration of {} bytes",
-                        session.info,
+                        "{info}: new cluster configuration of {} bytes{more}",
                         payload.len()
                     );
                 }
@@ -296,11 +272,11 @@ impl State {
                 true
             }
             Err(why) => {
-                if let Some(session) = self.sessions.get(id) {
-                    warn!(target: "ssntp::server", "{}: CONFIGURE refused: {why}", session.info);
+                if let Some(more) = self.log.admit(info.uuid, "CONFIGURE refused", self.now) {
+                    warn!(target: "ssntp::server", "{info}: CONFIGURE refused: {}{more}", excerpt(&why));
                 }
                 let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
-                self.answer(id, &refused);
+                self.answer(id, &refused, 1);
                 false
             }
         }

@@ -6,14 +6,15 @@ use std::time::Instant;
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::core::State;
 use super::filter::Filter;
 use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Counters, Directory, SessionInfo};
-use super::state::State;
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run};
+use crate::transport::dispatch::Action;
 
 /// An application on top of a server. Every method has a default that does
 /// nothing.
@@ -142,9 +143,12 @@ pub enum SendError {
     QueueFull(Uuid),
     /// The server has stopped.
     Stopped,
-    /// A blocking call from the dispatcher thread itself, which would wait
-    /// for itself: use the [`Context`] there.
+    /// A call that waits for a dispatcher, from the dispatcher of this server
+    /// or another one: two of them could wait for each other. Use the
+    /// [`Context`], or [`ServerHandle::post`](super::ServerHandle::post).
     OnDispatcher,
+    /// The dispatcher has more to do than fits into its queue; try again.
+    Busy,
 }
 
 impl fmt::Display for SendError {
@@ -156,7 +160,10 @@ impl fmt::Display for SendError {
             Self::TooLong { len, limit } => write!(f, "the payload has {len} bytes, the maximum is {limit}"),
             Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
             Self::Stopped => f.write_str("the server has stopped"),
-            Self::OnDispatcher => f.write_str("a handler has to use its context, not a handle"),
+            Self::OnDispatcher => {
+                f.write_str("a handler has to use its context, or to post, and not to wait for a dispatcher")
+            }
+            Self::Busy => f.write_str("the dispatcher is busy"),
         }
     }
 }
@@ -182,7 +189,10 @@ impl Context<'_> {
         self.state.shared.role
     }
 
-    /// Queues a frame for one entity.
+    /// Sends a frame to one entity. From [`Handler::frame`] and
+    /// [`Handler::run`] it is taken in any case: where the receiver has no
+    /// room, the session whose frames are being dealt with is not read from
+    /// until the receiver has. Elsewhere nobody can be made to wait.
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
@@ -198,9 +208,8 @@ impl Context<'_> {
         self.send(to, &Frame::of(payload))
     }
 
-    /// Queues a frame that came from a session for another entity, as a rule
-    /// does it: never back, and the sender is held back while the receiver's
-    /// queue is long.
+    /// Sends a frame that came from a session to another entity, as a rule
+    /// does it: never back. Otherwise as [`send`](Self::send).
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
@@ -259,6 +268,12 @@ impl Context<'_> {
     /// there is none.
     pub fn disconnect(&mut self, uuid: Uuid) -> bool {
         self.state.disconnect(uuid)
+    }
+
+    /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)
+    /// does. Returns at once.
+    pub fn stop(&mut self) {
+        self.state.actions.push(Action::Stop);
     }
 
     /// The cluster configuration that the next CONNECTED carries.

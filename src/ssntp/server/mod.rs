@@ -47,37 +47,48 @@
 //! | `config` | [`ServerConfig`], [`ServerError`] |
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
+//! | `admission` | who is let in: [`AdmissionPolicy`] |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`Counters`] |
 //! | `held` | frames queued for later |
-//! | `accept` | newcomers up to CONNECT |
-//! | `dispatcher` | the one thread that does all of it: what it is told |
-//! | `events` | how it is told, and how it sleeps |
-//! | `state` | what it owns, and the life of a session |
-//! | `delivery` | how frames get into queues |
-//! | `at_once` | when it sends past idle writers |
+//! | `accept` | newcomers up to CONNECTED |
+//! | `core` | all state of a server, without threads, sockets or clock |
+//! | `delivery` | who is sent what, and what happens where there is no room |
+//! | `channel` | [`channel`]: a handler that feeds a receiver |
 
 mod accept;
-mod at_once;
+mod admission;
+mod channel;
 mod config;
+mod core;
 mod delivery;
-mod dispatcher;
-mod events;
 mod filter;
 mod handler;
 mod held;
 mod routing;
 mod sessions;
-mod state;
+#[cfg(test)]
+#[cfg(all(
+    feature = "issue",
+    feature = "cluster",
+    any(feature = "aws-lc-rs", feature = "ring")
+))]
+#[path = "../../../tests/simulation/mod.rs"]
+mod simulation;
 
+use std::convert::Infallible;
 use std::fmt;
-use std::thread::{JoinHandle, ThreadId};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
 
+use crossbeam_channel::{Receiver, TrySendError};
 use log::info;
 use uuid::Uuid;
 
-pub use self::config::{ConfigurationCheck, DEFAULT_MAX_HANDSHAKES, ServerConfig, ServerError, SlowConsumer};
-use self::dispatcher::{Dispatcher, EVENTS, Event};
-use self::events::Events;
+pub use self::admission::AdmissionPolicy;
+pub use self::channel::{ChannelHandler, ServerEvent, channel};
+pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
+use self::core::ServerCore;
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
 pub use self::held::HeldId;
@@ -86,7 +97,9 @@ pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
-use crate::transport::{Acceptance, Address, Capacity, Listener, threads};
+pub use crate::transport::default_max_handshakes;
+use crate::transport::dispatch::{self, EVENTS, Event, Events, Runner};
+use crate::transport::{Acceptance, Address, Listener, Room, threads};
 
 /// A running server.
 ///
@@ -101,21 +114,24 @@ pub struct Server {
     max_sessions: usize,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
+    /// Disconnected once the server begins to stop.
+    stopping: Receiver<Infallible>,
 }
 
 impl Server {
     /// Binds every address and starts the threads; clients are accepted when
     /// this returns. Raises the process's soft limits of open files and
-    /// processes to its hard ones.
+    /// processes to its hard ones, since each session takes of both. Says at
+    /// warn, where no number is configured, how many sessions it admits if
+    /// these are few.
     ///
     /// # Errors
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
-        let capacity = Capacity::of_this_system(config.max_handshakes);
-        let max_sessions = capacity
-            .admit(config.max_sessions)
+        let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
+        let max_sessions = room.sessions;
         let shared = config::Shared::new(&config)?;
         let mut listeners = Vec::new();
         for address in std::mem::take(&mut config.listen) {
@@ -125,36 +141,33 @@ impl Server {
         let addresses = listeners.iter().filter_map(Listener::local_address).collect();
         listeners.extend(config.memory.drain(..).map(Listener::memory));
 
-        let (uuid, role, max_handshakes) = (config.uuid, config.role, config.max_handshakes);
-        let (events, queue) = events::channel(EVENTS);
-        let dispatcher = Dispatcher::new(
-            config,
-            std::sync::Arc::clone(&shared),
-            max_sessions,
-            handler,
-            queue,
-        )?;
-        let dispatcher =
-            threads::spawn("ssntp-dispatch", move || dispatcher.run()).map_err(ServerError::Thread)?;
-        let handle = ServerHandle {
-            events: events.clone(),
-            dispatcher: dispatcher.thread().id(),
-            uuid,
-            role,
-        };
+        let (uuid, role) = (config.uuid, config.role);
+        let settings = config.runner();
+        let (stopped, stopping) = crossbeam_channel::bounded(0);
+        let core = ServerCore::new(config, Arc::clone(&shared), max_sessions, handler, stopped, now())?;
+        let (events, queue) = dispatch::events::channel(EVENTS);
+        let watch = queue.watch();
+        let runner = Runner::new(core, settings, move || watch.is_empty());
+        let dispatcher = threads::spawn("ssntp-dispatch", move || dispatch::run(runner, &queue))
+            .map_err(ServerError::Thread)?;
         let mut server = Self {
-            handle,
+            handle: ServerHandle {
+                dispatcher: Arc::new(events.clone()),
+                uuid,
+                role,
+            },
             addresses,
             max_sessions,
             acceptance: None,
             dispatcher: Some(dispatcher),
+            stopping,
         };
         // From here on, dropping `server` ends what runs already.
         server.acceptance =
-            Some(accept::start(listeners, shared, max_handshakes, events).map_err(ServerError::Thread)?);
+            Some(accept::start(listeners, shared, room.handshakes, events).map_err(ServerError::Thread)?);
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
-            capacity.limit
+            room.limit
         );
         Ok(server)
     }
@@ -179,12 +192,12 @@ impl Server {
         self.handle.clone()
     }
 
-    /// Blocks until the server ends, which without an outside cause it never
-    /// does: for programs that do nothing else.
-    pub fn wait(mut self) {
-        if let Some(dispatcher) = self.dispatcher.take() {
-            let _ = dispatcher.join();
-        }
+    /// Blocks until somebody stops the server ([`ServerHandle::stop`],
+    /// [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
+    /// programs that do nothing else.
+    pub fn wait(self) {
+        // Nothing is ever sent; the dispatcher lets go of the other end.
+        let _ = self.stopping.recv();
     }
 
     /// Accepts nobody any more, flushes the queues within the grace period,
@@ -196,31 +209,70 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let events = &self.handle.events;
+        let dispatcher = &self.handle.dispatcher;
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
-        let _ = events.send(Event::Stop);
+        dispatcher.stop();
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
-        let _ = events.send(Event::Exit);
+        dispatcher.exit();
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
     }
 }
 
+/// Something to be done on the dispatcher.
+type Call = Box<dyn FnOnce(&mut Context<'_>) + Send>;
+
+/// A dispatcher as other threads see it, whatever its application is.
+trait Dispatcher: Send + Sync {
+    /// Has something done; waits for room in its queue.
+    fn call(&self, call: Call) -> Result<(), SendError>;
+    /// The same without waiting.
+    fn try_call(&self, call: Call) -> Result<(), SendError>;
+    fn stop(&self);
+    fn exit(&self);
+}
+
+impl<H: Handler> Dispatcher for Events<Event<ServerCore<H>>> {
+    fn call(&self, call: Call) -> Result<(), SendError> {
+        self.send(event(call)).map_err(|_| SendError::Stopped)
+    }
+
+    fn try_call(&self, call: Call) -> Result<(), SendError> {
+        self.try_send(event(call)).map_err(|e| match e {
+            TrySendError::Full(_) => SendError::Busy,
+            TrySendError::Disconnected(_) => SendError::Stopped,
+        })
+    }
+
+    fn stop(&self) {
+        let _ = self.send(Event::Stop);
+    }
+
+    fn exit(&self) {
+        let _ = self.send(Event::Exit);
+    }
+}
+
+fn event<H: Handler>(call: Call) -> Event<ServerCore<H>> {
+    Event::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
+}
+
 /// What other threads do with a server.
 ///
 /// # Threads
-/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
-/// usually for some microseconds. From a [`Handler`], which runs on the
-/// dispatcher, use its [`Context`]: a handle answers
-/// [`SendError::OnDispatcher`] there.
+/// Cheap to clone, and `Send`. Every call but [`post`](Self::post) and
+/// [`stop`](Self::stop) waits for the dispatcher to do it, usually for some
+/// microseconds. From a [`Handler`], which runs on a dispatcher, use its
+/// [`Context`], or post: a call that waits answers [`SendError::OnDispatcher`]
+/// there, on the dispatcher of another server, too, since two dispatchers
+/// could wait for each other.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: Events<Event>,
-    dispatcher: ThreadId,
+    dispatcher: Arc<dyn Dispatcher>,
     uuid: Uuid,
     role: Role,
 }
@@ -242,15 +294,34 @@ impl ServerHandle {
         &self,
         call: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
     ) -> Result<T, SendError> {
-        if std::thread::current().id() == self.dispatcher {
+        if dispatch::is_dispatcher() {
             return Err(SendError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        let call = Event::Call(Box::new(move |cx| {
+        self.dispatcher.call(Box::new(move |cx| {
             let _ = reply.send(call(cx));
-        }));
-        self.events.send(call).map_err(|_| SendError::Stopped)?;
+        }))?;
         result.recv().map_err(|_| SendError::Stopped)
+    }
+
+    /// Has the dispatcher run `call` as soon as it can, and waits for nothing:
+    /// from any thread, and from the handler of another server.
+    ///
+    /// # Errors
+    /// [`SendError::Busy`] where the dispatcher's queue is full;
+    /// [`SendError::Stopped`].
+    pub fn post(&self, call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> Result<(), SendError> {
+        self.dispatcher.try_call(Box::new(call))
+    }
+
+    /// Begins to stop the server, as [`Server::stop`] does, and returns at
+    /// once. [`Server::wait`] returns when it has stopped.
+    pub fn stop(&self) {
+        // A queue that is full moves, so this waits for the dispatcher at most
+        // as long as a posted call would.
+        if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
+            self.dispatcher.stop();
+        }
     }
 
     /// Queues a frame for one entity.
@@ -312,4 +383,9 @@ impl ServerHandle {
     pub fn uuid(&self) -> Uuid {
         self.uuid
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the core is told the time")]
+fn now() -> Instant {
+    Instant::now()
 }

@@ -1,22 +1,19 @@
 //! The sessions of a server: who is connected, by UUID and by role.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
-use super::at_once::{AtOnce, Step};
 use crate::Role;
 use crate::pki::{CertificateInfo, KeptCertificate};
-use crate::transport::{Link, Outbox, Outgoing, PeerAddress, PushError};
+use crate::transport::{ConnectionId, Gauge, Load, PeerAddress, Table};
 
-/// Names one session; never used again once it is over.
+/// Names one session of a server. Ids are not used a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub(super) u64);
+pub struct SessionId(pub(super) ConnectionId);
 
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,41 +98,53 @@ pub struct Counters {
     pub bad_traces: u64,
 }
 
-/// One session as the dispatcher holds it.
+/// One session as the server's core holds it.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
-    pub(super) outbox: Outbox,
-    pub(super) gate: Arc<Gate>,
-    /// Known once its threads run.
-    pub(super) link: Option<Link>,
+    pub(super) gauge: Gauge,
     pub(super) counters: Counters,
-    /// When the dispatcher last sent past its writer.
-    pub(super) last: Cell<Step>,
+    /// The application has been told that it stands.
+    pub(super) told: bool,
+    bad_traces: Arc<AtomicU64>,
+    /// What is about to be sent to it, and in which step: the gauge does not
+    /// show it yet.
+    promised: (u64, Load),
 }
 
 impl Session {
-    /// Queues an item, or sends it at once where that is better. Never blocks.
-    pub(super) fn push(&self, item: Outgoing, at_once: &AtOnce) -> Result<(), PushError> {
-        match at_once.step(self.last.get()) {
-            Some(step) => {
-                self.last.set(step);
-                self.outbox.push_now(item)
-            }
-            None => self.outbox.push(item),
+    pub(super) fn new(info: Arc<SessionInfo>, gauge: Gauge, bad_traces: Arc<AtomicU64>) -> Self {
+        Self {
+            info,
+            gauge,
+            counters: Counters::default(),
+            told: false,
+            bad_traces,
+            promised: (0, Load::default()),
         }
     }
 
+    /// Whether an item fits into its queue, which then counts as taken.
+    pub(super) fn promise(&mut self, item: Load, step: u64) -> bool {
+        if self.promised.0 != step {
+            self.promised = (step, Load::default());
+        }
+        let fits = self.gauge.fits(item, self.promised.1);
+        if fits {
+            self.promised.1 += item;
+        }
+        fits
+    }
+
     pub(super) fn counters(&self) -> Counters {
-        let (frames_sent, bytes_sent) = self.outbox.written();
-        let (frames_waiting, bytes_waiting) = self.outbox.waiting();
-        let bad_traces = self.gate.bad_traces.load(Ordering::Relaxed);
+        let (sent, waiting) = (self.gauge.sent(), self.gauge.waiting());
         Counters {
-            frames_sent,
-            bytes_sent,
-            frames_waiting,
-            bytes_waiting,
-            bad_traces,
+            frames_sent: sent.frames,
+            bytes_sent: sent.bytes,
+            frames_waiting: waiting.frames,
+            bytes_waiting: waiting.bytes,
+            frames_dropped: self.gauge.dropped(),
+            bad_traces: self.bad_traces.load(Ordering::Relaxed),
             ..self.counters
         }
     }
@@ -145,21 +154,14 @@ impl Session {
 /// however many there are.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// Boxed: a table has up to twice the room that it needs.
-    by_id: HashMap<SessionId, Box<Session>>,
+    by_id: Table<Session>,
     by_uuid: HashMap<Uuid, SessionId>,
     by_role: [Vec<SessionId>; ROLES],
-    next: u64,
 }
 
 const ROLES: usize = Role::ALL.bits().count_ones() as usize;
 
 impl Sessions {
-    pub(super) fn next_id(&mut self) -> SessionId {
-        self.next += 1;
-        SessionId(self.next)
-    }
-
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
@@ -170,11 +172,11 @@ impl Sessions {
         for bit in bits(role) {
             self.by_role[bit].push(id);
         }
-        self.by_id.insert(id, Box::new(session));
+        self.by_id.insert(id.0, session);
     }
 
     pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
-        let session = self.by_id.remove(&id)?;
+        let session = self.by_id.remove(id.0)?;
         if self.by_uuid.get(&session.info.uuid) == Some(&id) {
             self.by_uuid.remove(&session.info.uuid);
         }
@@ -184,15 +186,15 @@ impl Sessions {
                 self.by_role[bit].remove(at);
             }
         }
-        Some(*session)
+        Some(session)
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
-        self.by_id.get(&id).map(Box::as_ref)
+        self.by_id.get(id.0)
     }
 
     pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
-        self.by_id.get_mut(&id).map(Box::as_mut)
+        self.by_id.get_mut(id.0)
     }
 
     pub(super) fn id_of(&self, uuid: Uuid) -> Option<SessionId> {
@@ -200,13 +202,12 @@ impl Sessions {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
-        self.by_id.values().map(Box::as_ref)
+        self.by_id.iter().map(|(_, session)| session)
     }
 
+    /// The ids of all, oldest first.
     pub(super) fn ids(&self) -> Vec<SessionId> {
-        let mut ids: Vec<_> = self.by_id.keys().copied().collect();
-        ids.sort_unstable();
-        ids
+        self.by_id.ids().into_iter().map(SessionId).collect()
     }
 
     /// Every session with at least one of the roles, each once.
@@ -256,64 +257,5 @@ impl Directory<'_> {
     /// Whether nobody is connected.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// Paces the reader of one session: bounds what it has handed to the
-/// dispatcher, and holds it back for a consumer that is busy but not stuck.
-#[derive(Debug, Default)]
-pub(super) struct Gate {
-    in_flight: AtomicU64,
-    waiting: AtomicBool,
-    slow: Mutex<Option<Outbox>>,
-    has_slow: AtomicBool,
-    opened: Condvar,
-    pub(super) bad_traces: AtomicU64,
-}
-
-/// Bytes that a session may have on the way to the dispatcher before its
-/// reader waits; one batch may always be under way.
-const IN_FLIGHT: u64 = 1024 * 1024;
-
-impl Gate {
-    /// The reader hands `bytes` over.
-    pub(super) fn enter(&self, bytes: u64) {
-        self.in_flight.fetch_add(bytes, Ordering::AcqRel);
-    }
-
-    /// The dispatcher is done with `bytes`.
-    pub(super) fn leave(&self, bytes: u64) {
-        // Sequentially consistent with `pass`: one of the two sees the other.
-        self.in_flight.fetch_sub(bytes, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) {
-            drop(self.slow.lock().unwrap_or_else(PoisonError::into_inner));
-            self.opened.notify_all();
-        }
-    }
-
-    /// The dispatcher found `consumer` more than half full.
-    pub(super) fn slow_down_for(&self, consumer: &Outbox) {
-        *self.slow.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer.clone());
-        self.has_slow.store(true, Ordering::Release);
-    }
-
-    /// The reader waits until it may read on. The dispatcher never waits for
-    /// a peer, so the first wait is short; the second is bounded by the
-    /// consumer's progress.
-    pub(super) fn pass(&self) {
-        if self.in_flight.load(Ordering::SeqCst) > IN_FLIGHT {
-            let mut guard = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
-            self.waiting.store(true, Ordering::SeqCst);
-            while self.in_flight.load(Ordering::SeqCst) > IN_FLIGHT {
-                guard = self.opened.wait(guard).unwrap_or_else(PoisonError::into_inner);
-            }
-            self.waiting.store(false, Ordering::SeqCst);
-        }
-        if self.has_slow.swap(false, Ordering::AcqRel) {
-            let consumer = self.slow.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(consumer) = consumer {
-                consumer.hold_back();
-            }
-        }
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use rustls::CertificateError;
+
 use crate::transport::duplex::is_timeout;
 
 /// Why there is no TLS.
@@ -28,6 +30,10 @@ impl fmt::Display for TlsError {
                 f.write_str("the connection ended during the TLS handshake")
             }
             Self::Io(e) => write!(f, "{e}"),
+            // rustls shows only how such a fault is written in Rust.
+            Self::Tls(rustls::Error::InvalidCertificate(CertificateError::Other(fault))) => {
+                write!(f, "TLS: {fault}")
+            }
             Self::Tls(e) => write!(f, "TLS: {e}"),
             Self::Deadline => f.write_str("the TLS handshake was not complete in time"),
             Self::Name(name) => write!(f, "{name:?} is neither a DNS name nor an IP address"),
@@ -48,10 +54,10 @@ impl std::error::Error for TlsError {
 
 impl From<io::Error> for TlsError {
     fn from(e: io::Error) -> Self {
-        if is_timeout(&e) {
-            Self::Deadline
-        } else {
-            Self::Io(e)
+        match e.downcast() {
+            Ok(tls) => Self::Tls(tls),
+            Err(e) if is_timeout(&e) => Self::Deadline,
+            Err(e) => Self::Io(e),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The handshake, on one thread, under a deadline.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::pki_types::CertificateDer;
 
 use super::receive::{Incoming, TlsReceive};
-use super::session::{Connection, Session};
+use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
 use crate::transport::duplex::write_all;
@@ -27,32 +27,34 @@ fn left_until(deadline: Instant) -> Result<std::time::Duration, TlsError> {
 /// verifies the chain of a peer whose session resumes.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
-    connection: Connection,
+    (mut sealer, mut opener): (Sealer, Opener),
     pool: &BufferPool,
     deadline: Instant,
     recheck: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
 ) -> Result<Secured, TlsError> {
-    let (session, incoming, inbox) = shake_hands(&*stream, connection, pool, deadline)?;
-    let (peer, version) = (session.connection.peer(), session.connection.version());
-    let resumed = session.connection.is_resumed();
-    let session = Arc::new(Mutex::new(session));
-    let receive = TlsReceive {
-        stream: Arc::clone(&stream),
-        session: Arc::clone(&session),
-        incoming,
-    };
-    let mut transmit = TlsTransmit {
-        stream: Arc::clone(&stream),
-        session,
-        pool: pool.clone(),
-        buffer: None,
-        rest: Vec::new(),
-    };
-    if resumed && let Err(e) = recheck(&peer) {
+    let mut incoming = Incoming::new(pool.clone());
+    let mut inbox = Inbox::new(pool.clone());
+    let agreed = agree(
+        &*stream,
+        &mut sealer,
+        &mut opener,
+        &mut incoming,
+        &mut inbox,
+        deadline,
+    )?;
+    let mut transmit = TlsTransmit::new(Arc::clone(&stream), sealer, pool.clone());
+    if agreed.resumed
+        && let Err(e) = recheck(&agreed.peer)
+    {
         // The handshake is over, and no alert of it left: the end is told.
         let _ = transmit.finish();
         return Err(TlsError::Tls(e));
     }
+    let receive = TlsReceive {
+        stream: Arc::clone(&stream),
+        opener,
+        incoming,
+    };
     let halves = Halves {
         stream,
         receive: Box::new(receive),
@@ -61,38 +63,33 @@ pub(super) fn handshake(
     };
     Ok(Secured {
         halves,
-        peer,
-        version,
-        resumed,
+        peer: agreed.peer,
+        version: agreed.version,
+        resumed: agreed.resumed,
     })
 }
 
-/// The session, and what of the peer's bytes came after the handshake: not
-/// opened yet, and opened.
-pub(super) fn shake_hands(
+/// Exchanges flights until both sides agree. What of the peer's bytes came
+/// after the handshake is then in `incoming`, and in `inbox` where it was
+/// opened.
+pub(super) fn agree(
     stream: &dyn Duplex,
-    connection: Connection,
-    pool: &BufferPool,
+    sealer: &mut Sealer,
+    opener: &mut Opener,
+    incoming: &mut Incoming,
+    inbox: &mut Inbox,
     deadline: Instant,
-) -> Result<(Session, Incoming, Inbox), TlsError> {
-    let mut session = Session::new(connection);
-    let mut inbox = Inbox::new(pool.clone());
-    let mut incoming = Incoming::new(pool.clone());
+) -> Result<Agreed, TlsError> {
     stream.set_write_timeout(Some(left_until(deadline)?))?;
     loop {
-        let result = incoming.open(&mut inbox, |bytes, tools| session.step(bytes, tools));
-        if result.is_err() {
-            session.collect_alert(incoming.rest());
+        let opened = incoming.open(opener, inbox);
+        // Before an error is told: what is left then is the alert.
+        write_all(stream, &sealer.take_pending()?)?;
+        opened?;
+        if let Some(agreed) = opener.agreed()? {
+            return Ok(agreed);
         }
-        if !session.pending.is_empty() {
-            write_all(stream, &session.pending)?;
-            session.pending = Vec::new();
-        }
-        result?;
-        if !session.connection.is_handshaking() {
-            break;
-        }
-        if session.peer_closed {
+        if opener.noted()?.end {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         stream.set_read_timeout(Some(left_until(deadline)?))?;
@@ -100,5 +97,4 @@ pub(super) fn shake_hands(
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
     }
-    Ok((session, incoming, inbox))
 }

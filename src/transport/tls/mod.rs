@@ -1,30 +1,28 @@
-//! TLS split by direction, over rustls's unbuffered API.
+//! TLS split by direction.
 //!
 //! ```text
 //!            reader thread                        writer thread
-//!  socket ─▶ pooled buffer ─▶ ┌─ Mutex<Session> ─┐ ◀─ staging ◀─ batch
-//!                  inbox ◀─── │ open one record   │
-//!                             │ seal one record   │ ──▶ pooled buffer ─▶ socket
-//!                             │ pending ciphertext│
-//!                             └───────────────────┘
+//!  socket ─▶ pooled buffer ─▶ Opener ┐          ┌ Sealer ◀─ staging ◀─ batch
+//!                  inbox ◀──────┘    ├─ session ┤    └──▶ pooled buffer ─▶ socket
+//!                                    └ (a lock) ┘
 //! ```
 //!
-//! The lock is held for one record at a time and never over I/O, so each
-//! direction makes progress while the other waits for its peer. What the
-//! reading side has for the socket (alerts, key updates) goes into `pending`,
-//! and whoever has the sending direction sends it before its own next record:
-//! one thread at a time decides the order of records. A poisoned lock ends the
-//! session.
+//! The lock is held for one record at a time, or for the two or three of an
+//! item that goes past the writer, and never over I/O, so each direction makes
+//! progress while the other waits for its peer. What the reading side has for
+//! the socket (alerts, key updates) goes into `pending`, and whoever has the
+//! sending direction sends it before its own next record: one thread at a time
+//! decides the order of records. A poisoned lock ends the session.
 //!
 //! Buffers are borrowed from a [`BufferPool`] while a direction is busy; an idle
 //! one has none.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `session` | the state that both directions share, and its steps |
+//! | `split` | the two halves of a TLS connection, and all that is used of rustls's connection API |
 //! | `handshake` | the handshake |
 //! | `receive`, `transmit` | the two directions |
-//! | `verifier` | how a client checks a server |
+//! | `verifier` | how each side checks the other's certificate |
 //! | `resumption` | tickets of returning clients |
 //! | `error` | [`TlsError`] |
 
@@ -32,7 +30,7 @@ mod error;
 mod handshake;
 mod receive;
 mod resumption;
-mod session;
+mod split;
 #[cfg(test)]
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod testing;
@@ -42,26 +40,25 @@ mod verifier;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustls::client::{Resumption, UnbufferedClientConnection};
+use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::server::NoServerSessionStorage;
+use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
-use self::resumption::{Kept, NoTickets, Recheck, Tickets};
-use self::session::Connection;
+use self::resumption::{Kept, Recheck};
 use super::{BufferPool, Duplex, Halves};
 use crate::pki::{self, Identity, Trust};
-
-/// The most plaintext one TLS record holds.
-const RECORD: usize = 16 * 1024;
 
 /// What a server needs to accept TLS: its identity and whom it trusts. A
 /// clone shares it.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
+    /// The same with tickets, where they are allowed.
+    resuming: Option<Arc<ServerConfig>>,
     recheck: Option<Recheck>,
 }
 
@@ -71,22 +68,19 @@ impl Acceptor {
     /// [`resumption`](Self::resumption) every handshake is a full one.
     ///
     /// # Errors
-    /// The identity's key does not fit its certificate, or no cryptography
-    /// was compiled in.
+    /// [`TlsError::Configuration`]: no cryptography was compiled in.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let roots = Arc::clone(trust.roots());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .build()
-            .map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let verifier = verifier::of_clients(trust, &provider)?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(Arc::clone(&verifier))
-            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
             config: Arc::new(config),
+            resuming: None,
             recheck: Some(Recheck::Client(verifier)),
         })
     }
@@ -101,11 +95,12 @@ impl Acceptor {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
-            .with_single_cert(identity.chain().to_vec(), identity.key())?;
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self {
             config: Arc::new(config),
+            resuming: None,
             recheck: None,
         })
     }
@@ -114,25 +109,26 @@ impl Acceptor {
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self {
             config,
+            resuming: None,
             recheck: None,
         }
     }
 
     /// Whether clients get tickets, by which they resume a session without
-    /// signatures: about half the work, for at most two hours. Their
-    /// certificates are verified again each time. Default: false.
+    /// signatures: about half the work, for at most twelve hours. Their
+    /// certificates are verified again each time. Default: false, which leaves
+    /// the configuration as it was made.
     ///
     /// # Errors
     /// No key for the tickets could be made.
     pub fn resumption(mut self, allowed: bool) -> Result<Self, TlsError> {
-        let mut config = ServerConfig::clone(&self.config);
-        config.send_tls13_tickets = usize::from(allowed);
-        config.ticketer = if allowed {
-            Arc::new(Tickets::new()?)
-        } else {
-            Arc::new(NoTickets)
-        };
-        self.config = Arc::new(config);
+        self.resuming = None;
+        if allowed {
+            let mut config = ServerConfig::clone(&self.config);
+            config.send_tls13_tickets = 1;
+            config.ticketer = pki::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
+            self.resuming = Some(Arc::new(config));
+        }
         Ok(self)
     }
 
@@ -147,12 +143,13 @@ impl Acceptor {
         pool: &BufferPool,
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
-        let connection = UnbufferedServerConnection::new(Arc::clone(&self.config))?;
+        let config = self.resuming.as_ref().unwrap_or(&self.config);
+        let connection = split::server(Arc::clone(config))?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
             Some(recheck) => recheck.check(chain, None, UnixTime::now()),
             None => Ok(()),
         };
-        handshake(stream, Connection::Server(connection), pool, deadline, recheck)
+        handshake(stream, connection, pool, deadline, recheck)
     }
 }
 
@@ -181,13 +178,15 @@ impl Connector {
     /// As [`Acceptor::mutual`].
     pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
         let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let verifier = verifier::for_check(check, &provider)?;
+        let verifier = verifier::of_servers(check, &provider)?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
             .with_custom_certificate_verifier(Arc::clone(&verifier));
         let mut config = match identity {
-            Some(identity) => config.with_client_auth_cert(identity.chain().to_vec(), identity.key())?,
+            Some(identity) => {
+                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())))
+            }
             None => config.with_no_client_auth(),
         };
         config.resumption = Resumption::disabled();
@@ -247,12 +246,12 @@ impl Connector {
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
-        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), name.clone())?;
+        let connection = split::client(Arc::clone(&self.config), name.clone())?;
         let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
             Some(recheck) => recheck.check(chain, Some(&name), UnixTime::now()),
             None => Ok(()),
         };
-        handshake(stream, Connection::Client(connection), pool, deadline, recheck)
+        handshake(stream, connection, pool, deadline, recheck)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use super::session::{Shared, Step, Tools, lock};
+use super::split::Opener;
 use crate::transport::{BufferPool, Duplex, Inbox, Receive, Received};
 
 /// Ciphertext that has been received and not opened yet, in a pooled buffer
@@ -33,36 +33,14 @@ impl Incoming {
         self.start == self.end
     }
 
-    /// What has not been opened yet.
-    pub(super) fn rest(&mut self) -> &mut [u8] {
-        match &mut self.buffer {
+    /// Opens every complete record that is there.
+    pub(super) fn open(&mut self, opener: &mut Opener, inbox: &mut Inbox) -> io::Result<()> {
+        let bytes = match &mut self.buffer {
             Some(buffer) => &mut buffer[self.start..self.end],
             None => &mut [],
-        }
-    }
-
-    /// Opens every complete record that is there. Each step gets the lock it
-    /// needs from `step`.
-    pub(super) fn open(
-        &mut self,
-        inbox: &mut Inbox,
-        mut step: impl FnMut(&mut [u8], &mut Tools<'_>) -> (usize, Result<Step, rustls::Error>),
-    ) -> Result<(), rustls::Error> {
-        loop {
-            let bytes = self.rest();
-            let expected = bytes.len();
-            let mut tools = Tools {
-                inbox: Some((inbox, expected)),
-                seal: None,
-            };
-            let (discard, result) = step(bytes, &mut tools);
-            self.start += discard;
-            match result? {
-                Step::Again => {}
-                Step::Idle => break,
-            }
-        }
-        if self.start == self.end {
+        };
+        self.start += opener.open(bytes, inbox)?;
+        if self.is_empty() {
             (self.start, self.end) = (0, 0);
             if !self.more {
                 self.release();
@@ -106,7 +84,7 @@ impl Drop for Incoming {
 
 pub(super) struct TlsReceive {
     pub(super) stream: Arc<dyn Duplex>,
-    pub(super) session: Shared,
+    pub(super) opener: Opener,
     pub(super) incoming: Incoming,
 }
 
@@ -119,35 +97,12 @@ impl fmt::Debug for TlsReceive {
 }
 
 impl TlsReceive {
-    /// Opens what is there; the lock is taken for one record at a time. Not
-    /// part of its caller, whose frame an idle reader keeps.
+    /// Opens what is there. Not part of its caller, whose frame an idle reader
+    /// keeps.
     #[inline(never)]
     fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
-        let session = &self.session;
-        let mut poisoned = false;
-        let result = self.incoming.open(inbox, |bytes, tools| match session.lock() {
-            Ok(mut session) => session.step(bytes, tools),
-            Err(_) => {
-                poisoned = true;
-                (0, Ok(Step::Idle))
-            }
-        });
-        if let Err(e) = result {
-            lock(session)?.collect_alert(self.incoming.rest());
-            return Err(io::Error::new(io::ErrorKind::InvalidData, e));
-        }
-        let noted = self.noted();
-        debug_assert!(!poisoned || noted.is_err(), "a poisoned lock stays so");
-        noted
-    }
-
-    /// What opening has found beside data.
-    fn noted(&self) -> io::Result<Received> {
-        let mut session = lock(&self.session)?;
-        Ok(Received {
-            end: session.peer_closed,
-            flush: session.ask(),
-        })
+        self.incoming.open(&mut self.opener, inbox)?;
+        self.opener.noted()
     }
 }
 
@@ -156,7 +111,7 @@ impl Receive for TlsReceive {
         let before = inbox.bytes.len();
         // The handshake may have read further than its own end.
         let first = if self.incoming.is_empty() {
-            self.noted()?
+            self.opener.noted()?
         } else {
             self.open(inbox)?
         };
@@ -193,7 +148,6 @@ impl Receive for TlsReceive {
 
 #[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod tests {
-    use std::sync::Mutex;
     use std::time::Duration;
 
     use super::super::testing::{Ends, ends};
@@ -204,17 +158,17 @@ mod tests {
     fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {
         let Ends {
             here: stream,
-            mut session,
+            opener,
             incoming,
             mut inbox,
             peer: _peer,
             ..
         } = ends();
         // As the refusal of a renegotiation in TLS 1.2 leaves it.
-        session.pending = vec![0; 31];
+        opener.hold().pending = vec![0; 31];
         let mut receive = TlsReceive {
             stream: Arc::clone(&stream),
-            session: Arc::new(Mutex::new(session)),
+            opener,
             incoming,
         };
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();

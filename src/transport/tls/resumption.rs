@@ -5,124 +5,27 @@
 //!  client                                          server
 //!    full handshake ────────────────────────────▶  both chains are verified
 //!    Kept: ticket, server's chain  ◀─ one ticket ─ the secret and the client's
-//!                                                  chain, sealed by Tickets
+//!                                                  chain, sealed
 //!    handshake with the ticket ─────────────────▶  no signature, no certificate
 //!    server's chain: verified again                client's chain: verified again
 //! ```
 //!
 //! The server keeps nothing for a session: its ticket holds everything, under
-//! keys that this process alone has and that change each hour. So another
-//! process, or an acceptor made anew with another trust, takes no ticket of
-//! this one, and its clients do a full handshake. A client keeps its tickets
+//! keys that this acceptor alone has, and that rustls's ticketer changes every
+//! six hours. So another process, or an acceptor made anew with another trust,
+//! takes no ticket of this one, and its clients do a full handshake. A client keeps its tickets
 //! in memory, with the connector that holds its identity, and uses each once.
 //! There is no early data.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12Resumption};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::ProducesTickets;
 use rustls::server::danger::ClientCertVerifier;
-
-use super::TlsError;
-use crate::pki;
-
-/// How long a ticket's key makes tickets. It opens them for as long again.
-const LIFETIME: Duration = Duration::from_secs(3600);
 
 /// Servers that one client keeps tickets of; the oldest is forgotten.
 const SERVERS: usize = 8;
-
-/// Seals and opens the tickets of one acceptor.
-pub(super) struct Tickets(Mutex<Keys>);
-
-struct Keys {
-    since: Instant,
-    current: Arc<dyn ProducesTickets>,
-    previous: Option<Arc<dyn ProducesTickets>>,
-}
-
-impl Tickets {
-    pub(super) fn new() -> Result<Self, TlsError> {
-        let current = pki::tickets().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        Ok(Self(Mutex::new(Keys {
-            since: now(),
-            current,
-            previous: None,
-        })))
-    }
-
-    /// The keys that make and open tickets at that time.
-    fn keys(&self, at: Instant) -> [Option<Arc<dyn ProducesTickets>>; 2] {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let age = at.saturating_duration_since(keys.since);
-        if age >= LIFETIME {
-            // Without randomness there is no new key, and the old one is over.
-            let Ok(new) = pki::tickets() else {
-                return [None, None];
-            };
-            let old = std::mem::replace(&mut keys.current, new);
-            keys.previous = (age < 2 * LIFETIME).then_some(old);
-            keys.since = at;
-        }
-        [Some(Arc::clone(&keys.current)), keys.previous.clone()]
-    }
-
-    fn open(&self, ticket: &[u8], at: Instant) -> Option<Vec<u8>> {
-        let keys = self.keys(at);
-        keys.iter().flatten().find_map(|key| key.decrypt(ticket))
-    }
-}
-
-impl fmt::Debug for Tickets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tickets")
-    }
-}
-
-impl ProducesTickets for Tickets {
-    fn enabled(&self) -> bool {
-        true
-    }
-
-    fn lifetime(&self) -> u32 {
-        u32::try_from(LIFETIME.as_secs()).unwrap_or(u32::MAX)
-    }
-
-    fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
-        let [current, _] = self.keys(now());
-        current?.encrypt(plain)
-    }
-
-    fn decrypt(&self, cipher: &[u8]) -> Option<Vec<u8>> {
-        self.open(cipher, now())
-    }
-}
-
-/// An acceptor's where nobody resumes.
-#[derive(Debug)]
-pub(super) struct NoTickets;
-
-impl ProducesTickets for NoTickets {
-    fn enabled(&self) -> bool {
-        false
-    }
-
-    fn lifetime(&self) -> u32 {
-        0
-    }
-
-    fn encrypt(&self, _plain: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-
-    fn decrypt(&self, _cipher: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-}
 
 /// The tickets that a client holds.
 #[derive(Clone, Debug)]
@@ -175,43 +78,11 @@ impl Recheck {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "keys of tickets have a lifetime")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-#[cfg(all(test, any(feature = "aws-lc-rs", feature = "ring")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ticket_opens_for_two_lifetimes_of_a_key_at_most() {
-        let tickets = Tickets::new().unwrap();
-        let start = now();
-        let ticket = tickets.encrypt(b"session").unwrap();
-        assert_eq!(tickets.open(&ticket, start).as_deref(), Some(&b"session"[..]));
-        let later = start + LIFETIME + Duration::from_secs(1);
-        assert_eq!(tickets.open(&ticket, later).as_deref(), Some(&b"session"[..]));
-        assert_eq!(tickets.open(&ticket, later + LIFETIME), None);
-    }
-
-    #[test]
-    fn keys_that_nobody_used_for_long_open_nothing() {
-        let tickets = Tickets::new().unwrap();
-        let ticket = tickets.encrypt(b"session").unwrap();
-        assert_eq!(tickets.open(&ticket, now() + 3 * LIFETIME), None);
-    }
-
-    #[test]
-    fn another_acceptor_opens_no_ticket_of_this_one() {
-        let ticket = Tickets::new().unwrap().encrypt(b"session").unwrap();
-        assert_eq!(Tickets::new().unwrap().decrypt(&ticket), None);
-    }
-}
-
 #[cfg(test)]
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-mod sessions {
+mod tests {
+    use std::time::{Duration, Instant};
+
     use super::super::{Acceptor, Connector, Secured};
     use super::*;
     use crate::Role;
@@ -254,7 +125,8 @@ mod sessions {
     /// the server's view and the client's.
     fn session(acceptor: &Acceptor, connector: &Connector) -> (Secured, Secured) {
         let (here, there) = memory::pair();
-        let deadline = now() + Duration::from_secs(20);
+        #[expect(clippy::disallowed_methods, reason = "a deadline")]
+        let deadline = Instant::now() + Duration::from_secs(20);
         let connector = connector.clone();
         let client = threads::spawn("client", move || {
             let mut secured = connector
@@ -306,6 +178,15 @@ mod sessions {
         assert!(!session(&acceptor(&cloud.authority), &connector).0.resumed);
         session(&cloud.acceptor, &connector);
         connector.forget("localhost");
+        assert!(!session(&cloud.acceptor, &connector).0.resumed);
+    }
+
+    #[test]
+    fn an_acceptor_that_was_told_otherwise_later_gives_no_tickets() {
+        let mut cloud = Cloud::new();
+        cloud.acceptor = cloud.acceptor.resumption(false).unwrap();
+        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        session(&cloud.acceptor, &connector);
         assert!(!session(&cloud.acceptor, &connector).0.resumed);
     }
 

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::server::UnbufferedServerConnection;
-
-use super::handshake::shake_hands;
+use super::handshake::agree;
 use super::receive::Incoming;
-use super::session::{Connection, Session};
+use super::split::{self, Opener, Sealer};
 use super::{Acceptor, Connector};
 use crate::Role;
 use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
@@ -16,7 +14,8 @@ use crate::transport::{BufferPool, Duplex, Halves, Inbox, memory, threads};
 /// A server's end in its parts, and its peer.
 pub(super) struct Ends {
     pub(super) here: Arc<dyn Duplex>,
-    pub(super) session: Session,
+    pub(super) sealer: Sealer,
+    pub(super) opener: Opener,
     pub(super) incoming: Incoming,
     pub(super) inbox: Inbox,
     /// The peer's raw stream.
@@ -42,11 +41,22 @@ pub(super) fn ends() -> Ends {
     let peer = threads::spawn("peer", move || {
         connector.connect(far, "localhost", &BufferPool::new(), deadline)
     });
-    let connection = Connection::Server(UnbufferedServerConnection::new(acceptor.config).unwrap());
-    let (session, incoming, inbox) = shake_hands(&here, connection, &BufferPool::new(), deadline).unwrap();
+    let (mut sealer, mut opener) = split::server(acceptor.config).unwrap();
+    let mut incoming = Incoming::new(BufferPool::new());
+    let mut inbox = Inbox::default();
+    agree(
+        &here,
+        &mut sealer,
+        &mut opener,
+        &mut incoming,
+        &mut inbox,
+        deadline,
+    )
+    .unwrap();
     Ends {
         here: Arc::new(here),
-        session,
+        sealer,
+        opener,
         incoming,
         inbox,
         there,

@@ -5,20 +5,20 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
 
-use super::RECORD;
-use super::session::{Seal, Sealed, Session, Shared, Step, Tools, lock};
+use super::split::{OVERHEAD, RECORD, Sealed, Sealer};
 use crate::transport::duplex::{try_write_all, write_all};
 use crate::transport::halves::{AT_ONCE, Tried};
 use crate::transport::{BufferPool, Duplex, Outgoing, Transmit};
 
 pub(super) struct TlsTransmit {
-    pub(super) stream: Arc<dyn Duplex>,
-    pub(super) session: Shared,
-    pub(super) pool: BufferPool,
-    /// The first record's length is staging, the rest ciphertext.
-    pub(super) buffer: Option<Box<[u8]>>,
+    stream: Arc<dyn Duplex>,
+    sealer: Sealer,
+    pool: BufferPool,
+    /// In two: its front is staging, where short parts become one record; the
+    /// rest is for sealed records that wait for the socket.
+    buffer: Option<Box<[u8]>>,
     /// Ciphertext of what was begun.
-    pub(super) rest: Vec<u8>,
+    rest: Vec<u8>,
 }
 
 impl fmt::Debug for TlsTransmit {
@@ -27,40 +27,6 @@ impl fmt::Debug for TlsTransmit {
             .field("stream", &self.stream)
             .finish_non_exhaustive()
     }
-}
-
-/// Room that one sealed record needs: its data, header, tag and padding
-/// byte, or a key update before it.
-const SEALED: usize = RECORD + 256;
-
-/// Seals `data` into `out`. Returns the length, and what the reading side left
-/// before that: it has to be sent first.
-///
-/// # Errors
-/// What TLS says, and `BrokenPipe` where it takes no data any more.
-fn seal(session: &mut Session, data: Sealed<'_>, out: &mut [u8]) -> io::Result<(usize, Vec<u8>)> {
-    let is_data = matches!(data, Sealed::Data(_));
-    let mut tools = Tools {
-        inbox: None,
-        seal: Some(Seal {
-            data,
-            out,
-            written: 0,
-        }),
-    };
-    loop {
-        match session.step(&mut [], &mut tools).1 {
-            Ok(Step::Again) => {}
-            Ok(Step::Idle) => break,
-            Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
-        }
-    }
-    let written = tools.seal.map_or(0, |seal| seal.written);
-    if is_data && written == 0 {
-        return Err(io::Error::new(io::ErrorKind::BrokenPipe, "TLS has ended"));
-    }
-    // Taken before the reader can add records that come after it.
-    Ok((written, session.take_pending()))
 }
 
 /// Cuts parts into the data of records, all but the last of them full. What
@@ -98,8 +64,16 @@ fn each_record<'a>(
 }
 
 impl TlsTransmit {
-    /// Takes the buffer, in two: where short parts become a record, and where
-    /// sealed ones wait for the socket.
+    pub(super) fn new(stream: Arc<dyn Duplex>, sealer: Sealer, pool: BufferPool) -> Self {
+        Self {
+            stream,
+            sealer,
+            pool,
+            buffer: None,
+            rest: Vec::new(),
+        }
+    }
+
     fn take_buffer(&mut self) -> Box<[u8]> {
         self.buffer.take().unwrap_or_else(|| self.pool.take())
     }
@@ -110,46 +84,46 @@ impl TlsTransmit {
     }
 
     /// Seals a short item and sends what the system takes of it; the rest of
-    /// it stays.
+    /// it stays. The item is sealed in one go, so that it is sealed as a whole
+    /// or not at all.
     fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> Tried {
-        let (staging, out) = buffer.split_at_mut(RECORD);
-        // The reader has it while it opens a record.
-        let Ok(mut session) = self.session.try_lock() else {
+        let (staging, out) = buffer.split_at_mut(AT_ONCE);
+        let data = in_one_piece(item, staging);
+        // The other half has the connection while it opens a record. A fault
+        // is left to the writer, who meets it again.
+        let Ok(Some(Sealed { len, before })) = self.sealer.try_seal(data, out) else {
             return Tried::Not;
         };
-        let (mut used, mut sealed) = (0, 0);
-        let result = each_record(item.parts(), staging, |data| {
-            let (written, pending) = seal(&mut session, Sealed::Data(data), &mut out[used..])?;
-            sealed += written;
-            if !pending.is_empty() {
-                self.rest.extend_from_slice(&out[..used]);
-                self.rest.extend_from_slice(&pending);
-                out.copy_within(used..used + written, 0);
-                used = 0;
-            }
-            used += written;
-            Ok(())
-        });
-        drop(session);
-        match result {
-            Ok(()) => {}
-            // The writer meets the same fault.
-            Err(_) if sealed == 0 => return Tried::Not,
-            // The peer would miss a record.
-            Err(_) => return Tried::Failed,
-        }
-        let sent = if self.rest.is_empty() {
-            try_write_all(&*self.stream, &out[..used])
+        let sent = if before.is_empty() {
+            try_write_all(&*self.stream, &out[..len])
         } else {
             0
         };
-        self.rest.extend_from_slice(&out[sent..used]);
+        self.rest = before;
+        self.rest.extend_from_slice(&out[sent..len]);
         if self.rest.is_empty() {
             Tried::Sent
         } else {
             Tried::Begun
         }
     }
+}
+
+/// The bytes of an item, copied only where it has several parts. It must not
+/// be longer than `staging`.
+fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
+    let mut parts = item.parts();
+    match (parts.next(), parts.next()) {
+        (Some(part), None) => return part,
+        (None, _) => return &[],
+        _ => {}
+    }
+    let mut len = 0;
+    for part in item.parts() {
+        staging[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    &staging[..len]
 }
 
 impl Transmit for TlsTransmit {
@@ -159,20 +133,18 @@ impl Transmit for TlsTransmit {
         let (staging, out) = buffer.split_at_mut(RECORD);
         let mut used = 0;
         each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
-            if out.len() - used < SEALED {
+            if out.len() - used < RECORD + OVERHEAD {
                 write_all(&*self.stream, &out[..used])?;
                 used = 0;
             }
-            let mut session = lock(&self.session)?;
-            let (written, pending) = seal(&mut session, Sealed::Data(data), &mut out[used..])?;
-            drop(session);
-            if !pending.is_empty() {
+            let sealed = self.sealer.seal(data, &mut out[used..])?;
+            if !sealed.before.is_empty() {
                 write_all(&*self.stream, &out[..used])?;
-                write_all(&*self.stream, &pending)?;
-                out.copy_within(used..used + written, 0);
+                write_all(&*self.stream, &sealed.before)?;
+                out.copy_within(used..used + sealed.len, 0);
                 used = 0;
             }
-            used += written;
+            used += sealed.len;
             Ok(())
         })?;
         write_all(&*self.stream, &out[..used])?;
@@ -192,22 +164,12 @@ impl Transmit for TlsTransmit {
 
     fn flush(&mut self) -> io::Result<()> {
         self.send_rest()?;
-        let pending = lock(&self.session)?.take_pending();
-        write_all(&*self.stream, &pending)
+        write_all(&*self.stream, &self.sealer.take_pending()?)
     }
 
     fn finish(&mut self) -> io::Result<()> {
         self.send_rest()?;
-        let mut out = [0; 512];
-        let mut session = lock(&self.session)?;
-        let (written, pending) = match seal(&mut session, Sealed::CloseNotify, &mut out) {
-            Ok(sealed) => sealed,
-            // What the reading side had to say of it is told all the same.
-            Err(_) => (0, session.take_pending()),
-        };
-        drop(session);
-        write_all(&*self.stream, &pending)?;
-        write_all(&*self.stream, &out[..written])?;
+        write_all(&*self.stream, &self.sealer.close_notify()?)?;
         self.stream.shutdown(Shutdown::Write)
     }
 
@@ -265,29 +227,21 @@ mod tests {
     #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
     #[test]
     fn what_goes_out_at_once_comes_after_what_the_reader_left_and_waits_for_nobody() {
-        use std::sync::Mutex;
-
         use super::super::testing::{Ends, ends};
         use crate::transport::threads;
 
         let Ends {
             here,
-            session,
+            sealer,
+            opener,
             there,
             mut peer,
             ..
         } = ends();
-        let mut transmit = TlsTransmit {
-            stream: here,
-            session: Arc::new(Mutex::new(session)),
-            pool: BufferPool::new(),
-            buffer: None,
-            rest: Vec::new(),
-        };
+        let mut transmit = TlsTransmit::new(here, sealer, BufferPool::new());
         let item = |len: usize| Outgoing::whole(vec![7; len].into(), 1);
         assert_eq!(transmit.try_transmit(&item(AT_ONCE + 1)), Tried::Not, "too long");
-        let session = Arc::clone(&transmit.session);
-        let opening = session.lock().unwrap();
+        let opening = opener.hold();
         assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "the reader opens");
         drop(opening);
         assert_eq!(transmit.try_transmit(&item(AT_ONCE)), Tried::Sent);
@@ -295,7 +249,7 @@ mod tests {
             peer.receive.receive(&mut peer.inbox).unwrap();
         }
 
-        session.lock().unwrap().pending = b"left by the reader".to_vec();
+        opener.hold().pending = b"left by the reader".to_vec();
         assert_eq!(transmit.try_transmit(&item(20_000)), Tried::Begun);
         assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "something is begun");
         transmit.flush().unwrap();

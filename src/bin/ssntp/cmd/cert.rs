@@ -209,7 +209,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     let mut output = Output::new();
     if args.json {
         let list: Vec<Value> = certificates.iter().map(|info| to_json(info, now)).collect();
-        output.line(json!({
+        output.json(json!({
             "file": args.file.to_string_lossy(),
             "certificates": list,
             "private_key": key.name(),
@@ -342,7 +342,7 @@ fn verify(args: &Verify) -> Result<(), Failure> {
     let mut output = Output::new();
     let file = args.file.display();
     match checked {
-        Ok(info) if args.json => output.line(json!({
+        Ok(info) if args.json => output.json(json!({
             "file": args.file.to_string_lossy(),
             "ok": true,
             "roles": role_names(info.roles),
@@ -359,7 +359,7 @@ fn verify(args: &Verify) -> Result<(), Failure> {
         Err(fault) => {
             if args.json {
                 let (file, reason) = (args.file.to_string_lossy(), fault.to_string());
-                output.line(json!({ "file": file, "ok": false, "reason": reason }))?;
+                output.json(json!({ "file": file, "ok": false, "reason": reason }))?;
                 output.flush()?;
             }
             return Err(Failure::new(format_args!("{file}: {fault}")));

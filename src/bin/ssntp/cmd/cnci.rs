@@ -95,7 +95,7 @@ fn show(state: &Path, json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     if json {
         let text = serde_json::to_string(&tables).map_err(Failure::new)?;
-        output.line(text)?;
+        output.json(text)?;
         return output.flush();
     }
     output.line(format!(

@@ -54,7 +54,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         };
         let mut output = Output::new();
         if args.json {
-            output.line(to_json(&frame))?
+            output.json(to_json(&frame))?
         } else {
             print(&mut output, &frame)?
         }

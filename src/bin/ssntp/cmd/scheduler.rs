@@ -6,11 +6,11 @@ use clap::{ValueEnum, value_parser};
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::pki::{Identity, Trust};
-use ssntp::server::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
+use ssntp::server::ServerConfig;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{announce, server_failure};
+use super::server::{Admission, announce};
 use crate::failure::Failure;
 use crate::signal_stacks;
 use crate::signals::Stop;
@@ -44,11 +44,13 @@ pub(crate) struct Args {
     controllers: ControllersName,
     /// The most sessions at a time [default: what the system allows]
     ///
-    /// Where vm.max_map_count allows fewer, the program starts itself again
-    /// without signal stacks, which takes half of the memory maps; a stack
+    /// Where vm.max_map_count allows fewer than N, the program starts itself
+    /// again without signal stacks, which takes half of the memory maps; a stack
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
+    #[command(flatten)]
+    admission: Admission,
     /// Give clients no tickets to resume their TLS session with: every
     /// handshake is a full one
     #[arg(long)]
@@ -78,7 +80,7 @@ enum ControllersName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
+    signal_stacks::drop_where_needed(args.max_sessions);
     let stop = Stop::install()?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {
@@ -93,7 +95,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.configuration_file(path);
     }
     let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
-        .resumption(!args.no_resumption);
+        .resumption(!args.no_resumption)
+        .admission(args.admission.policy());
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }
@@ -104,7 +107,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         server = server.listen(address);
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
-    let server = scheduler.start(server).map_err(server_failure)?;
+    let server = scheduler.start(server).map_err(Failure::new)?;
     announce(&server, args.json)?;
     stop.wait();
     server.stop();

@@ -9,9 +9,7 @@ use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::FrameKind;
-use ssntp::server::{
-    DEFAULT_MAX_HANDSHAKES, Filter, FilterAction, Rules, Server, ServerConfig, ServerError, SlowConsumer,
-};
+use ssntp::server::{AdmissionPolicy, Filter, FilterAction, Rules, Server, ServerConfig, SlowConsumer};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
@@ -51,11 +49,13 @@ pub(crate) struct Args {
     filter_action: ActionName,
     /// The most sessions at a time [default: what the system allows]
     ///
-    /// Where vm.max_map_count allows fewer, the program starts itself again
-    /// without signal stacks, which takes half of the memory maps; a stack
+    /// Where vm.max_map_count allows fewer than N, the program starts itself
+    /// again without signal stacks, which takes half of the memory maps; a stack
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
+    #[command(flatten)]
+    admission: Admission,
     /// The longest payload to take
     #[arg(long, value_name = "BYTES", default_value_t = ssntp::proto::DEFAULT_MAX_PAYLOAD)]
     max_payload: u32,
@@ -78,6 +78,28 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Whom a server admits.
+#[derive(Debug, clap::Args)]
+pub(super) struct Admission {
+    /// Admit only clients whose certificate is bound to their UUID
+    #[arg(long)]
+    require_bound: bool,
+    /// The most sessions of one certificate [default: three quarters of all,
+    /// which is the most it may be]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    sessions_per_certificate: Option<u32>,
+}
+
+impl Admission {
+    pub(super) fn policy(&self) -> AdmissionPolicy {
+        let policy = AdmissionPolicy::default().require_bound_uuid(self.require_bound);
+        match self.sessions_per_certificate {
+            Some(sessions) => policy.sessions_per_certificate(sessions as usize),
+            None => policy,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -114,7 +136,7 @@ fn forward(text: &str) -> Result<(FrameKind, Role), String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_sessions, DEFAULT_MAX_HANDSHAKES);
+    signal_stacks::drop_where_needed(args.max_sessions);
     let stop = Stop::install()?;
     let rules = args
         .forwards
@@ -143,6 +165,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .handshake_timeout(args.handshake_timeout.into())
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
+        .admission(args.admission.policy())
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);
@@ -156,7 +179,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     for address in args.listen {
         config = config.listen(address);
     }
-    let server = Server::start(config, ()).map_err(server_failure)?;
+    let server = Server::start(config, ()).map_err(Failure::new)?;
     announce(&server, args.json)?;
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
@@ -183,14 +206,6 @@ fn stdin_ends() -> Result<Receiver<()>, Failure> {
         .spawn(read)
         .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
     Ok(ended)
-}
-
-/// Why a server does not start, in terms of the command line.
-pub(crate) fn server_failure(error: ServerError) -> Failure {
-    match error {
-        ServerError::TooManySessions(why) => Failure::new(format!("--max-sessions: {why}")),
-        other => Failure::new(other),
-    }
 }
 
 /// Prints where a server listens.

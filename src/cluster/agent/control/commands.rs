@@ -36,7 +36,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use log::{debug, info, warn};
+use log::{debug, info};
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -50,6 +50,7 @@ use crate::payload::{
     Payload, Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailure, StartFailureReason,
     StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
 };
+use crate::printable::excerpt;
 use crate::proto::{Command, Frame};
 
 impl Control {
@@ -57,7 +58,10 @@ impl Control {
         match Command(frame.kind().operand) {
             Command::START => {
                 if let Err((instance, restart, reason)) = self.start(frame) {
-                    warn!("{}: START of {instance} refused: {reason}", self.settings.node);
+                    self.complain(
+                        "START refused",
+                        format_args!("START of {instance} refused: {reason}"),
+                    );
                     self.tell(&StartFailure {
                         node_uuid: self.settings.node.into(),
                         instance_uuid: instance,
@@ -112,7 +116,7 @@ impl Control {
         use StartFailureReason as Reason;
 
         let payload: StartPayload = frame.payload().map_err(|e| {
-            let about = About::of(frame, &e);
+            let about = self.unreadable(frame, &e);
             (about.instance_uuid, about.restart, Reason::from(&e))
         })?;
         let id = payload.start.instance_uuid;
@@ -126,7 +130,7 @@ impl Control {
 
         let start = &payload.start;
         let needs = Needs::of(start).map_err(|path| {
-            warn!("{}: START of {id}: {path} is below zero", self.settings.node);
+            self.complain("START", format_args!("START of {id}: {path} is below zero"));
             Reason::InvalidData
         })?;
         let is_name =
@@ -138,7 +142,7 @@ impl Control {
         let is_twice =
             |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
         if volumes.iter().enumerate().any(is_twice) {
-            warn!("{}: START of {id}: a volume is there twice", self.settings.node);
+            self.complain("START", format_args!("START of {id}: a volume is there twice"));
             return Err(Reason::InvalidData);
         }
         let driver = self.choose(id, start);
@@ -158,22 +162,20 @@ impl Control {
         }
         let driver = driver?;
         let Some(root) = &self.settings.state else {
-            warn!(
-                "{}: START of {id}: this agent has no state directory",
-                self.settings.node
-            );
+            let why = format_args!("START of {id}: this agent has no state directory");
+            self.complain("START", why);
             return Err(Reason::LaunchFailure);
         };
         let place = store::place(root, id);
         if let Err(what) = check_networking(&start.networking) {
-            warn!("{}: START of {id}: {what}", self.settings.node);
+            self.complain("START", format_args!("START of {id}: {what}"));
             return Err(Reason::NetworkFailure);
         }
         if !self.has_room(&needs, false) {
             return Err(Reason::FullCn);
         }
         if !volumes.is_empty() && !self.settings.has_volumes {
-            warn!("{}: START of {id}: this node has no volumes", self.settings.node);
+            self.complain("START", format_args!("START of {id}: this node has no volumes"));
             return Err(Reason::ImageFailure);
         }
         let record = Record {
@@ -220,9 +222,9 @@ impl Control {
     }
 
     /// The driver that takes it.
-    fn choose(&self, id: Uuid, start: &Start) -> Result<Arc<dyn Driver>, LaunchFault> {
+    fn choose(&mut self, id: Uuid, start: &Start) -> Result<Arc<dyn Driver>, LaunchFault> {
         if self.settings.drivers.is_empty() {
-            warn!("{}: START of {id}: this agent only reports", self.settings.node);
+            self.complain("START", format_args!("START of {id}: this agent only reports"));
         }
         let mut refusals = Vec::new();
         for driver in &self.settings.drivers {
@@ -234,7 +236,7 @@ impl Control {
         let mut fault = LaunchFault::Launch;
         // Only now: that one of several doesn't take it is nothing to tell.
         for e in refusals {
-            warn!("{}: START of {id}: {e}", self.settings.node);
+            self.complain("START", format_args!("START of {id}: {e}"));
             if e.fault != LaunchFault::Launch {
                 fault = e.fault;
             }
@@ -255,7 +257,7 @@ impl Control {
         use StopFailureReason as Reason;
 
         let stop: Stop = frame.payload().map_err(|e| {
-            let about = About::of(frame, &e);
+            let about = self.unreadable(frame, &e);
             (about.instance_uuid, Reason::from(&e))
         })?;
         let fail = |reason| (stop.instance_uuid.clone(), reason);
@@ -285,7 +287,7 @@ impl Control {
         use DeleteFailureReason as Reason;
 
         let delete: Delete = frame.payload().map_err(|e| {
-            let about = About::of(frame, &e);
+            let about = self.unreadable(frame, &e);
             (about.instance_uuid, Reason::from(&e))
         })?;
         let fail = |reason| (delete.instance_uuid.clone(), reason);
@@ -301,10 +303,8 @@ impl Control {
             return Err(fail(Reason::NoInstance));
         }
         if self.instances.get(&id).is_some_and(Instance::is_out_of_reach) {
-            warn!(
-                "{}: DELETE of {id}: it may run, and its driver isn't here",
-                self.settings.node
-            );
+            let why = format_args!("DELETE of {id}: it may run, and its driver isn't here");
+            self.complain("DELETE", why);
             return Err(fail(Reason::InvalidData));
         }
         let after = match delete.stop {
@@ -319,7 +319,7 @@ impl Control {
         use RestartFailureReason as Reason;
 
         let restart: Restart = frame.payload().map_err(|e| {
-            let about = About::of(frame, &e);
+            let about = self.unreadable(frame, &e);
             (about.instance_uuid, Reason::from(&e))
         })?;
         let named = restart.instance_uuid.clone();
@@ -357,12 +357,12 @@ impl Control {
             None => return Err(Reason::LaunchFailure),
         };
         if let Err(what) = check_networking(&payload.start.networking) {
-            warn!("{}: RESTART of {id}: {what}", self.settings.node);
+            self.complain("RESTART", format_args!("RESTART of {id}: {what}"));
             return Err(Reason::NetworkFailure);
         }
         let needs = Needs::of(&payload.start).map_err(|_| Reason::InvalidData)?;
         if !self.has_room(&needs, true) {
-            warn!("{}: RESTART of {id}: there is no room", self.settings.node);
+            self.complain("RESTART", format_args!("RESTART of {id}: there is no room"));
             return Err(Reason::LaunchFailure);
         }
         let user = self.launcher.child_user.clone();
@@ -399,10 +399,10 @@ impl Control {
             self.stats_soon(now);
             return;
         }
-        info!(
-            "{}: evacuated, next is {}",
-            self.settings.node, evacuate.next_state
-        );
+        if let Some(more) = self.log.admit((), "evacuated", now) {
+            let next = excerpt(&evacuate.next_state);
+            info!("{}: evacuated, next is {next}{more}", self.settings.node);
+        }
         self.next_state = evacuate.next_state;
         self.save_node(None);
         if self.mode == Mode::Maintenance {
@@ -459,7 +459,9 @@ impl Control {
             return;
         }
         if !self.offline && self.mode != Mode::Normal {
-            info!("{}: restored", self.settings.node);
+            if let Some(more) = self.log.admit((), "restored", now) {
+                info!("{}: restored{more}", self.settings.node);
+            }
             self.mode = Mode::Normal;
             self.next_state = NextState::Maintenance;
             self.job(Job::SaveNode(NodeRecord::default(), None));
@@ -477,9 +479,15 @@ impl Control {
             Err(e) if e.is_malformed() => "invalid_payload",
             Err(_) => "invalid_data",
         };
-        warn!("{}: {} refused: {refusal}", self.settings.node, frame.kind());
+        self.complain("refused", format_args!("{} refused: {refusal}", frame.kind()));
         self.tell(&InvalidFrameType::new(frame.kind(), refusal.into()));
         None
+    }
+
+    /// What a command is about that cannot be read.
+    pub(super) fn unreadable(&mut self, frame: &Frame, error: &Error) -> About {
+        self.complain("unreadable", format_args!("{} refused: {error}", frame.kind()));
+        About::of(frame)
     }
 
     /// The instance that a command names. Otherwise whether the command makes
@@ -547,8 +555,7 @@ pub(super) struct About {
 }
 
 impl About {
-    pub(super) fn of(frame: &Frame, error: &Error) -> Self {
-        warn!("{} refused: {error}", frame.kind());
+    fn of(frame: &Frame) -> Self {
         yaml::documents(frame.payload_bytes())
             .take(3)
             .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())

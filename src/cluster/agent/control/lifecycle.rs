@@ -36,10 +36,13 @@ impl Control {
     }
 
     pub(super) fn not_launched(&mut self, now: Instant, id: Uuid, error: &LaunchError) {
+        if self.instances.contains_key(&id) {
+            let why = format_args!("instance {id} does not start: {error}");
+            self.complain("not launched", why);
+        }
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        warn!("{}: instance {id} does not start: {error}", self.settings.node);
         let after = std::mem::take(&mut instance.record.after);
         let Phase::Launching { restart } = instance.phase else {
             return;

@@ -37,6 +37,7 @@ mod tests;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,10 +52,12 @@ use super::driver::{
 use super::store::{NodeRecord, Record};
 use crate::Role;
 use crate::cluster::machine::Facts;
+use crate::log_limit::LogLimit;
 use crate::payload::{
     Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, StartPayload,
     TraceReport,
 };
+use crate::printable::excerpt;
 use crate::proto::{Command, ErrorCode, Frame, FrameType, Status};
 
 /// How long STATS wait for further changes after an instance changed.
@@ -298,6 +301,10 @@ pub(crate) struct Control {
     stats_due: Instant,
     measuring_since: Option<Instant>,
     actions: Vec<Action>,
+    /// The time of the input that is being handled.
+    now: Instant,
+    /// Everything comes from one server.
+    log: LogLimit<()>,
 }
 
 impl Control {
@@ -318,12 +325,15 @@ impl Control {
             stats_due: now,
             measuring_since: None,
             actions: Vec::new(),
+            now,
+            log: LogLimit::default(),
         }
     }
 
     /// Takes an input. What comes of it is fetched by
     /// [`take_actions`](Self::take_actions).
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
+        self.now = now;
         match input {
             Input::Connected { configuration } => self.connected(now, configuration),
             Input::Disconnected => self.connected = false,
@@ -425,16 +435,20 @@ impl Control {
     fn configure(&mut self, payload: &Bytes) {
         match Configure::decode_valid(payload) {
             Ok(configure) => {
-                if configure.launcher != self.launcher {
+                if configure.launcher != self.launcher
+                    && let Some(more) = self.log.admit((), "new configuration", self.now)
+                {
+                    let launcher = format!("{:?}", configure.launcher);
                     info!(
-                        "{}: new configuration: {:?}",
-                        self.settings.node, configure.launcher
+                        "{}: new configuration: {}{more}",
+                        self.settings.node,
+                        excerpt(launcher)
                     );
                 }
                 self.launcher = configure.launcher;
             }
             Err(e) => {
-                warn!("{}: the configuration is refused: {e}", self.settings.node);
+                self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
                 self.tell(&InvalidConfiguration {
                     refused: payload.clone(),
                 });
@@ -486,12 +500,18 @@ impl Control {
         if self.held.len() >= MAX_HELD {
             let dropped = self.held.pop_front();
             let kind = dropped.map(|frame| frame.kind().to_string()).unwrap_or_default();
-            warn!(
-                "{}: too much waits for a session: {kind} is dropped",
-                self.settings.node
-            );
+            let dropped = format_args!("too much waits for a session: {kind} is dropped");
+            self.complain("dropped", dropped);
         }
         self.held.push_back(frame);
+    }
+
+    /// Logs what came of a command, unless there is too much of its kind:
+    /// whoever commands could fill the log otherwise.
+    fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
+        if let Some(more) = self.log.admit((), kind, self.now) {
+            warn!("{}: {}{more}", self.settings.node, excerpt(what));
+        }
     }
 
     fn job(&mut self, job: Job) {

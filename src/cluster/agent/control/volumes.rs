@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 
-use log::warn;
 use uuid::Uuid;
 
-use super::commands::About;
 use super::{Control, Job, MAX_VOLUME_OPS, Phase, VolumeOp};
 use crate::cluster::agent::driver::{VolumeError, VolumeFault};
 use crate::payload::{
@@ -35,7 +33,7 @@ impl Control {
                 (instance, volume, result)
             }
             Err(e) => {
-                let about = About::of(frame, &e);
+                let about = self.unreadable(frame, &e);
                 let refusal = match e.is_malformed() {
                     true => VolumeRefusal::Payload,
                     false => VolumeRefusal::Data,
@@ -134,10 +132,8 @@ impl Control {
             }
         }
         if let Err(e) = result {
-            warn!(
-                "{}: volume {} of instance {id}: {e}",
-                self.settings.node, op.volume
-            );
+            let why = format_args!("volume {} of instance {id}: {e}", op.volume);
+            self.complain("volume", why);
             let refusal = match e.fault {
                 VolumeFault::NotSupported => VolumeRefusal::NotSupported,
                 VolumeFault::State => VolumeRefusal::State,

@@ -10,8 +10,10 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use log::{debug, info, warn};
 use uuid::Uuid;
@@ -19,10 +21,12 @@ use uuid::Uuid;
 use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
 use crate::cluster::subnet::Subnet;
+use crate::log_limit::LogLimit;
 use crate::payload::{
     ConcentratorInstanceAdded, Configure, Id, InvalidConfiguration, InvalidFrameType, Payload,
     PublicIpAssigned, RefreshCnci, TenantAdded, TenantRemoved,
 };
+use crate::printable::excerpt;
 use crate::proto::{Command, Event, Frame, FrameKind};
 
 /// Keeps the tables where they survive.
@@ -37,6 +41,8 @@ pub(super) struct Concentrator {
     plane: Box<dyn DataPlane>,
     keep: Keep,
     answers: Vec<Frame>,
+    /// Everything comes from one server.
+    log: LogLimit<()>,
 }
 
 impl Concentrator {
@@ -66,6 +72,7 @@ impl Concentrator {
             plane,
             keep,
             answers: Vec::new(),
+            log: LogLimit::default(),
         })
     }
 
@@ -111,6 +118,14 @@ impl Concentrator {
         std::mem::take(&mut self.answers)
     }
 
+    /// Logs what came of a frame, unless there is too much of its kind:
+    /// whoever sends could fill the log otherwise.
+    fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
+        if let Some(more) = self.log.admit((), kind, now()) {
+            warn!("{}: {}{more}", self.uuid, excerpt(what));
+        }
+    }
+
     fn answer<T: Payload>(&mut self, payload: &T) {
         self.answers.push(Frame::of(payload));
     }
@@ -131,7 +146,7 @@ impl Concentrator {
     }
 
     fn refuse(&mut self, kind: FrameKind, reason: &str, why: &str) {
-        warn!("{}: {kind} refused: {why}", self.uuid);
+        self.complain("refused", format_args!("{kind} refused: {why}"));
         self.answer(&InvalidFrameType::new(kind, reason.into()));
     }
 
@@ -164,10 +179,10 @@ impl Concentrator {
         if self.tables.tunnels.contains(&tunnel) {
             return Ok(());
         }
-        info!(
-            "{}: tunnel to {} for {}",
-            self.uuid, tunnel.agent_uuid, tunnel.subnet
-        );
+        if let Some(more) = self.log.admit((), "tunnel", now()) {
+            let (node, subnet) = (excerpt(&tunnel.agent_uuid), &tunnel.subnet);
+            info!("{}: tunnel to {node} for {subnet}{more}", self.uuid);
+        }
         let made = self.plane.add_tunnel(&tunnel);
         self.tables.insert_tunnel(tunnel);
         self.settle(made);
@@ -178,10 +193,10 @@ impl Concentrator {
         self.check_ours(&removed.concentrator_uuid, &removed.tenant_uuid)?;
         let subnet = subnet(&removed.tenant_subnet)?;
         if let Some(tunnel) = self.tables.remove_tunnel(&removed.agent_uuid, &subnet) {
-            info!(
-                "{}: no tunnel to {} for {subnet} any more",
-                self.uuid, tunnel.agent_uuid
-            );
+            if let Some(more) = self.log.admit((), "no tunnel", now()) {
+                let node = excerpt(&tunnel.agent_uuid);
+                info!("{}: no tunnel to {node} for {subnet} any more{more}", self.uuid);
+            }
             let gone = self.plane.remove_tunnel(&tunnel);
             self.settle(gone);
         }
@@ -200,7 +215,9 @@ impl Concentrator {
             subnet(&peer.subnet)?;
         }
         if peers != self.tables.peers {
-            info!("{}: {} peers", self.uuid, peers.len());
+            if let Some(more) = self.log.admit((), "peers", now()) {
+                info!("{}: {} peers{more}", self.uuid, peers.len());
+            }
             let set = self.plane.set_peers(&peers);
             self.tables.peers = peers;
             self.settle(set);
@@ -212,21 +229,26 @@ impl Concentrator {
     /// to tell.
     fn settle(&mut self, plane: Result<(), String>) {
         if let Err(why) = plane {
-            warn!("{}: the data plane: {why}", self.uuid);
+            self.complain("data plane", format_args!("the data plane: {why}"));
         }
         if let Err(e) = (self.keep)(&self.tables) {
-            warn!("{}: the tables can't be saved: {e}", self.uuid);
+            self.complain("tables", format_args!("the tables can't be saved: {e}"));
         }
     }
 
     fn configure(&mut self, frame: &Frame) {
         if let Err(e) = Configure::decode_valid(frame.payload_bytes()) {
-            warn!("{}: the configuration is refused: {e}", self.uuid);
+            self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
             self.answer(&InvalidConfiguration {
                 refused: frame.payload_bytes().clone(),
             });
         }
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "log lines are limited")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn subnet(text: &str) -> Result<String, String> {

@@ -5,17 +5,18 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use log::{info, warn};
+use log::info;
 use serde::Deserialize;
 
 use super::super::tables::PublicIp;
-use super::Concentrator;
+use super::{Concentrator, now};
 use crate::cluster::subnet::is_mac;
 use crate::payload::PublicIpFailureReason as Reason;
 use crate::payload::{
-    AssignPublicIp, AssignPublicIpFailure, Error, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp,
+    AssignPublicIp, AssignPublicIpFailure, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp,
     UnassignPublicIpFailure, yaml,
 };
+use crate::printable::excerpt;
 use crate::proto::Frame;
 
 impl Concentrator {
@@ -23,10 +24,10 @@ impl Concentrator {
         match frame.payload::<AssignPublicIp>() {
             Ok(request) => match self.assign(&request) {
                 Ok(()) => {
-                    info!(
-                        "{}: {} is {}'s",
-                        self.uuid, request.public_ip, request.instance_uuid
-                    );
+                    if let Some(more) = self.log.admit((), "assigned", now()) {
+                        let (ip, instance) = (excerpt(&request.public_ip), excerpt(&request.instance_uuid));
+                        info!("{}: {ip} is {instance}'s{more}", self.uuid);
+                    }
                     self.answer(&PublicIpAssigned {
                         concentrator_uuid: request.concentrator_uuid,
                         instance_uuid: request.instance_uuid,
@@ -35,12 +36,16 @@ impl Concentrator {
                     });
                 }
                 Err((reason, why)) => {
-                    warn!("{}: {} is not assigned: {why}", self.uuid, request.public_ip);
+                    self.complain(
+                        "assign",
+                        format_args!("{} is not assigned: {why}", request.public_ip),
+                    );
                     self.answer(&AssignPublicIpFailure::new(request, reason));
                 }
             },
             Err(e) => {
-                let about = About::of(frame, &e);
+                self.complain("unreadable", format_args!("{} refused: {e}", frame.kind()));
+                let about = About::of(frame);
                 self.answer(&AssignPublicIpFailure::new(about.into(), Reason::from(&e)));
             }
         }
@@ -89,7 +94,7 @@ impl Concentrator {
         if let Err(e) = (self.keep)(&self.tables) {
             self.tables = before;
             if let Err(why) = self.plane.release(&ip) {
-                warn!("{}: the data plane: {why}", self.uuid);
+                self.complain("data plane", format_args!("the data plane: {why}"));
             }
             return refuse(format!("the tables can't be saved: {e}"));
         }
@@ -100,10 +105,10 @@ impl Concentrator {
         match frame.payload::<ReleasePublicIp>() {
             Ok(request) => match self.release(&request) {
                 Ok(ip) => {
-                    info!(
-                        "{}: {} is {}'s no more",
-                        self.uuid, ip.public_ip, ip.instance_uuid
-                    );
+                    if let Some(more) = self.log.admit((), "released", now()) {
+                        let (ip, instance) = (excerpt(&ip.public_ip), excerpt(&ip.instance_uuid));
+                        info!("{}: {ip} is {instance}'s no more{more}", self.uuid);
+                    }
                     self.answer(&PublicIpUnassigned {
                         concentrator_uuid: request.concentrator_uuid,
                         instance_uuid: request.instance_uuid,
@@ -112,12 +117,16 @@ impl Concentrator {
                     });
                 }
                 Err((reason, why)) => {
-                    warn!("{}: {} is not released: {why}", self.uuid, request.public_ip);
+                    self.complain(
+                        "release",
+                        format_args!("{} is not released: {why}", request.public_ip),
+                    );
                     self.answer(&UnassignPublicIpFailure::new(request, reason));
                 }
             },
             Err(e) => {
-                let about = About::of(frame, &e);
+                self.complain("unreadable", format_args!("{} refused: {e}", frame.kind()));
+                let about = About::of(frame);
                 self.answer(&UnassignPublicIpFailure::new(about.into(), Reason::from(&e)));
             }
         }
@@ -150,7 +159,7 @@ impl Concentrator {
         if let Err(e) = (self.keep)(&self.tables) {
             self.tables = before;
             if let Err(why) = self.plane.assign(&ip) {
-                warn!("{}: the data plane: {why}", self.uuid);
+                self.complain("data plane", format_args!("the data plane: {why}"));
             }
             return Err(refuse(format!("the tables can't be saved: {e}")));
         }
@@ -192,8 +201,7 @@ struct About {
 }
 
 impl About {
-    fn of(frame: &Frame, error: &Error) -> Self {
-        warn!("{} refused: {error}", frame.kind());
+    fn of(frame: &Frame) -> Self {
         let roots: Option<BTreeMap<String, Self>> = yaml::decode(frame.payload_bytes()).ok();
         roots
             .and_then(|roots| roots.into_values().next())

@@ -272,6 +272,20 @@ fn a_server_that_refuses_our_certificate_is_ruled_out() {
 }
 
 #[test]
+fn a_server_by_whose_clock_our_certificate_is_not_valid_is_tried_again() {
+    let day = Duration::from_secs(24 * 60 * 60);
+    let tomorrow = authority().info().not_before + 2 * day;
+    let request = CertificateRequest::new(Role::AGENT).valid_from(tomorrow);
+    let early = authority().issue(&request).unwrap().identity();
+    let (server, listener) = TestServer::memory();
+    let client = Client::start(agent_as(early).connect_in_memory(&listener)).unwrap();
+    for _ in 0..3 {
+        assert!(server.tls().is_err());
+    }
+    client.close();
+}
+
+#[test]
 fn a_server_has_to_prove_the_name_that_is_dialled_or_wanted() {
     let host: Host = "scheduler.example".parse().unwrap();
     let request = CertificateRequest::new(Role::SERVER).host(host);

@@ -44,12 +44,16 @@ pub(super) fn trust() -> Trust {
 
 /// An agent without servers, whose pauses are short.
 pub(super) fn agent() -> ClientConfig {
+    agent_as(identity(Role::AGENT))
+}
+
+pub(super) fn agent_as(identity: Identity) -> ClientConfig {
     let quick = crate::client::Backoff {
         initial: Duration::from_millis(1),
         factor: 1.0,
         cap: Duration::from_millis(1),
     };
-    ClientConfig::new(identity(Role::AGENT), trust()).backoff(quick)
+    ClientConfig::new(identity, trust()).backoff(quick)
 }
 
 /// Accepts, and leaves the rest to the test.

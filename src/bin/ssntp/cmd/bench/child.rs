@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use ssntp::transport::{Address, Listener, TcpOptions, connect_tcp};
+use ssntp::transport::raw::{Listener, connect_tcp};
+use ssntp::transport::{Address, TcpOptions};
 
 use super::raw::{Pki, System, now};
 use crate::failure::Failure;
@@ -30,21 +31,30 @@ pub(super) struct Server {
     pub(super) address: Address,
 }
 
-/// Where the program of a system is, if it is on the PATH.
-pub(super) fn program(system: System) -> Option<PathBuf> {
-    if system == System::Ssntp {
-        return std::env::current_exe().ok();
+/// Where the programs of the systems are.
+#[derive(Debug)]
+pub(super) struct Programs {
+    pub(super) ssntp: PathBuf,
+    pub(super) earlier: Option<PathBuf>,
+}
+
+impl Programs {
+    /// The program of a system. A peer's is looked for on the PATH.
+    pub(super) fn find(&self, system: System) -> Option<PathBuf> {
+        match system {
+            System::Ssntp => Some(self.ssntp.clone()),
+            System::Earlier => self.earlier.clone(),
+            System::Nats | System::Mosquitto => std::env::split_paths(&std::env::var_os("PATH")?)
+                .map(|directory| directory.join(system.name()))
+                .find(|path| path.is_file()),
+        }
     }
-    std::env::split_paths(&std::env::var_os("PATH")?)
-        .map(|directory| directory.join(system.name()))
-        .find(|path| path.is_file())
 }
 
 impl Server {
-    /// A server of our own that forwards STATS to controllers and EVACUATE to
-    /// agents.
-    pub(super) fn ssntp(pki: &Pki, more: &[&str]) -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(|e| Failure::new(format!("this program: {e}")))?;
+    /// A server of our own that forwards STATS to controllers, EVACUATE to
+    /// agents and READY to schedulers.
+    pub(super) fn ssntp(pki: &Pki, program: &Path, more: &[&str]) -> Result<Self, Failure> {
         let mut child = Command::new(program)
             .args([
                 "server",
@@ -53,6 +63,7 @@ impl Server {
                 "--forward",
                 "STATS=controller",
                 "EVACUATE=agent",
+                "READY=scheduler",
                 // However this process ends, the pipe does with it.
                 "--until-stdin-ends",
             ])
@@ -80,14 +91,14 @@ impl Server {
 
     /// A server of any system, with mutual TLS 1.3 and no bound on what may
     /// wait for a receiver but its own defaults for memory.
-    pub(super) fn start(system: System, pki: &Pki) -> Result<Self, Failure> {
-        if system == System::Ssntp {
-            return Self::ssntp(pki, &[]);
-        }
+    pub(super) fn start(system: System, pki: &Pki, programs: &Programs) -> Result<Self, Failure> {
         let name = system.name();
-        let Some(program) = program(system) else {
+        let Some(program) = programs.find(system) else {
             return Err(Failure::new(format!("{name} is not on the PATH")));
         };
+        if system.is_ssntp() {
+            return Self::ssntp(pki, &program, &[]);
+        }
         let port = free_port()?;
         let text = match system {
             System::Mosquitto => mosquitto(pki, port),

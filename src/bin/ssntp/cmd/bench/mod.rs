@@ -26,11 +26,13 @@ mod histogram;
 mod raw;
 mod report;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::value_parser;
+use clap::{ValueEnum, value_parser};
 
 use self::cases::{Bench, Case};
+use self::child::Programs;
 use self::raw::System;
 use crate::failure::Failure;
 use crate::output::{Output, note};
@@ -61,18 +63,35 @@ pub(crate) struct Args {
     /// Sessions of the case that has many
     #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = value_parser!(u32).range(1..))]
     many: u32,
-    /// Compare with nats-server and mosquitto, where they are on the PATH, in
-    /// the same run
-    #[arg(long)]
-    peers: bool,
+    /// Compare with peers, both or the one that is named, where they are on
+    /// the PATH, in the same run
+    #[arg(long, value_name = "PEER", value_enum, value_delimiter = ',', num_args = 0..=1, require_equals = true, default_missing_values = ["nats-server", "mosquitto"])]
+    peers: Vec<Peer>,
+    /// Compare with the server of another ssntp program, in the same run
+    #[arg(long, value_name = "PROGRAM")]
+    earlier: Option<PathBuf>,
+    /// Measure the server of another ssntp program in place of this one's
+    #[arg(long, value_name = "PROGRAM")]
+    server_program: Option<PathBuf>,
     /// Print one JSON object for each case, one a line
     #[arg(long)]
     json: bool,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Peer {
+    NatsServer,
+    Mosquitto,
+}
+
 impl Args {
+    /// Whether other systems are measured as well.
+    fn compares(&self) -> bool {
+        !self.peers.is_empty() || self.earlier.is_some()
+    }
+
     fn cases(&self) -> Result<Vec<Case>, Failure> {
-        let all = match (self.peers, self.sessions.is_empty()) {
+        let all = match (self.compares(), self.sessions.is_empty()) {
             (true, true) => Case::compared(&[500]),
             (true, false) => Case::compared(&self.sessions),
             (false, true) => Case::all(&[500, 2_000], self.many),
@@ -87,6 +106,36 @@ impl Args {
         let wanted = |case: &Case| self.only.is_empty() || self.only.iter().any(|name| case.is_of(name));
         Ok(all.into_iter().filter(wanted).collect())
     }
+
+    fn programs(&self) -> Result<Programs, Failure> {
+        let own = || std::env::current_exe().map_err(|e| Failure::new(format!("this program: {e}")));
+        Ok(Programs {
+            ssntp: self.server_program.clone().map_or_else(own, Ok)?,
+            earlier: self.earlier.clone(),
+        })
+    }
+
+    /// What is measured beside this server: the peers that are there, and an
+    /// earlier version. Peers that are missing are named.
+    fn others(&self, programs: &Programs) -> Result<Vec<System>, Failure> {
+        let wanted = self.peers.iter().map(|peer| match peer {
+            Peer::NatsServer => System::Nats,
+            Peer::Mosquitto => System::Mosquitto,
+        });
+        let (found, missing): (Vec<_>, Vec<_>) = wanted.partition(|peer| programs.find(*peer).is_some());
+        if found.is_empty() && !missing.is_empty() {
+            let names: Vec<_> = missing.iter().map(|peer| peer.name()).collect();
+            return Err(Failure::new(format!(
+                "not on the PATH: {}; there is nothing to compare with",
+                names.join(", ")
+            )));
+        }
+        for peer in missing {
+            note(format!("ssntp: {} is not on the PATH: left out", peer.name()));
+        }
+        let earlier = self.earlier.iter().map(|_| System::Earlier);
+        Ok(earlier.chain(found).collect())
+    }
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -100,20 +149,28 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     // Its servers end with this process, see `child`.
     let stop = Stop::install()?;
-    let peers = if args.peers { peers()? } else { Vec::new() };
-    let systems = || std::iter::once(System::Ssntp).chain(peers.iter().copied());
+    let programs = args.programs()?;
+    let others = args.others(&programs)?;
+    let systems: Vec<_> = std::iter::once(System::Ssntp)
+        .chain(others.iter().copied())
+        .collect();
     let pki = raw::Pki::new()?;
     let bench = Bench {
         pki: &pki,
         stop: &stop,
+        programs: &programs,
         window: args.seconds.into(),
     };
     let mut report = report::Report::default();
     let mut failed = 0;
     for _ in 0..args.runs {
         for case in &cases {
-            for system in systems() {
-                let measured = case.measure(system, &bench);
+            let rate = case.rate(&systems, &bench);
+            for &system in &systems {
+                let measured = match &rate {
+                    Ok(rate) => case.measure(system, *rate, &bench),
+                    Err(failure) => Err(Failure::new(failure)),
+                };
                 if stop.requested() {
                     return Ok(());
                 }
@@ -132,8 +189,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         for line in report.json() {
             output.line(line)?;
         }
-    } else if args.peers {
-        output.line(report.comparison(&peers))?;
+    } else if args.compares() {
+        output.line(report.comparison(&others))?;
     } else {
         output.line(report.tables())?;
     }
@@ -142,22 +199,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         0 => Ok(()),
         n => Err(Failure::new(format!("{n} measurements failed"))),
     }
-}
-
-/// The peers that are there. Those that are not are named.
-fn peers() -> Result<Vec<System>, Failure> {
-    let (found, missing): (Vec<_>, Vec<_>) = System::PEERS
-        .into_iter()
-        .partition(|peer| child::program(*peer).is_some());
-    if found.is_empty() {
-        return Err(Failure::new(
-            "neither nats-server nor mosquitto is on the PATH: there is nothing to compare with",
-        ));
-    }
-    for peer in missing {
-        note(format!("ssntp: {} is not on the PATH: left out", peer.name()));
-    }
-    Ok(found)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the pace of a measurement")]

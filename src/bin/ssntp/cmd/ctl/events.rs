@@ -8,7 +8,7 @@ use super::json;
 use super::list::{Complaints, ended};
 use super::options::Options;
 use crate::failure::Failure;
-use crate::output::{Output, printable, reader_is_gone};
+use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
 
 /// Print what happens in the cluster, until a signal comes
@@ -58,12 +58,8 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 fn line(change: &Change, json: bool) -> String {
     let at = now();
     match json {
-        true => json::change(change, at).to_string(),
-        false => format!(
-            "{} {}",
-            json::time(at),
-            printable(&change.to_string()).replace('\n', "\\n")
-        ),
+        true => printable_json(&json::change(change, at).to_string()),
+        false => format!("{} {}", json::time(at), printable(&change.to_string())),
     }
 }
 

@@ -12,7 +12,7 @@ use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
 use crate::failure::Failure;
-use crate::output::{Output, note, reader_is_gone};
+use crate::output::{Output, note, printable_json, reader_is_gone};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -48,7 +48,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args, what: What) -> Re
 impl What {
     fn text(self, view: &View, json: bool) -> String {
         match json {
-            true => self.json(view).to_string(),
+            true => printable_json(&self.json(view).to_string()),
             false => self.table(view).to_string(),
         }
     }

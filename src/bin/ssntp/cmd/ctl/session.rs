@@ -103,7 +103,7 @@ impl<'a> Session<'a> {
             several => {
                 // A program has read them already.
                 for text in several.iter().filter(|_| !self.json) {
-                    crate::output::note(format_args!("ssntp: {}", crate::output::printable(text)));
+                    crate::output::note(format_args!("ssntp: {text}"));
                 }
                 Err(Failure::new(format!("{} of {total} failed", several.len())))
             }
@@ -152,8 +152,8 @@ impl<'a> Session<'a> {
     fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
         let mut output = Output::new();
         match settled {
-            _ if self.json => output.line(json::settled(order.subject(), settled))?,
-            Ok(shown) => output.line(shown)?,
+            _ if self.json => output.json(json::settled(order.subject(), settled))?,
+            Ok(shown) => output.line(crate::output::printable(&shown.to_string()))?,
             Err(_) => {}
         }
         output.flush()
@@ -174,7 +174,7 @@ impl<'a> Session<'a> {
         let mut output = Output::new();
         for order in orders {
             match order.subject() {
-                subject if self.json => output.line(json::accepted(subject))?,
+                subject if self.json => output.json(json::accepted(subject))?,
                 "" => output.line("the configuration was sent")?,
                 subject => output.line(subject)?,
             }

@@ -211,7 +211,7 @@ fn watch(element: &PolicyElement, stop: &Stop, as_json: bool) -> Result<(), Fail
         };
         let mut output = Output::new();
         if as_json {
-            to_json(&event).map_or(Ok(()), |value| output.line(value))?;
+            to_json(&event).map_or(Ok(()), |value| output.json(value))?;
         } else {
             print(&mut output, &event)?;
         }
@@ -284,7 +284,7 @@ fn show(element: &PolicyElement, wanted: &[Wanted], as_json: bool) -> Result<(),
         }
         for object in objects {
             if as_json {
-                output.line(serde_json::to_string(&object).map_err(Failure::new)?)?;
+                output.json(serde_json::to_string(&object).map_err(Failure::new)?)?;
             } else {
                 print_object(&mut output, &object)?;
             }

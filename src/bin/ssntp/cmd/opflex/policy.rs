@@ -9,7 +9,7 @@ use ssntp::opflex::model::{Format, ManagedObject, Uri};
 use super::control::ControlArgs;
 use super::load_objects;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, printable_json};
 
 /// Change or show the policy of a running server
 ///
@@ -70,12 +70,15 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
                 .map_err(Failure::new)?;
             let format = if yaml { Format::Yaml } else { Format::Json };
             let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
-            output.text(&text)?;
+            match yaml {
+                true => output.text(&text)?,
+                false => output.text(&printable_json(&text))?,
+            }
             return output.flush();
         }
     };
     if args.control.json {
-        output.line(json!({ "changed": changed }))?;
+        output.json(json!({ "changed": changed }))?;
     } else {
         let objects = if changed == 1 { "object" } else { "objects" };
         output.line(format!("{changed} {objects} changed"))?;

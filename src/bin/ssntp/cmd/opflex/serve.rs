@@ -6,7 +6,7 @@ use clap::value_parser;
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::opflex::Server;
-use ssntp::opflex::run::{DEFAULT_MAX_HANDSHAKES, ServerConfig};
+use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
 use super::identity::IdentityArgs;
@@ -49,8 +49,8 @@ pub(super) struct Args {
     control: Option<PathBuf>,
     /// The most clients at a time [default: what the system allows]
     ///
-    /// Where vm.max_map_count allows fewer, the program starts itself again
-    /// without signal stacks, which takes half of the memory maps; a stack
+    /// Where vm.max_map_count allows fewer than N, the program starts itself
+    /// again without signal stacks, which takes half of the memory maps; a stack
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
@@ -60,7 +60,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_connections, DEFAULT_MAX_HANDSHAKES);
+    signal_stacks::drop_where_needed(args.max_connections);
     let (stop, reload) = Stop::install_with(signal_hook::consts::SIGHUP)?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
@@ -107,7 +107,7 @@ fn announce(server: &Server, as_json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
     let mut output = Output::new();
     if as_json {
-        output.line(json!({ "listening": addresses }))?;
+        output.json(json!({ "listening": addresses }))?;
     } else {
         output.line(format!("listening at {}", addresses.join(", ")))?;
     }

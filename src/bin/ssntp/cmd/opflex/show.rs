@@ -45,7 +45,7 @@ pub(super) fn endpoints(args: EndpointArgs) -> Result<(), Failure> {
     let mut output = Output::new();
     for entry in endpoints {
         if args.control.json {
-            output.line(serde_json::to_string(&entry).map_err(Failure::new)?)?;
+            output.json(serde_json::to_string(&entry).map_err(Failure::new)?)?;
             continue;
         }
         let note = match (&entry.element, entry.expires_in) {
@@ -74,7 +74,7 @@ pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     let mut output = Output::new();
     if args.control.json {
         for report in reports {
-            output.line(report)?;
+            output.json(report)?;
         }
         return output.flush();
     }
@@ -118,7 +118,7 @@ pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
     let mut output = Output::new();
     if args.control.json {
         for session in sessions {
-            output.line(session)?;
+            output.json(session)?;
         }
         return output.flush();
     }

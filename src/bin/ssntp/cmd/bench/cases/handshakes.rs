@@ -1,6 +1,5 @@
 //! Sessions that come and go.
 
-use super::super::child::Server;
 use super::super::raw::{Side, System, now};
 use super::{Bench, Figures};
 use crate::failure::Failure;
@@ -12,7 +11,7 @@ pub(super) fn one_after_the_other(
     system: System,
     returning: bool,
 ) -> Result<Figures, Failure> {
-    let server = Server::start(system, bench.pki)?;
+    let server = bench.start(system)?;
     let (dialer, tickets) = match returning {
         true => {
             let (dialer, tickets) = bench.pki.returning(system, Side::Sender)?;

@@ -1,7 +1,8 @@
 //! How long one frame takes from one session to another.
 
-use super::super::child::Server;
-use super::super::raw::{Side, Stamped, System};
+use std::time::Duration;
+
+use super::super::raw::{Side, Stamped, Subject, System};
 use super::pace::{Pace, drive};
 use super::{Bench, Figures, throughput, whole};
 use crate::failure::Failure;
@@ -10,36 +11,51 @@ const PAYLOAD: usize = 256;
 /// Up to this rate each frame is a write of its own; beyond, a write holds
 /// 16 KiB.
 const SINGLE: f64 = 5_000.0;
+/// The window in relation to that of other cases, where frames are few: 10,000
+/// frames in ten seconds, so that ten are beyond p99.9.
+const LONG: u32 = 10;
 
-/// Sends so many frames each second, each with its time of departure.
-pub(super) fn paced(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
-    let server = Server::start(system, bench.pki)?;
-    on(bench, &server, system, rate)
+/// Sends so many frames each second, few enough that none waits for another.
+pub(super) fn at_leisure(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
+    paced(bench, system, rate, bench.window * LONG)
 }
 
-/// Finds out how much goes at most, and sends half of that.
-pub(super) fn at_half(bench: &Bench<'_>, system: System) -> Result<Figures, Failure> {
-    let server = Server::start(system, bench.pki)?;
-    let found = throughput::on(bench, &server, system, 1, 1, PAYLOAD)?;
-    let most = found.iter().find(|(name, _)| *name == "frames_per_second");
-    let most = most.map_or(0.0, |(_, rate)| *rate);
-    on(bench, &server, system, most / 2.0)
+/// Sends so many frames each second, about as many as keep the server busy.
+pub(super) fn under_load(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
+    paced(bench, system, rate, bench.window)
 }
 
-fn on(bench: &Bench<'_>, server: &Server, system: System, rate: f64) -> Result<Figures, Failure> {
+/// Half of what the slowest of the systems reaches, so that each can carry it
+/// and all are compared at one rate.
+pub(super) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f64, Failure> {
+    let mut slowest = f64::INFINITY;
+    for system in systems {
+        let found = throughput::routed(bench, *system, 1, 1, PAYLOAD)?;
+        let most = found.iter().find(|(name, _)| *name == "frames_per_second");
+        slowest = slowest.min(most.map_or(0.0, |(_, rate)| *rate));
+    }
+    Ok(slowest / 2.0)
+}
+
+fn paced(bench: &Bench<'_>, system: System, rate: f64, window: Duration) -> Result<Figures, Failure> {
+    let server = bench.start(system)?;
     let sender = bench.pki.dialer(system, Side::Sender)?.connect(&server.address)?;
     let (most, frames) = if rate <= SINGLE {
         (1, 1)
     } else {
-        (usize::MAX, Stamped::new(system, PAYLOAD, usize::MAX).frames())
+        let whole = Stamped::new(system, Subject::Load, PAYLOAD, usize::MAX);
+        (usize::MAX, whole.frames())
     };
-    let rate = rate / frames as f64;
+    let writes = rate / frames as f64;
     let pace = Pace {
         system,
+        subject: Subject::Load,
         payload: PAYLOAD,
-        rate,
-        sends: (whole(bench.window.as_secs_f64() * rate) as u64).max(100),
+        rate: writes,
+        sends: (whole(window.as_secs_f64() * writes) as u64).max(100),
         most,
     };
-    Ok(drive(bench, server, vec![sender], &pace)?.figures())
+    let mut figures = drive(bench, &server, vec![sender], &pace)?.figures();
+    figures.push(("aimed_at_per_second", rate));
+    Ok(figures)
 }

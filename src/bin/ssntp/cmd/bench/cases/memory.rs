@@ -20,7 +20,7 @@ const SETTLED: Duration = Duration::from_secs(3);
 /// large frame both ways, and idle again.
 pub(super) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Figures, Failure> {
     super::raise_descriptors(count)?;
-    let server = Server::start(system, bench.pki)?;
+    let server = bench.start(system)?;
     let dialer = bench.pki.dialer(system, Side::Sender)?;
     // Some sessions come and go first, so that what is made once is made.
     for session in dialer.connect_many(&server.address, WARMING)? {
@@ -31,7 +31,7 @@ pub(super) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Fi
     let rss = settle(bench, &server);
     let per_session = |rss: u64| (rss as f64 - base as f64) / count.max(1) as f64;
     let mut figures = vec![("rss_kib", rss as f64), ("kib_per_session", per_session(rss))];
-    if system == System::Ssntp && count > 0 {
+    if system.is_ssntp() && count > 0 {
         carry(bench, &server, &mut sessions)?;
         let rss = settle(bench, &server);
         figures.extend([

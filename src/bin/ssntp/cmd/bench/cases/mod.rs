@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::child::{Programs, Server};
 use super::raw::{Pki, System, now};
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -29,6 +30,9 @@ use crate::signals::Stop;
 const PAYLOADS: [usize; 4] = [0, 256, 4096, 65_536];
 /// Senders and receivers of the throughput cases.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (8, 1), (1, 8)];
+/// The shapes of clusters: one to all and all to one.
+const CROWDS: [(usize, usize); 4] = [(1, 100), (1, 1_000), (100, 1), (1_000, 1)];
+const CROWD_PAYLOAD: usize = 256;
 /// Sessions of the curve.
 const CURVE: [usize; 6] = [1, 10, 100, 500, 1_000, 2_000];
 
@@ -50,7 +54,7 @@ pub(super) enum Case {
     Client { payload: usize },
     /// One way, at so many frames a second.
     Latency { rate: u32 },
-    /// One way, at half of what goes at most.
+    /// One way, at half of what the slowest system reaches.
     LatencyAtHalf,
     /// Sessions set up one after the other.
     Handshakes { returning: bool },
@@ -73,6 +77,7 @@ impl Case {
                 payload,
             }));
         }
+        all.extend(Self::crowds());
         all.extend(PAYLOADS.map(|payload| Self::Client { payload }));
         all.extend([Self::Latency { rate: 1_000 }, Self::LatencyAtHalf]);
         all.extend([false, true].map(|returning| Self::Handshakes { returning }));
@@ -92,10 +97,19 @@ impl Case {
         };
         all.extend(PAYLOADS.map(|payload| throughput(1, 1, payload)));
         all.extend([throughput(8, 1, 256), throughput(1, 8, 256)]);
+        all.extend(Self::crowds());
         all.extend([Self::Latency { rate: 1_000 }, Self::LatencyAtHalf]);
         all.push(Self::Handshakes { returning: false });
         all.extend(memory.iter().map(|&sessions| Self::Memory { sessions }));
         all
+    }
+
+    fn crowds() -> [Self; CROWDS.len()] {
+        CROWDS.map(|(senders, receivers)| Self::Throughput {
+            senders,
+            receivers,
+            payload: CROWD_PAYLOAD,
+        })
     }
 
     /// Whether `name` is this case's, or that of its group.
@@ -104,8 +118,18 @@ impl Case {
         own == name || own.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
     }
 
-    /// Measures it once.
-    pub(super) fn measure(&self, system: System, bench: &Bench<'_>) -> Result<Figures, Failure> {
+    /// Frames each second at which every system is looked at, where the case
+    /// has such a rate.
+    pub(super) fn rate(&self, systems: &[System], bench: &Bench<'_>) -> Result<f64, Failure> {
+        match *self {
+            Self::Latency { rate } => Ok(f64::from(rate)),
+            Self::LatencyAtHalf => latency::half_of_slowest(bench, systems),
+            _ => Ok(0.0),
+        }
+    }
+
+    /// Measures it once, at the [`rate`](Self::rate).
+    pub(super) fn measure(&self, system: System, rate: f64, bench: &Bench<'_>) -> Result<Figures, Failure> {
         match *self {
             Self::Floor { payload } => throughput::floor(bench, payload),
             Self::Throughput {
@@ -114,8 +138,8 @@ impl Case {
                 payload,
             } => throughput::routed(bench, system, senders, receivers, payload),
             Self::Client { payload } => throughput::client(bench, payload),
-            Self::Latency { rate } => latency::paced(bench, system, f64::from(rate)),
-            Self::LatencyAtHalf => latency::at_half(bench, system),
+            Self::Latency { .. } => latency::at_leisure(bench, system, rate),
+            Self::LatencyAtHalf => latency::under_load(bench, system, rate),
             Self::Handshakes { returning } => handshakes::one_after_the_other(bench, system, returning),
             Self::Memory { sessions } => memory::idle(bench, system, sessions as usize),
             Self::Sessions { sessions } => sessions::many(bench, sessions as usize),
@@ -150,11 +174,22 @@ impl fmt::Display for Case {
 pub(super) struct Bench<'a> {
     pub(super) pki: &'a Pki,
     pub(super) stop: &'a Stop,
+    pub(super) programs: &'a Programs,
     /// How long a case is looked at.
     pub(super) window: Duration,
 }
 
 impl Bench<'_> {
+    /// A server of a system.
+    fn start(&self, system: System) -> Result<Server, Failure> {
+        Server::start(system, self.pki, self.programs)
+    }
+
+    /// A server of our own, with further arguments.
+    fn ssntp(&self, more: &[&str]) -> Result<Server, Failure> {
+        Server::ssntp(self.pki, &self.programs.ssntp, more)
+    }
+
     /// Waits, unless a signal says that it is over.
     fn wait(&self, time: Duration) {
         let _ = self.stop.channel().recv_timeout(time);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::child::Server;
 use super::super::histogram::Histogram;
 use super::super::pause;
-use super::super::raw::{Session, Side, Stamped, System, now, stamp};
+use super::super::raw::{Session, Stamped, Subject, System, now, stamp};
 use super::{Bench, Figures};
 use crate::failure::Failure;
 
@@ -18,6 +18,7 @@ const ENDING: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Pace {
     pub(super) system: System,
+    pub(super) subject: Subject,
     pub(super) payload: usize,
     /// Writes each second, all together.
     pub(super) rate: f64,
@@ -26,11 +27,19 @@ pub(super) struct Pace {
     pub(super) most: usize,
 }
 
+impl Pace {
+    /// A session that gets what is sent.
+    pub(super) fn receiver(&self, bench: &Bench<'_>, server: &Server) -> Result<Session, Failure> {
+        let side = self.subject.receiver();
+        bench.pki.dialer(self.system, side)?.connect(&server.address)
+    }
+}
+
 /// What came of it.
 #[derive(Debug)]
 pub(super) struct Driven {
-    taken: Histogram,
-    lost: u64,
+    pub(super) taken: Histogram,
+    pub(super) lost: u64,
     rate: f64,
     /// The server's CPU time for a frame.
     pub(super) cpu_us: f64,
@@ -55,15 +64,28 @@ impl Driven {
 pub(super) fn drive(
     bench: &Bench<'_>,
     server: &Server,
-    mut senders: Vec<Session>,
+    senders: Vec<Session>,
     pace: &Pace,
 ) -> Result<Driven, Failure> {
-    let mut inbound = bench
-        .pki
-        .dialer(pace.system, Side::Receiver)?
-        .connect(&server.address)?;
+    let inbound = pace.receiver(bench, server)?;
+    let driven = drive_to(inbound, bench, server, senders, pace);
+    if driven.taken.total() == 0 {
+        return Err(Failure::new("nothing was delivered at a pace"));
+    }
+    Ok(driven)
+}
+
+/// As [`drive`], to a receiver that is connected, whether anything arrives or
+/// not.
+pub(super) fn drive_to(
+    mut inbound: Session,
+    bench: &Bench<'_>,
+    server: &Server,
+    mut senders: Vec<Session>,
+    pace: &Pace,
+) -> Driven {
     let stream = inbound.stream();
-    let mut batch = Stamped::new(pace.system, pace.payload, pace.most);
+    let mut batch = Stamped::new(pace.system, pace.subject, pace.payload, pace.most);
     let expected = pace.sends * batch.frames() as u64;
     let (received, gone) = (AtomicU64::new(0), AtomicBool::new(false));
     let began = now();
@@ -114,22 +136,21 @@ pub(super) fn drive(
             }
         }
         let elapsed = began.elapsed() - first;
-        bench.wait_until(ENDING, || received.load(Relaxed) >= expected);
+        bench.wait_until(ENDING, || {
+            received.load(Relaxed) >= expected || gone.load(Relaxed)
+        });
         let rss = server.rss();
         let _ = stream.shutdown(Shutdown::Both);
         (receiver.join().unwrap_or_default(), elapsed, rss)
     });
-    if taken.total() == 0 {
-        return Err(Failure::new("nothing was delivered at a pace"));
-    }
     let cpu = server.cpu().saturating_sub(cpu);
-    Ok(Driven {
+    Driven {
         lost: expected.saturating_sub(taken.total()),
         rate: expected as f64 / elapsed.as_secs_f64(),
-        cpu_us: cpu.as_secs_f64() * 1e6 / taken.total() as f64,
+        cpu_us: cpu.as_secs_f64() * 1e6 / taken.total().max(1) as f64,
         taken,
         rss,
-    })
+    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::child::Server;
-use super::super::raw::{Side, System, now};
+use super::super::raw::{Side, Subject, System, now};
 use super::pace::{Pace, drive};
 use super::{Bench, Figures, raise_descriptors};
 use crate::failure::Failure;
@@ -18,8 +17,10 @@ const BATCHES: f64 = 500.0;
 /// Connects so many agents, and lets each send STATS each second.
 pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
-    let sessions = count.saturating_add(1).to_string();
-    let server = Server::ssntp(bench.pki, &["--max-sessions", &sessions])?;
+    // All agents show one certificate, which may have three quarters of the
+    // sessions; one is the controller's.
+    let sessions = (count.saturating_add(count / 3).saturating_add(2)).to_string();
+    let server = bench.ssntp(&["--max-sessions", &sessions])?;
     let base = server.rss();
     let began = now();
     let agents = bench
@@ -35,6 +36,7 @@ pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> 
         agents,
         &Pace {
             system: System::Ssntp,
+            subject: Subject::Load,
             payload: PAYLOAD,
             rate: count as f64,
             sends: count as u64 * rounds,
@@ -64,7 +66,7 @@ pub(super) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure>
         ("server_cpu_us_per_frame", SINGLES, 1),
         ("server_cpu_us_per_batched_frame", BATCHES, usize::MAX),
     ] {
-        let server = Server::start(System::Ssntp, bench.pki)?;
+        let server = bench.start(System::Ssntp)?;
         let agents = bench
             .pki
             .dialer(System::Ssntp, Side::Sender)?
@@ -74,6 +76,7 @@ pub(super) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure>
         let sends = super::whole(bench.window.as_secs_f64() * rate) as u64;
         let pace = Pace {
             system: System::Ssntp,
+            subject: Subject::Load,
             payload: PAYLOAD,
             rate,
             sends,

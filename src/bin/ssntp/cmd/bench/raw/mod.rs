@@ -7,8 +7,10 @@
 //! |---|---|
 //! | `pki` | throw-away certificates, as files for the servers |
 //! | `session` | one connection; what makes them |
+//! | `crowd` | many of them on one thread |
 //! | `ssntp`, `nats`, `mqtt` | what differs: greeting, publication, delivery |
 
+pub(super) mod crowd;
 mod mqtt;
 mod nats;
 mod pki;
@@ -17,7 +19,7 @@ mod ssntp;
 
 use std::time::{Duration, Instant};
 
-use ::ssntp::transport::{Halves, Outgoing};
+use ::ssntp::transport::raw::{Halves, Outgoing};
 
 use crate::failure::Failure;
 
@@ -32,17 +34,23 @@ const LIMIT: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum System {
     Ssntp,
+    /// Another version of it.
+    Earlier,
     Nats,
     Mosquitto,
 }
 
 impl System {
-    pub(super) const PEERS: [Self; 2] = [Self::Nats, Self::Mosquitto];
+    /// Whether it speaks SSNTP.
+    pub(super) fn is_ssntp(self) -> bool {
+        matches!(self, Self::Ssntp | Self::Earlier)
+    }
 
     /// The program, and what it is called in a report.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ssntp => "ssntp",
+            Self::Earlier => "earlier",
             Self::Nats => "nats-server",
             Self::Mosquitto => "mosquitto",
         }
@@ -50,7 +58,7 @@ impl System {
 
     pub(super) fn wire(self) -> &'static dyn Wire {
         match self {
-            Self::Ssntp => &self::ssntp::Ssntp,
+            Self::Ssntp | Self::Earlier => &self::ssntp::Ssntp,
             Self::Nats => &self::nats::Nats,
             Self::Mosquitto => &self::mqtt::Mqtt,
         }
@@ -62,14 +70,35 @@ impl System {
 pub(super) enum Side {
     /// It publishes: an agent.
     Sender,
-    /// It gets everything that is published: a controller.
+    /// It gets everything that is published as load: a controller.
     Receiver,
+    /// It gets what is published beside the load: a scheduler.
+    Bystander,
 }
 
-/// A protocol, as far as one subject goes.
+/// What a publication is about. Servers keep the two apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// What a case measures.
+    Load,
+    /// A pair that shows what the load does to others.
+    Bystander,
+}
+
+impl Subject {
+    /// Who gets it.
+    pub(super) fn receiver(self) -> Side {
+        match self {
+            Self::Load => Side::Receiver,
+            Self::Bystander => Side::Bystander,
+        }
+    }
+}
+
+/// A protocol, as far as two subjects go.
 pub(super) trait Wire: Sync + std::fmt::Debug {
     /// What comes before TLS.
-    fn before_tls(&self, stream: &dyn ::ssntp::transport::Duplex) -> Result<(), Failure> {
+    fn before_tls(&self, stream: &dyn ::ssntp::transport::raw::Duplex) -> Result<(), Failure> {
         let _ = stream;
         Ok(())
     }
@@ -78,7 +107,7 @@ pub(super) trait Wire: Sync + std::fmt::Debug {
     fn greet(&self, halves: &mut Halves, side: Side) -> Result<(), Failure>;
 
     /// Appends one publication; answers where in it its payload begins.
-    fn publish(&self, payload: &[u8], to: &mut Vec<u8>) -> usize;
+    fn publish(&self, payload: &[u8], subject: Subject, to: &mut Vec<u8>) -> usize;
 
     /// Hands over the payload of each delivery in `bytes`; answers how many
     /// bytes were complete, or nothing where the peer broke the protocol.
@@ -88,7 +117,7 @@ pub(super) trait Wire: Sync + std::fmt::Debug {
 /// Publications with a payload of so many bytes, as many as a 16 KiB record
 /// holds, at least one.
 pub(super) fn batch(system: System, payload: usize) -> Outgoing {
-    Stamped::new(system, payload, usize::MAX).fill(0)
+    Stamped::new(system, Subject::Load, payload, usize::MAX).fill(0)
 }
 
 /// A batch of equal publications that can be sent with a time in each.
@@ -101,9 +130,9 @@ pub(super) struct Stamped {
 
 impl Stamped {
     /// As many publications as 16 KiB hold, at least one and `most` at most.
-    pub(super) fn new(system: System, payload: usize, most: usize) -> Self {
+    pub(super) fn new(system: System, subject: Subject, payload: usize, most: usize) -> Self {
         let mut one = Vec::new();
-        let offset = system.wire().publish(&vec![b'x'; payload], &mut one);
+        let offset = system.wire().publish(&vec![b'x'; payload], subject, &mut one);
         let count = (16 * 1024 / one.len()).clamp(1, most.max(1));
         Self {
             payloads: (0..count).map(|n| n * one.len() + offset).collect(),
@@ -176,7 +205,7 @@ mod tests {
     #[test]
     fn an_ssntp_publication_is_its_own_delivery() {
         let mut bytes = Vec::new();
-        let at = System::Ssntp.wire().publish(b"hello", &mut bytes);
+        let at = System::Ssntp.wire().publish(b"hello", Subject::Load, &mut bytes);
         assert_eq!(bytes[at..], *b"hello");
         assert_eq!(
             delivered(System::Ssntp, &bytes),
@@ -190,7 +219,9 @@ mod tests {
         for length in [0, 124, 125, 16_000, 70_000] {
             let payload = vec![7; length];
             let mut bytes = Vec::new();
-            let at = System::Mosquitto.wire().publish(&payload, &mut bytes);
+            let at = System::Mosquitto
+                .wire()
+                .publish(&payload, Subject::Load, &mut bytes);
             assert_eq!(bytes[at..], payload);
             assert_eq!(
                 delivered(System::Mosquitto, &bytes),
@@ -216,7 +247,7 @@ mod tests {
     #[test]
     fn each_publication_of_a_batch_carries_the_stamp() {
         for system in [System::Ssntp, System::Mosquitto] {
-            let mut batch = Stamped::new(system, 256, usize::MAX);
+            let mut batch = Stamped::new(system, Subject::Load, 256, usize::MAX);
             let frames = batch.frames();
             let out = batch.fill(0x0102_0304);
             assert!(frames > 50 && out.len() <= 16 * 1024, "{frames}");

@@ -1,8 +1,8 @@
-//! MQTT 3.1.1 with QoS 0, as far as one topic needs it.
+//! MQTT 3.1.1 with QoS 0, as far as topics of one letter need it.
 
-use ssntp::transport::Halves;
+use ssntp::transport::raw::Halves;
 
-use super::{Side, Wire, read_until, say};
+use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
@@ -10,8 +10,9 @@ pub(super) struct Mqtt;
 
 /// Clean session, no keep-alive, a name that the server chooses.
 const CONNECT: &[u8] = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x00\x00\x00";
-/// Packet 1: topic `s` with QoS 0.
+/// Packet 1: a topic with QoS 0.
 const SUBSCRIBE: &[u8] = b"\x82\x06\x00\x01\x00\x01s\x00";
+const SUBSCRIBE_BYSTANDER: &[u8] = b"\x82\x06\x00\x01\x00\x01b\x00";
 
 const CONNACK: u8 = 0x20;
 const SUBACK: u8 = 0x90;
@@ -21,14 +22,16 @@ impl Wire for Mqtt {
     fn greet(&self, halves: &mut Halves, side: Side) -> Result<(), Failure> {
         say(halves, CONNECT)?;
         expect(halves, CONNACK)?;
-        if side == Side::Receiver {
-            say(halves, SUBSCRIBE)?;
-            expect(halves, SUBACK)?;
-        }
-        Ok(())
+        let subscribe = match side {
+            Side::Sender => return Ok(()),
+            Side::Receiver => SUBSCRIBE,
+            Side::Bystander => SUBSCRIBE_BYSTANDER,
+        };
+        say(halves, subscribe)?;
+        expect(halves, SUBACK)
     }
 
-    fn publish(&self, payload: &[u8], to: &mut Vec<u8>) -> usize {
+    fn publish(&self, payload: &[u8], subject: Subject, to: &mut Vec<u8>) -> usize {
         let before = to.len();
         to.push(PUBLISH);
         let mut left = 3 + payload.len();
@@ -41,7 +44,10 @@ impl Wire for Mqtt {
             }
             to.push(digit | 0x80);
         }
-        to.extend_from_slice(b"\x00\x01s");
+        to.extend_from_slice(match subject {
+            Subject::Load => b"\x00\x01s",
+            Subject::Bystander => b"\x00\x01b",
+        });
         let offset = to.len() - before;
         to.extend_from_slice(payload);
         offset

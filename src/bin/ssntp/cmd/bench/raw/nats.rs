@@ -1,8 +1,8 @@
-//! The NATS client protocol, as far as one subject needs it.
+//! The NATS client protocol, as far as subjects of one letter need it.
 
-use ssntp::transport::{Duplex, Halves};
+use ssntp::transport::raw::{Duplex, Halves};
 
-use super::{Side, Wire, read_until, say};
+use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
@@ -29,8 +29,10 @@ impl Wire for Nats {
 
     fn greet(&self, halves: &mut Halves, side: Side) -> Result<(), Failure> {
         let mut hello = CONNECT.to_vec();
-        if side == Side::Receiver {
-            hello.extend_from_slice(b"SUB s 1\r\n");
+        match side {
+            Side::Sender => {}
+            Side::Receiver => hello.extend_from_slice(b"SUB s 1\r\n"),
+            Side::Bystander => hello.extend_from_slice(b"SUB b 1\r\n"),
         }
         hello.extend_from_slice(b"PING\r\n");
         say(halves, &hello)?;
@@ -49,9 +51,13 @@ impl Wire for Nats {
         })
     }
 
-    fn publish(&self, payload: &[u8], to: &mut Vec<u8>) -> usize {
+    fn publish(&self, payload: &[u8], subject: Subject, to: &mut Vec<u8>) -> usize {
         let before = to.len();
-        to.extend_from_slice(format!("PUB s {}\r\n", payload.len()).as_bytes());
+        let name = match subject {
+            Subject::Load => 's',
+            Subject::Bystander => 'b',
+        };
+        to.extend_from_slice(format!("PUB {name} {}\r\n", payload.len()).as_bytes());
         let offset = to.len() - before;
         to.extend_from_slice(payload);
         to.extend_from_slice(b"\r\n");

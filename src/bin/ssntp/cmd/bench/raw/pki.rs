@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::Resumption;
+use rustls::sign::SingleCertAndKey;
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::transport::raw::{BufferPool, Halves};
 use ssntp::transport::tls::{Acceptor, Connector};
-use ssntp::transport::{Address, BufferPool, Halves, TcpOptions};
+use ssntp::transport::{Address, TcpOptions};
 use uuid::Uuid;
 
-use super::session::{Dialer, Tickets};
+use super::session::{Dialer, Session, Tickets};
 use super::{LIMIT, Side, System, now};
 use crate::failure::Failure;
 
@@ -26,6 +28,7 @@ pub(in super::super) struct Pki {
     server: Identity,
     agent: Identity,
     controller: Identity,
+    scheduler: Identity,
     trust: Trust,
     pool: BufferPool,
 }
@@ -42,6 +45,7 @@ impl Pki {
             server: server.identity(),
             agent: issue(Role::AGENT)?.identity(),
             controller: issue(Role::CONTROLLER)?.identity(),
+            scheduler: issue(Role::SCHEDULER)?.identity(),
             trust: authority.trust(),
             pool: BufferPool::new(),
             directory,
@@ -85,6 +89,7 @@ impl Pki {
         match side {
             Side::Sender => &self.agent,
             Side::Receiver => &self.controller,
+            Side::Bystander => &self.scheduler,
         }
     }
 
@@ -114,19 +119,18 @@ impl Pki {
             .with_safe_default_protocol_versions()
             .map_err(Failure::new)?
             .with_root_certificates(Arc::clone(self.trust.roots()))
-            .with_client_auth_cert(identity.chain().to_vec(), identity.key())
-            .map_err(Failure::new)?;
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.resumption = Resumption::store(Arc::clone(&tickets) as _);
         let connector = Connector::with_config(Arc::new(config));
         Ok((Dialer::new(system, side, connector, self.pool.clone()), tickets))
     }
 
     /// Two ends of one TLS connection over loopback, without a server.
-    pub(in super::super) fn tls_pair(&self) -> Result<(Halves, Halves), Failure> {
+    pub(in super::super) fn tls_pair(&self) -> Result<(Session, Halves), Failure> {
         let acceptor = Acceptor::mutual(&self.server, &self.trust).map_err(Failure::new)?;
         let listen = Address::tcp("127.0.0.1", 0);
         let listeners =
-            ssntp::transport::Listener::bind(&listen, TcpOptions::default()).map_err(Failure::new)?;
+            ssntp::transport::raw::Listener::bind(&listen, TcpOptions::default()).map_err(Failure::new)?;
         let Some(listener) = listeners.first() else {
             return Err(Failure::new("no loopback"));
         };
@@ -143,8 +147,8 @@ impl Pki {
                 .map_err(Failure::new)?
                 .halves;
             let client = client.join().map_err(|_| Failure::new("the client panicked"))??;
-            for half in [&client, &server] {
-                half.stream.set_read_timeout(None).map_err(Failure::new)?;
+            for stream in [&client.stream(), &server.stream] {
+                stream.set_read_timeout(None).map_err(Failure::new)?;
             }
             Ok((client, server))
         })

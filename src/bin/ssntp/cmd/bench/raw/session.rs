@@ -1,6 +1,8 @@
 //! One connection by hand.
 
+use std::fmt;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,13 +12,19 @@ use rustls::client::{
     ClientSessionMemoryCache, ClientSessionStore, Tls12ClientSessionValue, Tls13ClientSessionValue,
 };
 use rustls::pki_types::ServerName;
+use ssntp::transport::raw::{BufferPool, Duplex, Halves, Outgoing, Tried, connect_tcp, connect_unix};
 use ssntp::transport::tls::Connector;
-use ssntp::transport::{
-    Address, BufferPool, Duplex, Halves, Outgoing, TcpOptions, connect_tcp, connect_unix,
-};
+use ssntp::transport::{Address, TcpOptions};
 
 use super::{LIMIT, Side, System, Wire, now};
 use crate::failure::Failure;
+
+/// The socket of a session, to poll it.
+pub(super) type Socket = Arc<dyn Pollable>;
+
+pub(super) trait Pollable: AsFd + Send + Sync + fmt::Debug {}
+
+impl<T: AsFd + Send + Sync + fmt::Debug> Pollable for T {}
 
 /// Connects to one system, as one side.
 #[derive(Debug)]
@@ -38,12 +46,12 @@ impl Dialer {
     }
 
     /// A connection with TLS, and nothing said on it.
-    pub(super) fn tls(&self, address: &Address) -> Result<Halves, Failure> {
-        let stream: Arc<dyn Duplex> = match address {
+    pub(super) fn tls(&self, address: &Address) -> Result<Session, Failure> {
+        let (stream, socket) = match address {
             Address::Tcp { host, port } => {
-                Arc::new(connect_tcp(host, *port, &TcpOptions::default(), LIMIT).map_err(Failure::new)?)
+                shared(connect_tcp(host, *port, &TcpOptions::default(), LIMIT).map_err(Failure::new)?)
             }
-            Address::Unix(path) => Arc::new(connect_unix(path).map_err(Failure::new)?),
+            Address::Unix(path) => shared(connect_unix(path).map_err(Failure::new)?),
             other => return Err(Failure::new(format!("{other} is not supported here"))),
         };
         stream.set_read_timeout(Some(LIMIT)).map_err(Failure::new)?;
@@ -51,22 +59,21 @@ impl Dialer {
         let secured = self
             .connector
             .connect(stream, address.server_name(), &self.pool, now() + LIMIT);
-        Ok(secured.map_err(Failure::new)?.halves)
+        Ok(Session {
+            halves: secured.map_err(Failure::new)?.halves,
+            socket,
+            wire: self.wire,
+        })
     }
 
     /// A session that the server has taken up.
     pub(in super::super) fn connect(&self, address: &Address) -> Result<Session, Failure> {
-        let mut halves = self.tls(address)?;
-        halves
-            .stream
-            .set_read_timeout(Some(LIMIT))
-            .map_err(Failure::new)?;
-        self.wire.greet(&mut halves, self.side)?;
-        halves.stream.set_read_timeout(None).map_err(Failure::new)?;
-        Ok(Session {
-            halves,
-            wire: self.wire,
-        })
+        let mut session = self.tls(address)?;
+        let stream = session.stream();
+        stream.set_read_timeout(Some(LIMIT)).map_err(Failure::new)?;
+        self.wire.greet(&mut session.halves, self.side)?;
+        stream.set_read_timeout(None).map_err(Failure::new)?;
+        Ok(session)
     }
 
     /// So many sessions, made by a few threads at a time.
@@ -96,10 +103,17 @@ impl Dialer {
     }
 }
 
+/// One stream as its two uses see it.
+fn shared<S: Duplex + AsFd>(stream: S) -> (Arc<dyn Duplex>, Socket) {
+    let stream = Arc::new(stream);
+    (Arc::clone(&stream) as _, stream)
+}
+
 /// One session. Dropping it closes it.
 #[derive(Debug)]
 pub(in super::super) struct Session {
     halves: Halves,
+    socket: Socket,
     wire: &'static dyn Wire,
 }
 
@@ -107,6 +121,10 @@ impl Session {
     /// The raw stream, to end it from another thread.
     pub(in super::super) fn stream(&self) -> Arc<dyn Duplex> {
         Arc::clone(&self.halves.stream)
+    }
+
+    pub(super) fn socket(&self) -> Socket {
+        Arc::clone(&self.socket)
     }
 
     /// Sends encoded publications; false once the connection is gone.
@@ -119,6 +137,17 @@ impl Session {
         let sent = self.send(batch);
         self.halves.transmit.idle();
         sent
+    }
+
+    /// Sends as much of a batch as the socket has room for; what is left goes
+    /// with [`flush`](Self::flush).
+    pub(super) fn try_send(&mut self, batch: &Outgoing) -> Tried {
+        self.halves.transmit.try_transmit(batch)
+    }
+
+    /// Sends the rest of a batch; false once the connection is gone.
+    pub(super) fn flush(&mut self) -> bool {
+        self.halves.transmit.flush().is_ok()
     }
 
     /// Waits for bytes, and hands over the payloads of the deliveries that

@@ -1,13 +1,15 @@
-//! SSNTP: STATS of agents, which the server forwards to controllers.
+//! SSNTP: STATS of agents, which the server forwards to controllers, and READY,
+//! which it forwards to schedulers.
 
 use ssntp::Role;
 use ssntp::proto::{
-    ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameType, HEADER_LEN, Header,
+    ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, FrameType, HEADER_LEN, Header,
+    Status,
 };
-use ssntp::transport::{Halves, Outgoing};
+use ssntp::transport::raw::{Halves, Outgoing};
 use uuid::Uuid;
 
-use super::{Side, Wire, read_until, say};
+use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
@@ -18,6 +20,7 @@ impl Wire for Ssntp {
         let role = match side {
             Side::Sender => Role::AGENT,
             Side::Receiver => Role::CONTROLLER,
+            Side::Bystander => Role::SCHEDULER,
         };
         let connect = Connect::new(role, Uuid::new_v4(), false);
         // What the server's certificate says was checked by TLS already.
@@ -31,8 +34,12 @@ impl Wire for Ssntp {
         })
     }
 
-    fn publish(&self, payload: &[u8], to: &mut Vec<u8>) -> usize {
-        to.extend_from_slice(&Frame::with_payload(Command::STATS, payload.to_vec()).encode());
+    fn publish(&self, payload: &[u8], subject: Subject, to: &mut Vec<u8>) -> usize {
+        let kind: FrameKind = match subject {
+            Subject::Load => Command::STATS.into(),
+            Subject::Bystander => Status::READY.into(),
+        };
+        to.extend_from_slice(&Frame::with_payload(kind, payload.to_vec()).encode());
         HEADER_LEN
     }
 

@@ -13,7 +13,7 @@
 //! Senders share the lock for the time of one push, so that those of several
 //! threads do not queue up behind each other; a change of state excludes them
 //! all, and with that no frame can slip past another of the same thread. What
-//! waits for a change waits at the bell.
+//! waits for a change waits for it in `Changes`.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -29,13 +29,13 @@ use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::{Limits, Outbox, Outgoing, PushError};
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Uplink {
     uuid: Uuid,
     role: Role,
     offline: Offline,
     queue: Limits,
     state: RwLock<State>,
-    bell: Bell,
+    changes: Changes,
 }
 
 #[derive(Debug)]
@@ -65,23 +65,19 @@ pub(super) enum Obstacle {
     Fault(SendFault),
     /// The session's outbox is full.
     Session(Outbox),
-    /// The queue for the next session is full; the bell had rung so often.
+    /// The queue for the next session is full; so many changes had been seen.
     Offline(u64),
 }
 
-/// What the end of a line found.
-pub(super) struct LineEnd {
+/// What the end of an uplink found.
+pub(super) struct UplinkEnd {
     /// Whether a session stood.
     pub(super) connected: bool,
     /// How many frames waited for a session.
     pub(super) lost: u64,
 }
 
-/// What [`Line::flush`] asks [`Outbox::wait_for_room`] for: never there
-/// before nothing waits any more.
-const EVERYTHING: usize = usize::MAX >> 1;
-
-impl Line {
+impl Uplink {
     pub(super) fn new(uuid: Uuid, role: Role, offline: Offline, queue: Limits) -> Self {
         Self {
             uuid,
@@ -89,7 +85,7 @@ impl Line {
             offline,
             queue,
             state: RwLock::new(State::Down(Waiting::default())),
-            bell: Bell::default(),
+            changes: Changes::default(),
         }
     }
 
@@ -121,7 +117,7 @@ impl Line {
                 let fits = frames < limits.frames && waiting.bytes + len <= limits.bytes;
                 // As in an outbox, one frame may always wait alone.
                 if !fits && frames > 0 {
-                    return Err(Obstacle::Offline(self.bell.rung()));
+                    return Err(Obstacle::Offline(self.changes.rung()));
                 }
                 waiting.bytes += len;
                 waiting.frames.push_back(frame.clone());
@@ -147,7 +143,7 @@ impl Line {
             // It also returns when the session is over, and then the frame's
             // way is another.
             Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
-            Obstacle::Offline(rung) => self.bell.wait(rung, left),
+            Obstacle::Offline(rung) => self.changes.wait(rung, left),
         }
     }
 
@@ -164,12 +160,10 @@ impl Line {
         // has a place in the other.
         let outbox = Outbox::new(Limits {
             frames: self.queue.frames.max(items.len() as u64),
-            // Less than `flush` asks for, however much was configured.
             bytes: self
                 .queue
                 .bytes
-                .min(EVERYTHING as u64 / 2)
-                .max(items.iter().map(|i| i.len() as u64).sum()),
+                .max(items.iter().map(|item| item.load().memory()).sum()),
         });
         for item in items {
             let taken = outbox.push(item);
@@ -180,7 +174,7 @@ impl Line {
             server: server.clone(),
         });
         drop(state);
-        self.bell.ring();
+        self.changes.ring();
         Some(outbox)
     }
 
@@ -191,30 +185,30 @@ impl Line {
             *state = State::Down(Waiting::default());
         }
         drop(state);
-        self.bell.ring();
+        self.changes.ring();
     }
 
-    /// Ends the line for good: nothing is taken any more, and what waits in
+    /// Ends the uplink for good: nothing is taken any more, and what waits in
     /// an outbox is sent. `None` when it had ended before.
-    pub(super) fn end(&self, reason: ClientError) -> Option<LineEnd> {
+    pub(super) fn end(&self, reason: ClientError) -> Option<UplinkEnd> {
         let mut state = self.write();
         let end = match &*state {
             State::Ended(_) => return None,
             State::Up(up) => {
                 up.outbox.close();
-                LineEnd {
+                UplinkEnd {
                     connected: true,
                     lost: 0,
                 }
             }
-            State::Down(waiting) => LineEnd {
+            State::Down(waiting) => UplinkEnd {
                 connected: false,
                 lost: waiting.frames.len() as u64,
             },
         };
         *state = State::Ended(reason);
         drop(state);
-        self.bell.ring();
+        self.changes.ring();
         Some(end)
     }
 
@@ -237,14 +231,14 @@ impl Line {
     /// Waits until a session stands; false when none does by then.
     pub(super) fn wait_up(&self, deadline: Option<Instant>) -> Result<bool, ClientError> {
         loop {
-            let rung = self.bell.rung();
+            let rung = self.changes.rung();
             match &*self.read() {
                 State::Up(up) if !up.outbox.is_closed() => return Ok(true),
                 State::Ended(reason) => return Err(reason.clone()),
                 _ => {}
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
-            if !self.bell.wait(rung, left) {
+            if !self.changes.wait(rung, left) {
                 return Ok(false);
             }
         }
@@ -253,7 +247,7 @@ impl Line {
     /// Waits until nothing waits to be sent.
     pub(super) fn flush(&self, deadline: Instant) -> bool {
         loop {
-            let rung = self.bell.rung();
+            let rung = self.changes.rung();
             let outbox = match &*self.read() {
                 State::Up(up) => Some(up.outbox.clone()),
                 State::Down(waiting) if waiting.frames.is_empty() => return true,
@@ -265,7 +259,7 @@ impl Line {
                 return false;
             }
             if let Some(outbox) = outbox {
-                if outbox.wait_for_room(EVERYTHING, Some(left)) {
+                if outbox.wait_until_empty(deadline) {
                     return true;
                 }
                 if !outbox.is_closed() {
@@ -273,7 +267,7 @@ impl Line {
                 }
             }
             let left = deadline.saturating_duration_since(now());
-            if !self.bell.wait(rung, Some(left)) {
+            if !self.changes.wait(rung, Some(left)) {
                 return false;
             }
         }
@@ -311,12 +305,12 @@ impl State {
 
 /// Wakes whoever waits for a change.
 #[derive(Debug, Default)]
-struct Bell {
+struct Changes {
     rung: Mutex<u64>,
     changed: Condvar,
 }
 
-impl Bell {
+impl Changes {
     fn ring(&self) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changed.notify_all();

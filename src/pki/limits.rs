@@ -1,0 +1,76 @@
+//! What certificates of a chain limit in each other beyond what webpki looks
+//! at, which knows neither roles nor key usages, and takes no limits from a
+//! trusted authority.
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::certificate::X509Certificate;
+
+use super::{CertificateInfo, Fault, eku, inspect};
+use crate::Role;
+
+/// How many authorities may stand below one that is trusted (its path length),
+/// where it says so.
+#[derive(Debug)]
+pub(super) struct PathLength {
+    subject: Vec<u8>,
+    longest: usize,
+}
+
+impl PathLength {
+    pub(super) fn of(authority: &CertificateInfo) -> Result<Option<Self>, Fault> {
+        let parsed = inspect::parse(&authority.der)?;
+        let constraints = parsed.basic_constraints().map_err(broken)?;
+        let longest = constraints.and_then(|extension| extension.value.path_len_constraint);
+        Ok(longest.map(|longest| Self {
+            subject: parsed.subject().as_raw().to_vec(),
+            longest: usize::try_from(longest).unwrap_or(usize::MAX),
+        }))
+    }
+}
+
+/// Checks a chain whose signatures are checked elsewhere; `intermediates`
+/// holds none that is itself trusted.
+///
+/// Which of them lie on the path to a trusted authority is not known here. A
+/// peer that shows more than the path is held to the limits of all it shows,
+/// so that nothing it adds can loosen one.
+pub(super) fn check(
+    first: &CertificateDer<'_>,
+    intermediates: &[&CertificateDer<'_>],
+    authorities: &[PathLength],
+) -> Result<(), Fault> {
+    let first = inspect::parse(first)?;
+    let usage = first.key_usage().map_err(broken)?;
+    if usage.is_some_and(|extension| !extension.value.digital_signature()) {
+        return Err(Fault::NotForSignatures);
+    }
+    let roles = eku::usages(&first)?.map_or(Role::NONE, eku::roles);
+    let mut issuers = vec![first.issuer().as_raw()];
+    let mut below = 0;
+    let parsed = intermediates.iter().map(|der| inspect::parse(der));
+    let parsed: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
+    for issuer in &parsed {
+        if let Some(usages) = eku::usages(issuer)?
+            && !usages.any
+            && !eku::roles(usages).contains(roles)
+        {
+            return Err(Fault::RoleNotIssuers {
+                issuer: inspect::distinguished_name(issuer.subject()),
+            });
+        }
+        // RFC 5280, section 4.2.1.9: the new certificate of an authority by
+        // itself makes a path no longer.
+        below += usize::from(issuer.subject().as_raw() != issuer.issuer().as_raw());
+        issuers.push(issuer.issuer().as_raw());
+    }
+    let too_long =
+        |authority: &PathLength| below > authority.longest && issuers.contains(&authority.subject.as_slice());
+    match authorities.iter().any(too_long) {
+        true => Err(Fault::PathTooLong),
+        false => Ok(()),
+    }
+}
+
+fn broken(error: x509_parser::error::X509Error) -> Fault {
+    Fault::BadCertificate(error.to_string())
+}

@@ -1,0 +1,499 @@
+//! The state of a server: who is connected, what may be sent, where it goes.
+//!
+//! ```text
+//!  admit ─▶ Session ─ admitted(told) ─▶ items ─ filter ─ rules ─ handler ─▶ Action::Send
+//!              │                                                     │
+//!              └─ ended, replaced, refused, stop ─▶ departed ─▶ Handler::disconnected
+//! ```
+//!
+//! No sockets, no threads, no clock: [`transport::dispatch`](crate::transport)
+//! tells it what happens and when, and carries out the [`Action`]s. So a whole
+//! cluster can be simulated with the code that serves it.
+//!
+//! A session is in the index from its admission until its end, which takes it
+//! out of every index at once; its threads may then still send what waits.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use log::{debug, error, info};
+use uuid::Uuid;
+
+use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
+use super::config::{ConfigurationCheck, ServerConfig, Shared, SlowConsumer};
+use super::delivery::Fan;
+use super::filter::Filter;
+use super::handler::{Context, DisconnectReason, Handler, HeldFrame};
+use super::held::Held;
+use super::routing::{Rule, RuleTable};
+use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use crate::Role;
+use crate::log_limit::LogLimit;
+use crate::pki::CertificateInfo;
+use crate::printable::excerpt;
+use crate::proto::{
+    Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
+};
+use crate::transport::dispatch::{Action, Core};
+use crate::transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
+
+/// A client that asks to be admitted.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) connect: Connect,
+    pub(crate) certificate: CertificateInfo,
+    pub(crate) address: PeerAddress,
+    /// Where its decoder counts malformed traces.
+    pub(crate) bad_traces: Arc<AtomicU64>,
+}
+
+/// What a client that was admitted is told, and who it is.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) info: Arc<SessionInfo>,
+    pub(crate) connected: Connected,
+}
+
+/// A server with its application.
+pub(crate) struct ServerCore<H> {
+    state: State,
+    handler: H,
+    /// What the handler said last.
+    timer: Option<Instant>,
+}
+
+/// Everything a server owns but the application.
+pub(super) struct State {
+    pub(super) shared: Arc<Shared>,
+    pub(super) sessions: Sessions,
+    pub(super) rules: RuleTable,
+    pub(super) filter: Filter,
+    pub(super) configuration: Bytes,
+    pub(super) held: Held,
+    pub(super) check: Box<ConfigurationCheck>,
+    pub(super) takes_configure: bool,
+    pub(super) slow_consumer: SlowConsumer,
+    pub(super) max_sessions: usize,
+    pub(super) admission: AdmissionPolicy,
+    pub(super) certificates: Certificates,
+    /// Sessions whose end the handler has not been told of.
+    pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
+    /// Frames that the handler is to be told have expired.
+    pub(super) expired: Vec<HeldFrame>,
+    /// Dropped, for whoever waits for that, once the server stops.
+    pub(super) open: Option<Sender<Infallible>>,
+    pub(super) now: Instant,
+    /// What clients may cause in the log, by UUID.
+    pub(super) log: LogLimit<Uuid>,
+    /// What is to be done, in order.
+    pub(super) actions: Vec<Action>,
+    /// Whether frames of a session are being dealt with: it can be made to wait
+    /// where what they cause finds no room.
+    pub(super) caused: bool,
+    /// Counts the times that all actions had been carried out.
+    pub(super) step: u64,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("sessions", &self.sessions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<H> std::fmt::Debug for ServerCore<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.state.fmt(f)
+    }
+}
+
+impl<H: Handler> ServerCore<H> {
+    pub(crate) fn new(
+        mut config: ServerConfig,
+        shared: Arc<Shared>,
+        max_sessions: usize,
+        handler: H,
+        open: Sender<Infallible>,
+        now: Instant,
+    ) -> Result<Self, super::RuleError> {
+        let check = config.take_check();
+        let state = State {
+            shared,
+            sessions: Sessions::default(),
+            rules: RuleTable::try_from(config.rules)?,
+            filter: config.filter,
+            configuration: config.configuration,
+            held: Held::new(config.held_frames, config.held_bytes, config.held_time),
+            check,
+            takes_configure: config.takes_configure,
+            slow_consumer: config.slow_consumer,
+            max_sessions,
+            admission: config.admission,
+            certificates: Certificates::default(),
+            departed: Vec::new(),
+            expired: Vec::new(),
+            open: Some(open),
+            now,
+            log: LogLimit::default(),
+            actions: Vec::new(),
+            caused: false,
+            step: 0,
+        };
+        Ok(Self {
+            state,
+            handler,
+            timer: None,
+        })
+    }
+
+    /// Does something with the state at that time, and hands out what is to be
+    /// done about it.
+    fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
+        self.state.step += u64::from(actions.is_empty());
+        self.state.now = now;
+        std::mem::swap(&mut self.state.actions, actions);
+        let result = act(self);
+        std::mem::swap(&mut self.state.actions, actions);
+        result
+    }
+
+    /// Runs what another thread wants done.
+    pub(super) fn call(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        call: impl FnOnce(&mut Context<'_>),
+    ) {
+        self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+    }
+
+    /// Runs code of the application; a panic in it is logged and goes no
+    /// further.
+    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut H, &mut Context<'_>)) {
+        let mut cx = Context {
+            state: &mut self.state,
+        };
+        let panic = guard(|| call(&mut self.handler, &mut cx));
+        self.state.note_panic(what, panic);
+    }
+}
+
+impl<H: Handler> Core for ServerCore<H> {
+    type Item = Item;
+    type Request = Request;
+    type Grant = Grant;
+    type Place = Place;
+    type Refusal = Refusal;
+
+    fn admit(
+        &mut self,
+        id: ConnectionId,
+        request: Request,
+        gauge: Gauge,
+        standing: usize,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(Grant, Place), Refusal> {
+        self.at(now, actions, |core| {
+            core.state.admit(SessionId(id), request, gauge, standing)
+        })
+    }
+
+    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| {
+            if !told {
+                core.state.sessions.remove(SessionId(id));
+                return;
+            }
+            let Some(session) = core.state.sessions.get_mut(SessionId(id)) else {
+                return;
+            };
+            session.told = true;
+            let info = Arc::clone(&session.info);
+            if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
+                info!(target: "ssntp::server", "{info}: connected{more}");
+            }
+            core.guarded("connected", |handler, cx| handler.connected(cx, &info));
+        });
+    }
+
+    fn received(&mut self, id: ConnectionId, bytes: u64, _now: Instant) {
+        if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
+            session.counters.bytes_received += bytes;
+        }
+    }
+
+    fn item(
+        &mut self,
+        id: ConnectionId,
+        mut item: Item,
+        most: u32,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> (u32, Option<Item>) {
+        let rest = match &mut item {
+            Item::Run(run) => run.split_off(most).map(Item::Run),
+            _ => None,
+        };
+        let frames = item.frames();
+        self.at(now, actions, |core| {
+            core.state.caused = true;
+            core.deal_with(SessionId(id), item);
+            core.state.caused = false;
+        });
+        (frames, rest)
+    }
+
+    fn ended(&mut self, id: ConnectionId, reason: EndReason, now: Instant, actions: &mut Vec<Action>) {
+        let reason = match reason {
+            EndReason::PeerClosed => DisconnectReason::PeerClosed,
+            EndReason::Protocol(e) => DisconnectReason::Protocol(e.to_string()),
+            other => DisconnectReason::Lost(other.to_string()),
+        };
+        self.at(now, actions, |core| core.state.end(SessionId(id), reason, false));
+    }
+
+    fn left(&mut self, id: ConnectionId, items: Vec<Item>) {
+        let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
+        debug!(target: "ssntp::server", "{}: {frames} frames of it were not dealt with", SessionId(id));
+    }
+
+    fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool {
+        self.at(now, actions, |core| core.state.overflow(SessionId(to), item))
+    }
+
+    /// Tells the handler of sessions that ended and frames that expired while
+    /// something else was being done.
+    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while !(self.state.departed.is_empty() && self.state.expired.is_empty()) {
+            self.at(now, actions, |core| {
+                for (info, reason) in std::mem::take(&mut core.state.departed) {
+                    if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
+                        info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
+                    }
+                    core.guarded("disconnected", |handler, cx| {
+                        handler.disconnected(cx, &info, &reason)
+                    });
+                }
+                for held in std::mem::take(&mut core.state.expired) {
+                    core.guarded("expired", |handler, cx| handler.expired(cx, held));
+                }
+            });
+        }
+    }
+
+    fn next_deadline(&mut self) -> Option<Instant> {
+        self.timer = None;
+        let panic = guard(|| self.timer = self.handler.next_timer());
+        self.state.note_panic("next_timer", panic);
+        [self.state.held.next_expiry(), self.timer]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| {
+            while let Some(held) = core.state.held.expire(now) {
+                core.guarded("expired", |handler, cx| handler.expired(cx, held));
+            }
+            if core.timer.take_if(|at| *at <= now).is_some() {
+                core.guarded("timer", |handler, cx| handler.timer(cx));
+            }
+        });
+    }
+
+    fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| {
+            core.state.open = None;
+            for id in core.state.sessions.ids() {
+                core.state.end(id, DisconnectReason::Stopped, false);
+            }
+        });
+    }
+}
+
+impl<H: Handler> ServerCore<H> {
+    fn deal_with(&mut self, id: SessionId, item: Item) {
+        // An item before it may have ended the session.
+        let Some(session) = self.state.sessions.get_mut(id) else {
+            return;
+        };
+        let info = Arc::clone(&session.info);
+        let (kind, frames) = (item.kind(), item.frames());
+        session.counters.frames_received += u64::from(frames);
+        if let Item::Unsupported(kind) = item {
+            session.counters.frames_unsupported += 1;
+            debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
+            if let Some(answer) = answer_to_unsupported(kind) {
+                self.state.answer(id, &answer, 1);
+            }
+            return;
+        }
+        if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
+            let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
+            return self.state.end(id, reason, false);
+        }
+        if !self.state.filter.allows(info.role, kind) {
+            return self.state.filtered(id, kind, frames);
+        }
+        let configures = self.state.takes_configure
+            && kind == Command::CONFIGURE
+            && info.role.intersects(Role::CONTROLLER);
+        match item {
+            Item::Run(run) if configures => {
+                // Rare, and each has to be looked at.
+                for frame in run.frames() {
+                    if self.state.configure(id, &frame) {
+                        self.route_run(&info, &Run::of(&frame));
+                    }
+                }
+            }
+            Item::Run(run) => self.route_run(&info, &run),
+            Item::Traced(frame) => {
+                if configures && !self.state.configure(id, &frame) {
+                    return;
+                }
+                self.route_frame(&info, &frame);
+                self.guarded("frame", |handler, cx| handler.frame(cx, &info, frame));
+            }
+            Item::Unsupported(_) => {}
+        }
+    }
+
+    fn route_run(&mut self, info: &Arc<SessionInfo>, run: &Run) {
+        match self.state.rules.get(run.kind()) {
+            Some(Rule::Multicast(role)) => {
+                let role = *role;
+                let item = Outgoing::whole(run.wire().clone(), run.len());
+                self.state.fan_out(info.id, role, |_| item.clone());
+            }
+            Some(Rule::Function(_)) => {
+                for frame in run.frames() {
+                    self.state.route_by_function(info, &frame, run.wire().len());
+                }
+            }
+            None => {}
+        }
+        self.guarded("frame", |handler, cx| handler.run(cx, info, run));
+    }
+
+    fn route_frame(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+        match self.state.rules.get(frame.kind()) {
+            Some(Rule::Multicast(role)) => {
+                let role = *role;
+                let shared = Arc::clone(&self.state.shared);
+                let mut fan = Fan::new(frame, &shared);
+                self.state
+                    .fan_out(info.id, role, |session| fan.for_session(session));
+            }
+            Some(Rule::Function(_)) => self
+                .state
+                .route_by_function(info, frame, frame.payload_bytes().len()),
+            None => {}
+        }
+    }
+}
+
+impl State {
+    fn admit(
+        &mut self,
+        id: SessionId,
+        request: Request,
+        gauge: Gauge,
+        standing: usize,
+    ) -> Result<(Grant, Place), Refusal> {
+        let Request {
+            connect,
+            certificate,
+            address,
+            bad_traces,
+        } = request;
+        let newcomer = Candidate {
+            uuid: connect.source,
+            bound: certificate.uuid,
+        };
+        let holder = self
+            .sessions
+            .id_of(connect.source)
+            .and_then(|id| self.sessions.get(id));
+        let standing = Standing {
+            server: self.shared.uuid,
+            stopping: self.open.is_none(),
+            maximum: self.max_sessions,
+            sessions: standing,
+            of_certificate: self.certificates.sessions_of(&certificate),
+            holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, &certificate)),
+        };
+        if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
+            self.end(old, DisconnectReason::Replaced, false);
+        }
+        let shared = &self.shared;
+        let connected = ServerHandshake::connected(
+            &connect,
+            shared.uuid,
+            shared.role,
+            shared.tracing,
+            self.configuration.clone(),
+        );
+        let place = self.certificates.take(&certificate);
+        let info = Arc::new(SessionInfo {
+            id,
+            uuid: connect.source,
+            role: connect.role,
+            address,
+            certificate: place.certificate().clone(),
+            tracing: connected.trace,
+        });
+        self.sessions
+            .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
+        Ok((Grant { info, connected }, place))
+    }
+
+    /// Logs a panic of the application, which may come with each frame.
+    pub(super) fn note_panic(&mut self, what: &'static str, panic: Option<String>) {
+        if let Some(why) = panic
+            && let Some(more) = self.log.admit(Uuid::nil(), what, self.now)
+        {
+            error!(target: "ssntp::server", "the application panicked in {what}: {why}{more}");
+        }
+    }
+
+    /// Takes a session out of every index at once and lets its connection end:
+    /// after its queue is flushed, or now.
+    pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
+        let Some(session) = self.sessions.remove(id) else {
+            return;
+        };
+        self.actions.push(Action::End { id: id.0, abort });
+        // Of one that ends before the application heard of it, it never does.
+        if session.told {
+            self.departed.push((session.info, reason));
+        }
+    }
+
+    pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {
+        match self.sessions.id_of(uuid) {
+            Some(id) => {
+                self.end(id, DisconnectReason::Application, false);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Runs code of the application. Gives back what it says where it panics.
+pub(super) fn guard(call: impl FnOnce()) -> Option<String> {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).err()?;
+    let why = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Some(why.unwrap_or("no message").to_owned())
+}

@@ -1,0 +1,39 @@
+//! The control groups that a process is in.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where a controller's files may be: in the process's group and in each one
+/// above it, since the limits of all of them bind. In version 2, in one
+/// hierarchy or beside version 1, and in version 1. A container may see its
+/// own group as the top one, so the top is always among them; files that are
+/// not there say nothing.
+pub(super) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mut directories = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let tops = match controllers {
+            "" => vec!["sys/fs/cgroup".to_owned(), "sys/fs/cgroup/unified".to_owned()],
+            _ if controllers.split(',').any(|one| one == controller) => {
+                vec![format!("sys/fs/cgroup/{controller}")]
+            }
+            _ => continue,
+        };
+        // A group outside of what this namespace shows begins with "..".
+        let path = path.trim_start_matches('/');
+        let path = Path::new(if path.starts_with("..") { "" } else { path });
+        for top in tops {
+            directories.extend(path.ancestors().map(|group| root.join(&top).join(group)));
+        }
+    }
+    directories
+}
+
+/// The number in a file; none where it says `max`, or is not there.
+pub(super) fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}

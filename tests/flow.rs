@@ -1,0 +1,405 @@
+//! Flow control over whole servers: who waits, for whom, and who does not.
+#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use ssntp::Role;
+use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
+use ssntp::server::{
+    Context, DisconnectReason, Handler, Rules, SendError, ServerConfig, ServerEvent, SessionInfo,
+    SlowConsumer,
+};
+use ssntp::transport::Limits;
+use support::*;
+use uuid::Uuid;
+
+const SENDERS: u32 = 12;
+const FRAMES: u32 = 150;
+const LEN: usize = 16 * 1024;
+
+/// A queue that the load of these tests passes many times over.
+fn small_queue(config: ServerConfig) -> ServerConfig {
+    config.queue(Limits {
+        frames: 1 << 20,
+        bytes: 1 << 20,
+    })
+}
+
+fn numbered(kind: Command, number: u32) -> Frame {
+    let mut payload = vec![7; LEN];
+    payload[..4].copy_from_slice(&number.to_be_bytes());
+    Frame::with_payload(kind, payload)
+}
+
+/// Many senders at full speed, each on a thread, each frame with the sender's
+/// UUID and a number; they give their peers back at the end.
+fn flood(server: &TestServer, kind: Command) -> Vec<std::thread::JoinHandle<Peer>> {
+    (0..SENDERS)
+        .map(|_| {
+            let mut agent = server.connect(Role::AGENT);
+            std::thread::spawn(move || {
+                for number in 0..FRAMES {
+                    let mut payload = vec![7; LEN];
+                    payload[..4].copy_from_slice(&number.to_be_bytes());
+                    payload[4..20].copy_from_slice(agent.uuid.as_bytes());
+                    agent.send(&Frame::with_payload(kind, payload));
+                }
+                agent
+            })
+        })
+        .collect()
+}
+
+/// Receives all of a flood, and asserts that each sender's frames are in order.
+fn receive_flood(receiver: &mut Peer) {
+    let mut next: HashMap<Uuid, u32> = HashMap::new();
+    for _ in 0..SENDERS * FRAMES {
+        let frame = receiver.frame();
+        let payload = frame.payload_bytes();
+        let number = u32::from_be_bytes(payload[..4].try_into().unwrap());
+        let expected = next
+            .entry(Uuid::from_slice(&payload[4..20]).unwrap())
+            .or_default();
+        assert_eq!(number, *expected);
+        *expected += 1;
+    }
+}
+
+/// Forwards in one of the ways that a handler has.
+struct Forwards(fn(&mut Context<'_>, &SessionInfo, Frame));
+
+impl Handler for Forwards {
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        (self.0)(cx, from, frame);
+    }
+}
+
+fn controller(cx: &Context<'_>) -> Uuid {
+    cx.directory().with_role(Role::CONTROLLER).next().unwrap().uuid()
+}
+
+#[test]
+fn many_senders_end_no_receiver_that_reads_whatever_forwards_their_frames() {
+    let ways: [(&str, Option<Rules>, Forwards); 5] = [
+        (
+            "a rule",
+            Some(Rules::new().multicast(Command::STATS, Role::CONTROLLER)),
+            Forwards(|_, _, _| {}),
+        ),
+        (
+            "a routing function",
+            Some(Rules::new().route(Command::STATS, |_, _, directory| {
+                let to = directory.with_role(Role::CONTROLLER).map(SessionInfo::uuid);
+                ssntp::server::Decision::Forward(to.collect())
+            })),
+            Forwards(|_, _, _| {}),
+        ),
+        (
+            "forward",
+            None,
+            Forwards(|cx, from, frame| cx.forward(from, controller(cx), &frame).unwrap()),
+        ),
+        (
+            "forward_all",
+            None,
+            Forwards(|cx, from, frame| {
+                assert_eq!(cx.forward_all(from, Role::CONTROLLER, &frame), Ok(1));
+            }),
+        ),
+        (
+            "send",
+            None,
+            Forwards(|cx, _, frame| cx.send(controller(cx), &frame).unwrap()),
+        ),
+    ];
+    for (way, rules, handler) in ways {
+        let server = TestServer::start(handler, |c| {
+            small_queue(c).rules(rules.unwrap_or_default()).patience(LIMIT)
+        });
+        let mut receiver = server.connect(Role::CONTROLLER);
+        let senders = flood(&server, Command::STATS);
+        receive_flood(&mut receiver);
+        let uuid = receiver.uuid;
+        let counters = server.handle().with(move |cx| cx.counters(uuid)).unwrap();
+        let counters = counters.unwrap_or_else(|| panic!("{way}: the receiver was ended"));
+        assert_eq!(counters.frames_dropped, 0, "{way}");
+        for sender in senders {
+            sender.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_stuck_receiver_is_waited_for_once_and_meets_the_policy() {
+    let (handler, events) = ssntp::server::channel(1 << 16);
+    let server = TestServer::start(handler, |c| {
+        small_queue(c)
+            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+            .patience(Duration::from_secs(2))
+    });
+    let stuck = server.connect(Role::CONTROLLER);
+    let mut reader = server.connect(Role::CONTROLLER);
+    let senders = flood(&server, Command::STATS);
+    receive_flood(&mut reader);
+    for sender in senders {
+        sender.join().unwrap();
+    }
+    loop {
+        if let ServerEvent::Disconnected(who, why) = events.recv_timeout(LIMIT).unwrap() {
+            assert_eq!((who.uuid(), why), (stuck.uuid, DisconnectReason::SlowConsumer));
+            break;
+        }
+    }
+}
+
+#[test]
+fn who_does_not_take_its_answers_is_not_read_from() {
+    let server = TestServer::start((), |c| c);
+    let mut peer = server.connect(Role::AGENT);
+    // 8 bytes of an unknown operand cause an answer of 8 bytes.
+    let unknown = [0, 1, 0, 0x77, 0, 0, 0, 0].repeat(8192);
+    let mut other = server.connect(Role::AGENT);
+    let uuid = peer.uuid;
+    let sending = std::thread::spawn(move || {
+        // It ends when the server stops.
+        while peer.try_send_bytes(&unknown).is_ok() {}
+    });
+    let waiting = || {
+        let counters = server
+            .handle()
+            .with(move |cx| cx.counters(uuid))
+            .unwrap()
+            .unwrap();
+        (counters.frames_waiting, counters.frames_received)
+    };
+    // It is read from until a mebibyte of answers waits, and then no more: two
+    // looks that find the same show that, however long they are apart.
+    let deadline = Instant::now() + LIMIT;
+    let mut before = waiting();
+    loop {
+        // Another session is served all the while.
+        other.send_bytes(&[0, 1, 0, 0x77, 0, 0, 0, 0]);
+        assert_eq!(other.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
+        let now = waiting();
+        assert!(now.0 * 136 <= 1 << 20, "{now:?}");
+        if now == before && now.0 > 1000 {
+            break;
+        }
+        before = now;
+        assert!(Instant::now() < deadline, "it is read from without end: {now:?}");
+    }
+    drop(server);
+    sending.join().unwrap();
+}
+
+#[test]
+fn connected_is_neither_overtaken_nor_dropped() {
+    let server = TestServer::start((), |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+            .slow_consumer(SlowConsumer::DropOldest)
+            .patience(Duration::ZERO)
+            .queue(Limits {
+                frames: 2,
+                bytes: 1 << 20,
+            })
+    });
+    let mut agent = server.connect(Role::AGENT);
+    let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
+    let sending = std::thread::spawn(move || {
+        let burst: Vec<u8> = (0..64)
+            .flat_map(|n| numbered(Command::STATS, n).encode())
+            .collect();
+        while stopped.try_recv() == Err(crossbeam_channel::TryRecvError::Empty) {
+            agent.send_bytes(&burst);
+        }
+    });
+    for _ in 0..20 {
+        // The handshake asserts that CONNECTED comes first, whole.
+        let mut controller = server.connect(Role::CONTROLLER);
+        assert_eq!(controller.frame().kind(), Command::STATS);
+    }
+    drop(stop);
+    sending.join().unwrap();
+}
+
+#[test]
+fn long_frames_that_never_end_take_no_more_than_the_budget_and_do_not_stay() {
+    const BUDGET: u64 = 4 << 20;
+    let (handler, events) = ssntp::server::channel(1 << 10);
+    let server = TestServer::start(handler, |c| {
+        c.queue_budget(BUDGET)
+            .write_timeout(Duration::from_millis(500))
+            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+    });
+    // A quarter of the budget is for what is received: two of these use it up.
+    let mut begun: Vec<Peer> = (0..4).map(|_| server.connect(Role::AGENT)).collect();
+    for peer in &mut begun {
+        // 16 MiB are announced.
+        peer.send_bytes(&[0, 1, 0, 3, 1, 0, 0, 0]);
+        let _ = peer.try_send_bytes(&vec![7; 600_000]);
+    }
+    for _ in 0..begun.len() {
+        let why = loop {
+            if let ServerEvent::Disconnected(_, why) = events.recv_timeout(LIMIT).unwrap() {
+                break why;
+            }
+        };
+        assert!(
+            matches!(&why, DisconnectReason::Protocol(why) if why.contains("did not come to its end")),
+            "{why:?}"
+        );
+    }
+    // Whoever comes to an end is served.
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.connect(Role::AGENT);
+    let long = Frame::with_payload(Command::STATS, vec![7; 600_000]);
+    agent.send(&long);
+    assert_eq!(controller.frame(), long);
+}
+
+/// Takes its time with STATS, and answers READY.
+struct Slow {
+    dealt_with: Arc<AtomicU32>,
+}
+
+impl Handler for Slow {
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        if frame.kind() == Command::STATS {
+            let until = Instant::now() + Duration::from_micros(200);
+            while Instant::now() < until {}
+            self.dealt_with.fetch_add(1, Ordering::Relaxed);
+        } else {
+            cx.send(from.uuid(), &Frame::new(Status::READY)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_lone_frame_passes_the_backlog_of_others() {
+    const EACH: u32 = 2000;
+    let dealt_with = Arc::new(AtomicU32::new(0));
+    let handler = Slow {
+        dealt_with: Arc::clone(&dealt_with),
+    };
+    let server = TestServer::start(handler, |c| c);
+    let mut lone = server.connect(Role::AGENT);
+    let backlog: Vec<u8> = Frame::new(Command::STATS).encode().repeat(EACH as usize);
+    let mut busy: Vec<Peer> = (0..8).map(|_| server.connect(Role::AGENT)).collect();
+    for peer in &mut busy {
+        peer.send_bytes(&backlog);
+    }
+    while dealt_with.load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    let before = dealt_with.load(Ordering::Relaxed);
+    lone.send(&Frame::new(Status::READY));
+    assert_eq!(lone.frame().kind(), Status::READY);
+    let passed = dealt_with.load(Ordering::Relaxed) - before;
+    // One after the other they would all have come first.
+    assert!(passed < 8 * EACH / 2, "{passed} frames came before it");
+}
+
+/// Calls the handle of another server for each frame.
+struct Calls {
+    other: Receiver<ssntp::server::ServerHandle>,
+    found: Sender<(Result<(), SendError>, Result<(), SendError>)>,
+}
+
+impl Handler for Calls {
+    fn frame(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: Frame) {
+        let other = self.other.recv_timeout(LIMIT).unwrap();
+        let waits = other.with(|_| ());
+        let posts = other.post(|_| ());
+        let _ = self.found.send((waits, posts));
+    }
+}
+
+#[test]
+fn handlers_of_two_servers_that_call_each_other_do_not_wait_for_ever() {
+    let (found, finds) = unbounded();
+    let (to_first, first) = unbounded();
+    let (to_second, second) = unbounded();
+    let start = |other, found: &Sender<_>| {
+        let handler = Calls {
+            other,
+            found: found.clone(),
+        };
+        TestServer::start(handler, |c| c)
+    };
+    let (a, b) = (start(first, &found), start(second, &found));
+    let mut clients = [a.connect(Role::AGENT), b.connect(Role::AGENT)];
+    for client in &mut clients {
+        client.send(&Frame::new(Event::TENANT_ADDED));
+    }
+    to_first.send(b.handle()).unwrap();
+    to_second.send(a.handle()).unwrap();
+    for _ in 0..2 {
+        let found = finds.recv_timeout(LIMIT).unwrap();
+        assert_eq!(found, (Err(SendError::OnDispatcher), Ok(())));
+    }
+}
+
+/// Stops its server when it is told to.
+struct Stops;
+
+impl Handler for Stops {
+    fn frame(&mut self, cx: &mut Context<'_>, _: &SessionInfo, _: Frame) {
+        cx.stop();
+    }
+}
+
+#[test]
+fn a_server_is_stopped_by_its_handler_and_by_its_handle_and_wait_returns() {
+    for by_handler in [true, false] {
+        let mut server = TestServer::start(Stops, |c| c);
+        let mut agent = server.connect(Role::AGENT);
+        if by_handler {
+            agent.send(&Frame::new(Command::STOP));
+        } else {
+            server.handle().stop();
+        }
+        server.server.take().unwrap().wait();
+        agent.end();
+    }
+}
+
+#[test]
+fn a_channel_of_events_says_what_it_missed() {
+    let (handler, events) = ssntp::server::channel(4);
+    let server = TestServer::start(handler, |c| c);
+    let mut agent = server.connect(Role::AGENT);
+    for _ in 0..10 {
+        agent.send(&Frame::new(Status::READY));
+    }
+    // Its answer comes once all before it have been dealt with.
+    agent.send_bytes(&[0, 1, 0, 0x77, 0, 0, 0, 0]);
+    assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
+    let mut seen: Vec<ServerEvent> = events.try_iter().collect();
+    assert!(matches!(&seen[0], ServerEvent::Connected(who) if who.uuid() == agent.uuid));
+    agent.send(&Frame::new(Status::FULL));
+    agent.send_bytes(&[0, 1, 0, 0x77, 0, 0, 0, 0]);
+    assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
+    seen.extend(events.try_iter());
+    let missed = seen.iter().find_map(|event| match event {
+        ServerEvent::Missed(count) => Some(*count),
+        _ => None,
+    });
+    let frames = seen
+        .iter()
+        .filter(|event| matches!(event, ServerEvent::Frame(..)));
+    assert_eq!(missed.unwrap() + frames.count() as u64, 11);
+}
