@@ -19,16 +19,7 @@ pub trait Receive: Send + fmt::Debug {
     /// # Errors
     /// What the stream or TLS says; an end without TLS's close_notify is
     /// `UnexpectedEof`.
-    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
-        self.receive_telling(inbox, &mut || {})
-    }
-
-    /// As [`receive`](Self::receive), and calls `arrived` as soon as a wait for
-    /// bytes is over, before they are read and opened.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    fn receive_telling(&mut self, inbox: &mut Inbox, arrived: &mut dyn FnMut()) -> io::Result<Received>;
+    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received>;
 }
 
 /// What [`Receive::receive`] did.
@@ -194,13 +185,12 @@ struct PlainReceive {
 }
 
 impl Receive for PlainReceive {
-    fn receive_telling(&mut self, inbox: &mut Inbox, arrived: &mut dyn FnMut()) -> io::Result<Received> {
+    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let mut buffer = match self.buffer.take() {
             Some(buffer) => buffer,
             None => {
                 inbox.release();
                 self.stream.wait_readable()?;
-                arrived();
                 self.pool.take()
             }
         };

@@ -107,7 +107,7 @@ impl TlsReceive {
 }
 
 impl Receive for TlsReceive {
-    fn receive_telling(&mut self, inbox: &mut Inbox, arrived: &mut dyn FnMut()) -> io::Result<Received> {
+    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let before = inbox.bytes.len();
         // The handshake may have read further than its own end.
         let first = if self.incoming.is_empty() {
@@ -133,7 +133,6 @@ impl Receive for TlsReceive {
             inbox.release();
         }
         self.stream.wait_readable()?;
-        arrived();
         match self.incoming.read(&*self.stream, true) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => self.open(inbox),
