@@ -124,7 +124,7 @@ impl Facts {
             cpus_online: self.cpus_online,
             hostname: self.hostname.clone(),
             networks: self.networks.clone(),
-            instances: Vec::new(),
+            ..Stats::default()
         }
     }
 }

@@ -19,6 +19,7 @@ use super::{Id, payload};
 /// load: 3
 /// cpus_online: 16
 /// hostname: rack1-n07
+/// interval: 30
 /// networks:
 /// - ip: 10.0.0.7
 ///   mac: "52:54:00:12:34:56"
@@ -54,6 +55,10 @@ pub struct Stats {
     pub cpus_online: i64,
     /// The node's name; default: empty.
     pub hostname: String,
+    /// How often the node sends STATS, in seconds. A key of this project, which
+    /// others ignore; default: 0, it does not say, and nothing is written.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub interval: i64,
     /// The node's addresses; default: none.
     pub networks: Vec<NodeNetwork>,
     /// The node's instances; default: none.
@@ -74,10 +79,15 @@ impl Default for Stats {
             load: -1,
             cpus_online: -1,
             hostname: String::new(),
+            interval: 0,
             networks: Vec::new(),
             instances: Vec::new(),
         }
     }
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 /// One address of a node, in STATS and READY.
@@ -137,8 +147,11 @@ names! {
         Full = "FULL";
         /// It is connected and takes no command.
         Offline = "OFFLINE";
-        /// It is in maintenance.
+        /// It is in maintenance, or about to be: it takes no START.
         Maintenance = "MAINTENANCE";
+        /// It has sent no STATS for three intervals. The scheduler alone says
+        /// that, in the last ones that came.
+        Stale = "STALE";
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `routing` | who may send what, and where it goes |
 //! | `nodes` | NodeConnected, NodeDisconnected, and what a new controller is told |
 //! | `starts` | placement, held and lost STARTs |
+//! | `truth` | who may say what of an instance, and when a START counts as done |
 //! | `answers` | what the scheduler answers itself |
 //! | `controllers` | any and master |
 //! | `configuration` | CONFIGURE, its file, and the way back |
@@ -40,6 +41,7 @@ mod routing;
 mod starts;
 #[path = "../support/mod.rs"]
 mod support;
+mod truth;
 
 use ssntp::Role;
 use ssntp::cluster::scheduler::placement::Policy;
@@ -48,7 +50,7 @@ use ssntp::payload::{
     InstanceState, InstanceStats, NodeConnected, Ready, Start, StartFailure, StartFailureReason, Stats,
 };
 use ssntp::proto::{Command, Frame};
-use ssntp::server::{Server, ServerConfig};
+use ssntp::server::{Context, Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use uuid::Uuid;
 
@@ -57,7 +59,7 @@ use self::client::Client;
 /// A scheduler nobody is connected to yet.
 pub struct Cluster {
     listener: MemoryListener,
-    _server: Server,
+    server: Server,
 }
 
 impl Cluster {
@@ -70,10 +72,7 @@ impl Cluster {
         let server = ServerConfig::new(client::identity(Role::SCHEDULER), support::trust())
             .listen_in_memory(&listener);
         let server = Scheduler::new(config).unwrap().start(change(server)).unwrap();
-        Self {
-            listener,
-            _server: server,
-        }
+        Self { listener, server }
     }
 
     pub fn strict() -> Self {
@@ -82,6 +81,19 @@ impl Cluster {
 
     pub fn opportunistic() -> Self {
         Self::new(SchedulerConfig::new().policy(Policy::Opportunistic))
+    }
+
+    /// Stops the scheduler.
+    pub fn stop(self) {
+        self.server.stop();
+    }
+
+    /// Waits until the session of `uuid` is over.
+    pub fn gone(&self, uuid: Uuid) {
+        let stands = move |cx: &mut Context<'_>| cx.directory().session(uuid).is_some();
+        while self.server.handle().with(stands).unwrap() {
+            std::thread::yield_now();
+        }
     }
 
     pub fn connect(&self, role: Role) -> Client {

@@ -159,7 +159,7 @@ fn events_longer_than_they_can_be_are_passed_on_and_not_kept() {
     let mut controller = cluster.controller();
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
     let mut cnci = cluster.connect(Role::CNCIAGENT);
-    let long = "x".repeat(1 << 16);
+    let long = format!("what: {{x: {}}}\n", "x".repeat(5000));
     for (sender, kind) in [
         (&mut agent, Event::INSTANCE_DELETED),
         (&mut cnci, Event::CONCENTRATOR_INSTANCE_ADDED),

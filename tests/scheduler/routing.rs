@@ -98,8 +98,12 @@ fn reports_go_to_every_controller_unchanged_and_to_nobody_else() {
         (&mut cnci, of_cnci),
     ] {
         for name in names.split_whitespace() {
-            // What stands in them does not matter here.
-            let frame = Frame::with_payload(name.parse::<FrameKind>().unwrap(), format!("what: {name}"));
+            // Nothing but STATS has to say whose it is.
+            let what = match name {
+                "STATS" => format!("node_uuid: {}\nwhat: STATS", sender.uuid),
+                _ => format!("what: {{name: {name}}}"),
+            };
+            let frame = Frame::with_payload(name.parse::<FrameKind>().unwrap(), what);
             sender.send(&frame);
             assert_eq!(one.recv(), frame);
             assert_eq!(two.recv(), frame);
@@ -155,13 +159,15 @@ fn nothing_goes_back_to_the_session_that_it_came_from() {
     let mut both = cluster.agent(Role::CONTROLLER | Role::AGENT, &mut [&mut other]);
     // It is told of itself, which is nothing that it said.
     assert_eq!(both.drain().len(), 1);
-    let stats = Frame::with_payload(Command::STATS, "node_uuid: n\n");
+    let stats = Frame::with_payload(Command::STATS, format!("node_uuid: {}\n", both.uuid));
     both.send(&stats);
     assert_eq!(other.recv(), stats);
     let own = command(Command::STOP, "stop", both.uuid, Uuid::from_u128(1));
     both.send(&own);
     other.expect(ErrorCode::STOP_FAILURE);
     both.expect(ErrorCode::STOP_FAILURE);
+    // Once, as the one who is told that it was taken up.
     both.send_text(Command::CONFIGURE, "configure: {}\n");
+    both.expect(Command::CONFIGURE);
     both.expect_nothing();
 }

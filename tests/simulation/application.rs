@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::Role;
 use crate::cluster::scheduler::Scheduler;
-use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, Run, Status};
+use crate::proto::{Command, Event, Frame, FrameKind, Run, Status};
 use crate::server::{
     Context, Decision, DisconnectReason, Filter, Handler, HeldFrame, Rules, SessionId, SessionInfo,
 };
@@ -184,9 +184,10 @@ pub(super) fn filter() -> Filter {
     Filter::allow_all().allow(Command::RESTORE, Role::CONTROLLER)
 }
 
-/// What goes to every controller by the scheduler's rules.
+/// What the scheduler passes on to every controller. Of a START it passes on the
+/// first failure alone.
 fn goes_to_controllers(kind: FrameKind) -> bool {
-    kind == Command::STATS || kind == ErrorCode::START_FAILURE || kind == Event::INSTANCE_STOPPED
+    kind == Command::STATS || kind == Event::INSTANCE_STOPPED
 }
 
 impl Router {
@@ -357,6 +358,12 @@ impl Handler for Application {
     fn expired(&mut self, cx: &mut Context<'_>, held: HeldFrame) {
         if let Inner::Scheduler(scheduler) = &mut self.inner {
             scheduler.expired(cx, held);
+        }
+    }
+
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        if let Inner::Scheduler(scheduler) = &mut self.inner {
+            scheduler.stopping(cx);
         }
     }
 

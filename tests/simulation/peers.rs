@@ -395,7 +395,8 @@ impl Peer {
                 .and_then(|rest| rest.split('\n').next());
             let instance = instance.unwrap_or_default();
             return if random.chance(70) {
-                (Command::STATS.into(), format!("# {instance}\n"))
+                let stats = STATS.replace("NODE", &entity.to_string());
+                (Command::STATS.into(), stats.replace("INSTANCE", instance))
             } else {
                 let failure = format!("instance_uuid: {instance}\nreason: full_cn\n");
                 (ErrorCode::START_FAILURE.into(), failure)
@@ -405,7 +406,7 @@ impl Peer {
             let ready = READY.replace("NODE", &entity.to_string());
             (Status::READY.into(), ready)
         } else {
-            (Command::STATS.into(), String::new())
+            (Command::STATS.into(), format!("node_uuid: {entity}\n"))
         }
     }
 
@@ -474,6 +475,12 @@ const START: &str = "start:
   instance_uuid: INSTANCE
   tenant_uuid: 0a1b2c3d-0000-4000-8000-000000000001
   image_uuid: 0a1b2c3d-0000-4000-8000-000000000002
+";
+
+const STATS: &str = "node_uuid: NODE
+instances:
+- instance_uuid: INSTANCE
+  state: active
 ";
 
 const READY: &str = "node_uuid: NODE

@@ -250,7 +250,6 @@ impl World {
         self.let_writers_interleave();
         let result = self.run_until_over();
         interleaving::set(None);
-        crate::cluster::scheduler::simulate_now(None);
         result?;
         self.check_the_end()?;
         Ok(self.steps)
@@ -347,7 +346,6 @@ impl World {
         }
         self.looks.set(0);
         let now = self.now;
-        crate::cluster::scheduler::simulate_now(Some(now));
         let due = self.runner.next_deadline();
         if self.runner.is_idle() {
             match self.queue.try_next() {

@@ -1,22 +1,39 @@
 //! What the connected concentrators have told: a controller that connects
 //! later is told of it, too. Else it could neither show them nor find the one
 //! that a public address is a matter of.
+//!
+//! And what agents tell them of tenants. A concentrator that was away is told of
+//! what it missed when it returns: each agent's tenants are remembered for as
+//! long as the agent is connected, and one that went until the concentrator has
+//! heard it.
 
 use std::collections::{BTreeMap, HashMap};
 
-use bytes::Bytes;
 use uuid::Uuid;
 
+use super::answers::{self, Why};
+use super::nodes::detached;
+use super::{Scheduler, relay};
 use crate::Role;
-use crate::payload::{PublicIpAssigned, PublicIpUnassigned};
+use crate::payload::{Id, PublicIpAssigned, PublicIpUnassigned, TenantAdded, TenantRemoved};
 use crate::proto::{Event, Frame};
-use crate::server::SessionInfo;
+use crate::server::{Context, SessionInfo};
 
 /// How many public addresses of one concentrator are remembered.
 const MOST_ADDRESSES: usize = 4096;
 /// How long an event may be that is remembered, in bytes: they say some UUIDs
 /// and addresses.
 const MAX_EVENT: usize = 4096;
+/// How many tenants of one agent are remembered: one for each of its instances.
+const MOST_TENANTS: usize = 4096;
+
+/// A subnet of a tenant, and the concentrator that serves it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Tenant {
+    cnci: Uuid,
+    tenant: Id,
+    subnet: String,
+}
 
 /// Every connected concentrator that has announced itself, by its UUID.
 #[derive(Debug, Default)]
@@ -68,7 +85,61 @@ impl Cncis {
     }
 }
 
-/// A copy of its own: the payload is a piece of a longer read.
-fn detached(frame: &Frame) -> Frame {
-    Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
+impl Scheduler {
+    /// TenantAdded or TenantRemoved of an agent, for the concentrator that it
+    /// names.
+    pub(super) fn tenant_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let is_added = frame.kind() == Event::TENANT_ADDED;
+        let told = match is_added {
+            true => frame.payload::<TenantAdded>().map(|told| {
+                (
+                    told.agent_uuid,
+                    told.concentrator_uuid,
+                    told.tenant_uuid,
+                    told.tenant_subnet,
+                )
+            }),
+            false => frame.payload::<TenantRemoved>().map(|told| {
+                (
+                    told.agent_uuid,
+                    told.concentrator_uuid,
+                    told.tenant_uuid,
+                    told.tenant_subnet,
+                )
+            }),
+        };
+        let (agent, concentrator, tenant, subnet) = match told {
+            Ok(told) => told,
+            Err(e) => return answers::refuse(cx, from, frame, Why::Unreadable(&e)),
+        };
+        if !agent.is_empty() && agent != from.uuid() {
+            return self.drop_foreign(cx, from, frame, &format_args!("of agent {agent}"));
+        }
+        let cnci = concentrator.uuid();
+        let to = (concentrator, Role::CNCIAGENT);
+        let is_heard = relay::forward(cx, &mut self.log, from, frame, Ok(to)).is_ok();
+        let Some((cnci, node)) = cnci.zip(self.nodes.get_mut(from.uuid())) else {
+            return;
+        };
+        let key = Tenant { cnci, tenant, subnet };
+        if !is_added && is_heard {
+            node.tenants.remove(&key);
+        } else if frame.payload_bytes().len() <= MAX_EVENT
+            && (node.tenants.len() < MOST_TENANTS || node.tenants.contains_key(&key))
+        {
+            node.tenants.insert(key, detached(frame));
+        }
+    }
+
+    /// Tells a concentrator that has connected of the tenants that it serves.
+    pub(super) fn tell_of_tenants(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        for node in self.nodes.iter_mut() {
+            node.tenants.retain(|key, told| {
+                if key.cnci != session.uuid() || cx.send(session.uuid(), told).is_err() {
+                    return true;
+                }
+                told.kind() == Event::TENANT_ADDED
+            });
+        }
+    }
 }

@@ -39,6 +39,10 @@ pub struct SchedulerConfig {
     pub(super) held_bytes: usize,
     pub(super) held_time: Duration,
     pub(super) in_flight: usize,
+    pub(super) start_quiet: Duration,
+    pub(super) start_most: Duration,
+    pub(super) absence: Duration,
+    pub(super) stats_interval: Duration,
     pub(super) configuration: Bytes,
     pub(super) configuration_file: Option<PathBuf>,
 }
@@ -52,6 +56,10 @@ impl Default for SchedulerConfig {
             held_bytes: 64 << 20,
             held_time: Duration::from_secs(60),
             in_flight: 1 << 20,
+            start_quiet: Duration::from_secs(60),
+            start_most: Duration::from_secs(900),
+            absence: Duration::from_secs(15),
+            stats_interval: Duration::from_secs(30),
             configuration: Bytes::new(),
             configuration_file: None,
         }
@@ -90,10 +98,37 @@ impl SchedulerConfig {
 
     /// How many STARTs may be with their nodes and not be answered yet, by
     /// STATS or a failure. One more is answered with `full_cloud`.
-    /// Default: 1,048,576, of about 100 bytes each.
+    /// Default: 1,048,576, of about 200 bytes each.
     #[must_use]
     pub fn in_flight(mut self, starts: usize) -> Self {
         self.in_flight = starts;
+        self
+    }
+
+    /// How long a node may take for a START: `quiet` without a sign, or three of
+    /// its intervals between STATS where that is longer, and `most` in all. The
+    /// sign is that STATS list the instance as `pending`. One that takes longer is
+    /// answered with `launch_failure`, and deleted. Default: 60 s, 15 minutes.
+    #[must_use]
+    pub fn start_time(mut self, quiet: Duration, most: Duration) -> Self {
+        (self.start_quiet, self.start_most) = (quiet, most);
+        self
+    }
+
+    /// How long a node may be away before the STARTs that it was given are
+    /// answered with `launch_failure`: in that time an agent is started again, or
+    /// connects again, and tells what became of them. Default: 15 s.
+    #[must_use]
+    pub fn absence(mut self, time: Duration) -> Self {
+        self.absence = time;
+        self
+    }
+
+    /// How often a node sends STATS that does not say so in them. Without any for
+    /// three times as long a node is stale. Default: 30 s.
+    #[must_use]
+    pub fn stats_interval(mut self, interval: Duration) -> Self {
+        self.stats_interval = interval;
         self
     }
 

@@ -6,10 +6,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use log::{info, warn};
+use log::{debug, info, warn};
 use uuid::Uuid;
 
-use super::{Scheduler, SchedulerError, now};
+use super::{Scheduler, SchedulerError};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::payload::Configure;
@@ -111,13 +111,13 @@ impl Scheduler {
     pub(super) fn configure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let yaml = frame.payload_bytes();
         if let Err(why) = self.configuration.accept(yaml, from.uuid()) {
-            if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", now()) {
+            if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", cx.now()) {
                 warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {}{more}", excerpt(why));
             }
             refuse(cx, &mut self.log, from.uuid(), yaml);
             return;
         }
-        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", now()) {
+        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", cx.now()) {
             info!(target: "ssntp::scheduler",
                 "{from}: new cluster configuration of {} bytes{more}",
                 yaml.len()
@@ -126,6 +126,11 @@ impl Scheduler {
         cx.set_configuration(self.configuration.current.clone());
         // Only a kind that cannot be sent is an error.
         let _ = cx.forward_all(from, CONFIGURED, frame);
+        // How its sender learns that it was taken up.
+        let taken = Frame::with_payload(Command::CONFIGURE, self.configuration.current.clone());
+        if let Err(e) = cx.send(from.uuid(), &taken) {
+            debug!(target: "ssntp::scheduler", "{from}: CONFIGURE: {e}");
+        }
     }
 
     /// A client cannot use the configuration.
@@ -133,13 +138,13 @@ impl Scheduler {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
             Ok((sender, kept)) => {
-                if let Some(more) = self.log.admit(from.uuid(), "back to the previous one", now()) {
+                if let Some(more) = self.log.admit(from.uuid(), "back to the previous one", cx.now()) {
                     warn!(target: "ssntp::scheduler",
                         "{from}: cannot use the configuration: back to the previous one{more}"
                     );
                 }
                 if let Err(e) = kept
-                    && let Some(more) = self.log.admit(from.uuid(), "cannot be kept", now())
+                    && let Some(more) = self.log.admit(from.uuid(), "cannot be kept", cx.now())
                 {
                     warn!(target: "ssntp::scheduler",
                         "the previous configuration cannot be kept: {e}{more}"
@@ -153,7 +158,7 @@ impl Scheduler {
                 }
             }
             Err(why) => {
-                if let Some(more) = self.log.admit(from.uuid(), "it stays", now()) {
+                if let Some(more) = self.log.admit(from.uuid(), "it stays", cx.now()) {
                     warn!(target: "ssntp::scheduler",
                         "{from}: cannot use a configuration; it stays, since {why}{more}"
                     );
@@ -166,7 +171,7 @@ impl Scheduler {
 fn refuse(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
     if let Err(e) = cx.send(to, &answer)
-        && let Some(more) = log.admit(to, "InvalidConfiguration", now())
+        && let Some(more) = log.admit(to, "InvalidConfiguration", cx.now())
     {
         info!(target: "ssntp::scheduler", "InvalidConfiguration for {to}: {e}{more}");
     }

@@ -6,7 +6,7 @@ use log::info;
 use uuid::Uuid;
 
 use super::nodes::Nodes;
-use super::{ControllerMode, Scheduler, now};
+use super::{ControllerMode, Scheduler};
 use crate::log_limit::LogLimit;
 use crate::server::{Context, SessionId, SessionInfo};
 
@@ -39,13 +39,13 @@ impl Controllers {
         self.line.push((session.id(), session.uuid()));
     }
 
-    pub(super) fn leave(&mut self, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
+    pub(super) fn leave(&mut self, session: &SessionInfo, log: &mut LogLimit<Uuid>, now: Instant) {
         let master = self.line.first().copied();
         self.line.retain(|(id, _)| *id != session.id());
         self.telling.retain(|telling| telling.session != session.id());
         if let Some((id, uuid)) = self.line.first()
             && master.is_some_and(|(master, _)| master != *id)
-            && let Some(more) = log.admit(*uuid, "first in line", now())
+            && let Some(more) = log.admit(*uuid, "first in line", now)
         {
             info!(target: "ssntp::scheduler", "controller {uuid} is first in line now{more}");
         }
@@ -102,7 +102,7 @@ impl Scheduler {
                 true => "the master",
                 false => "a backup",
             };
-            if let Some(more) = self.log.admit(to, "place in line", now()) {
+            if let Some(more) = self.log.admit(to, "place in line", cx.now()) {
                 info!(target: "ssntp::scheduler", "{session}: it is {place}{more}");
             }
         }
@@ -118,7 +118,9 @@ impl Scheduler {
         };
         if telling.some(cx, &self.nodes) {
             self.controllers.telling.push(telling);
-            self.controllers.tell_at.get_or_insert_with(|| now() + TELL_AGAIN);
+            self.controllers
+                .tell_at
+                .get_or_insert_with(|| cx.now() + TELL_AGAIN);
         }
     }
 }

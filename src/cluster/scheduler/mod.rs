@@ -3,49 +3,60 @@
 //!
 //! ```text
 //!            the server's dispatcher thread
-//!  frame ─▶ filter ─▶ rules ─▶ Scheduler
-//!             │         │        │ START ─────▶ placement ─┬─▶ agent ─▶ in flight until STATS
-//!             │         │        │                 ▲       │            or a failure
-//!             │         │        │                 │       └─▶ held until a READY
-//!             │         │        │ READY, FULL … ──┘
-//!             │         │        │ STOP, TenantAdded … ──▶ whom the payload names
-//!             │         │        │ CONFIGURE ────────────▶ file, then everybody
-//!             │         └▶ STATS, events, failures ──▶ all controllers, unread
+//!  frame ─▶ filter ─▶ Scheduler
+//!             │        │ START ─────▶ is it there? ─▶ placement ─┬─▶ agent: STATS or a
+//!             │        │                  │               ▲      │   failure answer it
+//!             │        │              instances           │      └─▶ held until a READY
+//!             │        │                  ▲               │
+//!             │        │ STATS, failures ─┴─ whose? ──────│──────────▶ all controllers
+//!             │        │ READY, FULL … ───────────────────┘
+//!             │        │ STOP, TenantAdded … ──▶ whom the payload names
+//!             │        └ CONFIGURE ────────────▶ file, then everybody
 //!             └▶ InvalidFrameType to who may not send it
 //! ```
 //!
-//! All state is plain fields on the dispatcher thread. Nothing in it waits
-//! for a peer. It reads YAML of at most [`MAX_DOCUMENT_LEN`] from READY and
-//! from commands; STATS are forwarded as they are, and only looked through
-//! for the UUIDs of instances that were just started. The one thing that
-//! blocks is writing the configuration file, some kilobytes whenever a
-//! controller sends another configuration.
+//! All state is plain fields on the dispatcher thread, and the time is what the
+//! server says it is. Nothing in it waits for a peer. It reads YAML of at most
+//! [`MAX_DOCUMENT_LEN`]. The one thing that blocks is writing the configuration
+//! file, some kilobytes whenever a controller sends another configuration.
 //!
 //! # What the protocol leaves open
 //! * **Who is answered.** A failure that the scheduler makes goes to every
-//!   controller, as those of agents do. What it cannot read, and has no
+//!   controller, as those of agents do. But `already_running` and
+//!   `instance_exists` go to who asked alone: a START of the same instance by
+//!   another controller may be under way. What it cannot read, and has no
 //!   failure for (EVACUATE, Restore, RefreshCNCI, READY, TenantAdded …),
 //!   goes back to its sender as InvalidFrameType with the reason
 //!   `invalid_payload` or `invalid_data`; a command of these for who is not
 //!   connected with `not_connected`.
+//! * **Whose an instance is.** What an agent says of nodes and instances that
+//!   are not its own goes nowhere: see `instances` and `reports`. A scheduler that
+//!   was started anew believes whoever lists an instance first.
+//! * **Done.** A START is done when STATS of its node list the instance as
+//!   anything but `pending`. A `pending` there is the sign of progress that moves
+//!   its deadline: see [`SchedulerConfig::start_time`].
+//! * **One answer.** What agents say again after a reconnection is passed on
+//!   where it is the answer to a START, or nothing is known of it.
+//! * **Stale.** A node from which no STATS have come for three intervals. The
+//!   scheduler sends its last STATS to all controllers with the status `STALE`.
 //! * **Concentrators.** A new controller is told of those that are connected,
 //!   too, as they announced themselves, and of the public addresses that they
-//!   have assigned: all between the nodes and their STATS.
+//!   have assigned: all between the nodes and their STATS. A concentrator that
+//!   connects is told of the tenants that agents have told it of meanwhile.
 //! * **Master mode.** A backup's command goes back to it as InvalidFrameType
 //!   with the reason `role_not_allowed`: no failure has a reason that fits.
 //!   A controller that connects again stands at the end of the line.
-//! * **Who a node is.** The session's UUID; the one in READY is not looked at.
+//! * **Who a node is.** The session's UUID; the one in READY is not looked at,
+//!   STATS with another one go nowhere.
 //! * **Held.** A node that has just connected is waiting for its READY, too,
 //!   with either policy: a START that finds only such nodes is held.
 //! * **A failed START** took nothing of its node: the node's last READY holds
 //!   again, unless the reason is `full_cn` or `node_maintenance`.
-//! * **A START of an instance that is in flight** goes to the node that has
-//!   it already, which knows what to answer.
-//! * **A START too many**, when so many are in flight that no more are kept
-//!   track of, is answered with `full_cloud`.
+//! * **A START too many**, when so many are with their nodes that no more are
+//!   kept track of, is answered with `full_cloud`.
 //! * **Disk.** A START asks for the disk of its volumes that are `local`.
-//! * **An agent that vanishes** is one whose session ends for any reason, be
-//!   it that the same agent connects again.
+//! * **A CONFIGURE that is taken up** comes back to its sender, which is how it
+//!   learns that.
 //! * **Going back.** Only the refusal of the current configuration, byte for
 //!   byte, makes the scheduler go back, and only one step. The controller that
 //!   had sent it gets InvalidConfiguration. A CONFIGURE that cannot be kept in
@@ -55,13 +66,14 @@
 //! |---|---|
 //! | `config` | [`SchedulerConfig`], [`SchedulerError`] |
 //! | [`placement`] | which node takes a START |
-//! | `starts` | a START from its arrival to its confirmation |
+//! | `starts` | a START from its arrival to its answer |
 //! | `held` | STARTs that wait for a READY |
-//! | `in_flight` | STARTs that were handed to an agent |
-//! | `relay` | commands and events that name whom they are for |
+//! | `instances` | which instance is where, and STARTs that nodes were given |
+//! | `reports` | what agents say, and whether it is theirs to say |
+//! | `relay` | commands that name whom they are for |
 //! | `answers` | what the scheduler answers itself |
 //! | `nodes` | agents: their status, and what a new controller is told |
-//! | `cncis` | what concentrators have told, for controllers that come later |
+//! | `cncis` | what concentrators have told, and are to be told |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster and its file |
 
@@ -71,10 +83,11 @@ mod config;
 mod configuration;
 mod controllers;
 mod held;
-mod in_flight;
+mod instances;
 mod nodes;
 pub mod placement;
 mod relay;
+mod reports;
 mod starts;
 
 use std::time::Instant;
@@ -87,7 +100,7 @@ pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
 use self::held::Held;
-use self::in_flight::InFlight;
+use self::instances::{Instances, Patience};
 use self::nodes::Nodes;
 use self::placement::Placement;
 use crate::Role;
@@ -95,7 +108,7 @@ use crate::log_limit::LogLimit;
 #[cfg(doc)]
 use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::printable::excerpt_bytes;
-use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Run, Status};
+use crate::proto::{Command, ErrorCode, Event, Frame, FrameType, Status};
 use crate::server::{
     Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, SessionInfo,
     SlowConsumer,
@@ -125,9 +138,11 @@ pub struct Scheduler {
     cncis: Cncis,
     controllers: Controllers,
     held: Held,
-    in_flight: InFlight,
+    instances: Instances,
     configuration: Configuration,
     invalid_frames: u64,
+    /// What agents have said of what is not theirs.
+    foreign: u64,
     /// By the UUID, so that who connects again does not begin again.
     log: LogLimit<Uuid>,
 }
@@ -147,13 +162,21 @@ impl Scheduler {
         Ok(Self {
             mode: config.controllers,
             placement: Placement::new(config.policy),
-            nodes: Nodes::default(),
+            nodes: Nodes::new(config.stats_interval),
             cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: Held::new(config.held_starts, config.held_bytes, config.held_time),
-            in_flight: InFlight::new(config.in_flight),
+            instances: Instances::new(
+                config.in_flight,
+                Patience {
+                    quiet: config.start_quiet,
+                    most: config.start_most,
+                    absence: config.absence,
+                },
+            ),
             configuration,
             invalid_frames: 0,
+            foreign: 0,
             log: LogLimit::default(),
         })
     }
@@ -172,7 +195,7 @@ impl Scheduler {
     pub(crate) fn serve_with(&self, server: ServerConfig) -> ServerConfig {
         server
             .filter(Filter::spec())
-            .rules(rules())
+            .rules(Rules::new().multicast(Status::OFFLINE, Role::CONTROLLER))
             .takes_configure(false)
             .configuration(self.configuration.current().clone())
             .slow_consumer(SlowConsumer::Disconnect)
@@ -181,11 +204,10 @@ impl Scheduler {
     fn command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let command = Command(frame.kind().operand);
         if command == Command::STATS {
-            self.stats(from, frame.payload_bytes(), frame);
-            return;
+            return self.stats(cx, from, frame);
         }
         if self.mode == ControllerMode::Master && !self.controllers.is_master(from.id()) {
-            if let Some(more) = self.log.admit(from.uuid(), "not the master", now()) {
+            if let Some(more) = self.log.admit(from.uuid(), "not the master", cx.now()) {
                 info!(target: "ssntp::scheduler",
                     "{from}: {command} refused: it is not the master{more}");
             }
@@ -195,7 +217,7 @@ impl Scheduler {
         match command {
             Command::START => self.start_command(cx, from, frame),
             Command::CONFIGURE => self.configure(cx, from, frame),
-            _ => relay::command(cx, &mut self.log, from, frame),
+            _ => self.relay(cx, from, frame),
         }
     }
 
@@ -207,25 +229,17 @@ impl Scheduler {
 
     fn event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match Event(frame.kind().operand) {
-            Event::TENANT_ADDED | Event::TENANT_REMOVED => {
-                relay::event(cx, &mut self.log, from, frame);
-            }
-            Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
-                // It was there: its START is answered.
-                self.in_flight.confirm(from.uuid(), frame.payload_bytes());
-                self.nodes.instance_event(from.uuid(), frame);
-            }
-            _ => self.cncis.event(from, frame),
+            Event::TENANT_ADDED | Event::TENANT_REMOVED => self.tenant_event(cx, from, frame),
+            _ => self.node_event(cx, from, frame),
         }
     }
 
     fn failure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match ErrorCode(frame.kind().operand) {
-            ErrorCode::START_FAILURE => self.start_failed(cx, from, frame),
             ErrorCode::INVALID_CONFIGURATION => self.configuration_refused(cx, from, frame),
             ErrorCode::INVALID_FRAME_TYPE => {
                 self.invalid_frames += 1;
-                if let Some(more) = self.log.admit(from.uuid(), "InvalidFrameType", now()) {
+                if let Some(more) = self.log.admit(from.uuid(), "InvalidFrameType", cx.now()) {
                     warn!(target: "ssntp::scheduler",
                         "{from}: InvalidFrameType, {} so far: {}{more}",
                         self.invalid_frames,
@@ -233,34 +247,9 @@ impl Scheduler {
                     );
                 }
             }
-            _ => {}
+            _ => self.node_failure(cx, from, frame),
         }
     }
-}
-
-/// What goes to all controllers unread.
-fn rules() -> Rules {
-    let kinds: [FrameKind; 16] = [
-        Command::STATS.into(),
-        Status::OFFLINE.into(),
-        Event::INSTANCE_DELETED.into(),
-        Event::INSTANCE_STOPPED.into(),
-        Event::CONCENTRATOR_INSTANCE_ADDED.into(),
-        Event::PUBLIC_IP_ASSIGNED.into(),
-        Event::PUBLIC_IP_UNASSIGNED.into(),
-        Event::TRACE_REPORT.into(),
-        ErrorCode::START_FAILURE.into(),
-        ErrorCode::STOP_FAILURE.into(),
-        ErrorCode::DELETE_FAILURE.into(),
-        ErrorCode::RESTART_FAILURE.into(),
-        ErrorCode::ATTACH_VOLUME_FAILURE.into(),
-        ErrorCode::DETACH_VOLUME_FAILURE.into(),
-        ErrorCode::ASSIGN_PUBLIC_IP_FAILURE.into(),
-        ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE.into(),
-    ];
-    kinds.into_iter().fold(Rules::new(), |rules, kind| {
-        rules.multicast(kind, Role::CONTROLLER)
-    })
 }
 
 impl Handler for Scheduler {
@@ -270,6 +259,9 @@ impl Handler for Scheduler {
             self.tell_of_nodes(cx, session);
         }
         self.node_connected(cx, session);
+        if session.role().intersects(Role::CNCIAGENT) {
+            self.tell_of_tenants(cx, session);
+        }
     }
 
     fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
@@ -277,7 +269,7 @@ impl Handler for Scheduler {
         if *reason == DisconnectReason::Stopped {
             return;
         }
-        self.controllers.leave(session, &mut self.log);
+        self.controllers.leave(session, &mut self.log, cx.now());
         self.cncis.disconnected(session);
         self.node_disconnected(cx, session);
     }
@@ -291,52 +283,26 @@ impl Handler for Scheduler {
         }
     }
 
-    fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
-        // The most frequent frame by far, and the longest.
-        if run.kind() == Command::STATS {
-            if let Some(last) = run.frames().last() {
-                self.stats(from, run.wire(), &last);
-            }
-            return;
-        }
-        for frame in run.frames() {
-            self.frame(cx, from, frame);
-        }
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        self.refuse_held(cx);
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        [self.held.next_expiry(), self.controllers.next_telling()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.held.next_expiry(),
+            self.controllers.next_telling(),
+            self.instances.next_due(),
+            self.nodes.next_due(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn timer(&mut self, cx: &mut Context<'_>) {
-        let now = now();
-        self.expire(cx, now);
+        let now = cx.now();
+        self.expire_nodes(cx, now);
+        self.expire_starts(cx, now);
         self.controllers.tell(cx, &self.nodes, now);
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "held STARTs expire, and log lines are limited"
-)]
-fn now() -> Instant {
-    #[cfg(test)]
-    if let Some(now) = SIMULATED.get() {
-        return now;
-    }
-    Instant::now()
-}
-
-#[cfg(test)]
-thread_local! {
-    static SIMULATED: std::cell::Cell<Option<Instant>> = const { std::cell::Cell::new(None) };
-}
-
-/// What time a simulated scheduler on this thread takes it to be.
-#[cfg(test)]
-pub(crate) fn simulate_now(now: Option<Instant>) {
-    SIMULATED.set(now);
 }

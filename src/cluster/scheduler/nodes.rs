@@ -1,18 +1,24 @@
-//! The agents that are connected: what a new controller is told of them.
+//! The agents that are connected: what a new controller is told of them, and
+//! whether they still report.
+//!
+//! A node says in STATS how often it sends them. One from which none have come
+//! for three times as long is STALE: controllers get its last STATS once more,
+//! with that status, and it gets no START until it reports again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::Scheduler;
 use super::answers::{self, Why};
-use super::{Scheduler, now};
+use super::cncis::Tenant;
 use crate::Role;
-use crate::payload::yaml::MAX_DOCUMENT_LEN;
-use crate::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeType, Ready};
+use crate::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
 use crate::printable::excerpt;
-use crate::proto::{Command, Frame, Status};
+use crate::proto::{Frame, Status};
 use crate::server::{Context, SessionInfo};
 
 /// More events than this between two STATS of a node are not kept for new
@@ -20,15 +26,24 @@ use crate::server::{Context, SessionInfo};
 const MAX_EVENTS: usize = 1024;
 /// Nor are those that are longer, in bytes: they say one UUID.
 const MAX_EVENT: usize = 1024;
+/// The longest interval between STATS that a node may say, in seconds.
+const MAX_INTERVAL: u64 = 3600;
+/// After how many intervals without STATS a node is stale.
+const MISSED: u32 = 3;
 
 /// Every connected agent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Nodes {
     by_uuid: HashMap<Uuid, Node>,
+    /// When each is stale, unless it reports before.
+    due: BTreeSet<(Instant, Uuid)>,
+    /// Of nodes that do not say how often they report.
+    interval: Duration,
+    stale: usize,
 }
 
 #[derive(Debug)]
-struct Node {
+pub(super) struct Node {
     /// NodeConnected, one for each kind of node it is: written once, sent to
     /// every controller.
     announced: Vec<Frame>,
@@ -37,9 +52,31 @@ struct Node {
     /// InstanceDeleted and InstanceStopped, at most [`MAX_EVENTS`].
     since: Vec<Frame>,
     status: Option<Status>,
+    /// What it tells concentrators, and some may not have heard.
+    pub(super) tenants: BTreeMap<Tenant, Frame>,
+    interval: Duration,
+    /// None once it is stale.
+    due: Option<Instant>,
 }
 
 impl Nodes {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self {
+            by_uuid: HashMap::new(),
+            due: BTreeSet::new(),
+            interval,
+            stale: 0,
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, uuid: Uuid) -> Option<&mut Node> {
+        self.by_uuid.get_mut(&uuid)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
+        self.by_uuid.values_mut()
+    }
+
     /// NodeConnected of every node.
     pub(super) fn announced(&self) -> impl Iterator<Item = &Frame> {
         self.by_uuid.values().flat_map(|node| &node.announced)
@@ -64,11 +101,72 @@ impl Nodes {
             && node.since.len() < MAX_EVENTS
             && event.payload_bytes().len() <= MAX_EVENT
         {
-            // A copy of its own: the payload is a piece of a longer read.
-            let payload = Bytes::copy_from_slice(event.payload_bytes());
-            node.since.push(Frame::with_payload(event.kind(), payload));
+            node.since.push(detached(event));
         }
     }
+
+    /// How often a node sends STATS.
+    pub(super) fn interval(&self, uuid: Uuid) -> Duration {
+        self.by_uuid
+            .get(&uuid)
+            .map_or(self.interval, |node| node.interval)
+    }
+
+    /// STATS have come; `interval` is what they say of that, in seconds. Says
+    /// whether the node was stale.
+    pub(super) fn heard(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
+        let Some(node) = self.by_uuid.get_mut(&uuid) else {
+            return false;
+        };
+        node.interval = match u64::try_from(interval) {
+            Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
+            _ => self.interval,
+        };
+        let due = now + node.interval * MISSED;
+        let before = node.due.replace(due);
+        if let Some(before) = before {
+            self.due.remove(&(before, uuid));
+        }
+        self.due.insert((due, uuid));
+        self.stale -= usize::from(before.is_none());
+        before.is_none()
+    }
+
+    /// Remembers the last STATS of a node for new controllers.
+    pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame) {
+        if let Some(node) = self.by_uuid.get_mut(&uuid) {
+            node.last_stats = Some(detached(stats));
+            node.since.clear();
+        }
+    }
+
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// A node whose STATS have stayed away for too long, and its last ones as it
+    /// is now.
+    fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
+        let (_, uuid) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
+        self.due.pop_first();
+        let node = self.by_uuid.get_mut(&uuid)?;
+        node.due = None;
+        self.stale += 1;
+        let told = node.last_stats.as_ref().and_then(|frame| frame.payload().ok());
+        let stats = Stats {
+            node_uuid: uuid.into(),
+            status: NodeStatus::Stale,
+            ..told.unwrap_or_default()
+        };
+        let frame = Frame::of(&stats);
+        node.last_stats = Some(frame.clone());
+        Some((uuid, frame))
+    }
+}
+
+/// A copy of its own: the payload is a piece of a longer read.
+pub(super) fn detached(frame: &Frame) -> Frame {
+    Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
 }
 
 impl Scheduler {
@@ -85,23 +183,34 @@ impl Scheduler {
                 node_type,
             })
         };
+        let interval = self.nodes.interval;
+        let due = cx.now() + interval * MISSED;
         let node = Node {
             announced: types.into_iter().map(announce).collect(),
             last_stats: None,
             since: Vec::new(),
             status: None,
+            tenants: BTreeMap::new(),
+            interval,
+            due: Some(due),
         };
         for frame in &node.announced {
             // Only a kind that cannot be sent is an error.
             let _ = cx.multicast(Role::CONTROLLER, frame);
         }
         self.nodes.by_uuid.insert(node_uuid, node);
+        self.nodes.due.insert((due, node_uuid));
+        self.instances.returned(node_uuid);
     }
 
     pub(super) fn node_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let node_uuid = session.uuid();
-        if self.nodes.by_uuid.remove(&node_uuid).is_none() {
+        let Some(node) = self.nodes.by_uuid.remove(&node_uuid) else {
             return;
+        };
+        match node.due {
+            Some(due) => drop(self.nodes.due.remove(&(due, node_uuid))),
+            None => self.nodes.stale -= 1,
         }
         self.placement.disconnect(node_uuid);
         for node_type in node_types(session.role()) {
@@ -111,7 +220,7 @@ impl Scheduler {
             };
             answers::to_controllers(cx, &gone);
         }
-        self.node_vanished(cx, node_uuid);
+        self.instances.left(node_uuid, cx.now());
         self.node_changed(cx, node_uuid);
     }
 
@@ -128,7 +237,7 @@ impl Scheduler {
                 }
                 Err(e) => {
                     // What it has is not known: it stays what it was.
-                    if let Some(more) = self.log.admit(uuid, "READY refused", now()) {
+                    if let Some(more) = self.log.admit(uuid, "READY refused", cx.now()) {
                         warn!(target: "ssntp::scheduler", "{from}: READY refused: {}{more}", excerpt(&e));
                     }
                     answers::refuse(cx, from, frame, Why::Unreadable(&e));
@@ -152,33 +261,33 @@ impl Scheduler {
             }
         };
         if let Some(e) = unreadable {
-            if let Some(more) = self.log.admit(uuid, "status unreadable", now()) {
+            if let Some(more) = self.log.admit(uuid, "status unreadable", cx.now()) {
                 warn!(target: "ssntp::scheduler", "{from}: {status}: {}{more}", excerpt(&e));
             }
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)
-            && let Some(more) = self.log.admit(uuid, "status", now())
+            && let Some(more) = self.log.admit(uuid, "status", cx.now())
         {
             info!(target: "ssntp::scheduler", "{from}: {status}{more}");
         }
         true
     }
 
-    /// STATS of a node; `text` is all that has come at once, and `last` the
-    /// last frame of it. The rules have forwarded them.
-    pub(super) fn stats(&mut self, from: &SessionInfo, text: &[u8], last: &Frame) {
-        self.in_flight.confirm(from.uuid(), text);
-        // Longer than anybody reads.
-        if last.payload_bytes().len() > MAX_DOCUMENT_LEN {
-            return;
-        }
-        if let Some(node) = self.nodes.by_uuid.get_mut(&from.uuid()) {
-            // A copy of its own: the payload is a piece of a longer read.
-            let payload = Bytes::copy_from_slice(last.payload_bytes());
-            node.last_stats = Some(Frame::with_payload(Command::STATS, payload));
-            node.since.clear();
+    /// Nodes that have not reported for too long.
+    pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
+        while let Some((node, stats)) = self.nodes.take_stale(now) {
+            if let Some(more) = self.log.admit(node, "stale", now) {
+                let count = self.nodes.stale;
+                warn!(target: "ssntp::scheduler",
+                    "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are{more}"
+                );
+            }
+            self.placement.suspend(node, true);
+            // Only a kind that cannot be sent is an error.
+            let _ = cx.multicast(Role::CONTROLLER, &stats);
+            self.node_changed(cx, node);
         }
     }
 }

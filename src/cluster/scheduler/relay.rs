@@ -1,69 +1,80 @@
-//! Commands and events whose payload names whom they are for. They go there
-//! as they came.
+//! Commands whose payload names whom they are for. They go there as they came.
 
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::Scheduler;
 use super::answers::{self, Why};
-use super::now;
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Error, Evacuate, Id, RefreshCnci, ReleasePublicIp,
-    Restart, Restore, Stop, TenantAdded, TenantRemoved,
+    Restart, Restore, Stop,
 };
 use crate::printable::excerpt;
-use crate::proto::{Command, Event, Frame};
+use crate::proto::{Command, Frame};
 use crate::server::{Context, SessionInfo};
 
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
-/// Forwards a controller's command, or answers it.
-pub(super) fn command(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, from: &SessionInfo, frame: &Frame) {
-    let to = match Command(frame.kind().operand) {
-        Command::STOP => frame.payload().map(|p: Stop| (p.workload_agent_uuid, NODE)),
-        Command::DELETE => frame.payload().map(|p: Delete| (p.workload_agent_uuid, NODE)),
-        Command::RESTART => frame.payload().map(|p: Restart| (p.workload_agent_uuid, NODE)),
-        Command::EVACUATE => frame.payload().map(|p: Evacuate| (p.workload_agent_uuid, NODE)),
-        Command::RESTORE => frame.payload().map(|p: Restore| (p.workload_agent_uuid, NODE)),
-        Command::ATTACH_VOLUME => frame
-            .payload()
-            .map(|p: AttachVolume| (p.workload_agent_uuid, NODE)),
-        Command::DETACH_VOLUME => frame
-            .payload()
-            .map(|p: DetachVolume| (p.workload_agent_uuid, NODE)),
-        Command::ASSIGN_PUBLIC_IP => frame.payload().map(|p: AssignPublicIp| cnci(p.concentrator_uuid)),
-        Command::RELEASE_PUBLIC_IP => frame
-            .payload()
-            .map(|p: ReleasePublicIp| cnci(p.concentrator_uuid)),
-        Command::REFRESH_CNCI => frame.payload().map(|p: RefreshCnci| cnci(p.cnci_uuid)),
-        _ => return,
-    };
-    if let Err(e) = forward(cx, log, from, frame, to) {
-        let why = e.as_ref().map_or(Why::NotConnected, Why::Unreadable);
-        answers::refuse(cx, from, frame, why);
-    }
+/// Whom a command is for, and the instance that it is about.
+struct Addressed {
+    to: (Id, Role),
+    instance: Id,
 }
 
-/// Forwards an agent's event. One for who is not connected is dropped: an
-/// event asks for nothing, and a CNCI that connects is told by RefreshCNCI.
-pub(super) fn event(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, from: &SessionInfo, frame: &Frame) {
-    let to = match Event(frame.kind().operand) {
-        Event::TENANT_ADDED => frame.payload().map(|p: TenantAdded| cnci(p.concentrator_uuid)),
-        Event::TENANT_REMOVED => frame.payload().map(|p: TenantRemoved| cnci(p.concentrator_uuid)),
-        _ => return,
+macro_rules! addressed {
+    ($frame:ident as $payload:ident) => {
+        $frame.payload().map(|p: $payload| Addressed {
+            to: (p.workload_agent_uuid, NODE),
+            instance: p.instance_uuid,
+        })
     };
-    if let Err(Some(e)) = forward(cx, log, from, frame, to) {
-        answers::refuse(cx, from, frame, Why::Unreadable(&e));
-    }
+    ($frame:ident as $payload:ident to $role:expr, $field:ident) => {
+        $frame.payload().map(|p: $payload| Addressed {
+            to: (p.$field, $role),
+            instance: Id::default(),
+        })
+    };
 }
 
-fn cnci(id: Id) -> (Id, Role) {
-    (id, Role::CNCIAGENT)
+impl Scheduler {
+    /// Forwards a controller's command, or answers it: also where the instance
+    /// is known to be on another node than the one that is named.
+    pub(super) fn relay(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let addressed = match Command(frame.kind().operand) {
+            Command::STOP => addressed!(frame as Stop),
+            Command::DELETE => addressed!(frame as Delete),
+            Command::RESTART => addressed!(frame as Restart),
+            Command::ATTACH_VOLUME => addressed!(frame as AttachVolume),
+            Command::DETACH_VOLUME => addressed!(frame as DetachVolume),
+            Command::EVACUATE => addressed!(frame as Evacuate to NODE, workload_agent_uuid),
+            Command::RESTORE => addressed!(frame as Restore to NODE, workload_agent_uuid),
+            Command::ASSIGN_PUBLIC_IP => {
+                addressed!(frame as AssignPublicIp to Role::CNCIAGENT, concentrator_uuid)
+            }
+            Command::RELEASE_PUBLIC_IP => {
+                addressed!(frame as ReleasePublicIp to Role::CNCIAGENT, concentrator_uuid)
+            }
+            Command::REFRESH_CNCI => addressed!(frame as RefreshCnci to Role::CNCIAGENT, cnci_uuid),
+            _ => return,
+        };
+        let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
+        let has = instance.and_then(|instance| self.instances.node_of(instance));
+        let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
+        if addressed.as_ref().is_ok_and(elsewhere) {
+            return answers::refuse(cx, from, frame, Why::NotConnected);
+        }
+        let to = addressed.map(|addressed| addressed.to);
+        if let Err(e) = forward(cx, &mut self.log, from, frame, to) {
+            let why = e.as_ref().map_or(Why::NotConnected, Why::Unreadable);
+            answers::refuse(cx, from, frame, why);
+        }
+    }
 }
 
 /// The error is none where nobody of that UUID and role is connected.
-fn forward(
+pub(super) fn forward(
     cx: &mut Context<'_>,
     log: &mut LogLimit<Uuid>,
     from: &SessionInfo,
@@ -72,7 +83,7 @@ fn forward(
 ) -> Result<(), Option<Error>> {
     let kind = frame.kind();
     let (id, role) = to.map_err(|e| {
-        if let Some(more) = log.admit(from.uuid(), "refused", now()) {
+        if let Some(more) = log.admit(from.uuid(), "refused", cx.now()) {
             info!(target: "ssntp::scheduler", "{from}: {kind} refused: {}{more}", excerpt(&e));
         }
         Some(e)
@@ -80,7 +91,7 @@ fn forward(
     let directory = cx.directory();
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
-        if let Some(more) = log.admit(from.uuid(), "not connected", now()) {
+        if let Some(more) = log.admit(from.uuid(), "not connected", cx.now()) {
             let id = excerpt(&id);
             info!(target: "ssntp::scheduler", "{from}: {kind} for {id}, who is not connected{more}");
         }
@@ -88,7 +99,7 @@ fn forward(
     };
     let to = to.uuid();
     cx.forward(from, to, frame).map_err(|e| {
-        if let Some(more) = log.admit(from.uuid(), "not forwarded", now()) {
+        if let Some(more) = log.admit(from.uuid(), "not forwarded", cx.now()) {
             warn!(target: "ssntp::scheduler", "{from}: {kind}: {e}{more}");
         }
         None

@@ -2,15 +2,16 @@
 //! disappears.
 //!
 //! ```text
-//!            ┌──────────── no node, no room: StartFailure ───────────────┐
-//!  START ────┤                                                           │
-//!            ├─ fits a ready node ──▶ in flight ─┬─ STATS list it        │
-//!            │                          ▲        ├─ StartFailure ────────┤
-//!            │                          │        └─ node gone:           │
-//!            │                        READY         launch_failure ──────┤
-//!            │                          │                                ▼
-//!            └─ fits a waiting node ──▶ held ──── too many, too long: full_cloud
-//!                                            ╲─── no such node any more: full_cloud
+//!            ┌── it is there, or is being started: already_running, instance_exists
+//!            │   to whoever asked
+//!  START ────┤
+//!            ├─ fits a ready node ──▶ given ─┬─ STATS: it runs, or has ended
+//!            │                          ▲    ├─ StartFailure ────────────────────┐
+//!            │                        READY  └─ nothing in time: launch_failure ─┤
+//!            │                          │                                        ▼
+//!            ├─ fits a waiting node ──▶ held ── too many, too long, a stop: full_cloud
+//!            │                              ╲── no such node any more: full_cloud
+//!            └─ no node, no room: full_cloud, no_cn, no_net_cn
 //! ```
 
 use std::time::Instant;
@@ -19,9 +20,9 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use super::in_flight::Flight;
+use super::instances::Given;
 use super::placement::{Handed, Needs, Verdict};
-use super::{Scheduler, answers, now};
+use super::{Scheduler, answers};
 use crate::payload::yaml::{self, ErrorKind};
 use crate::payload::{self, Id, Start, StartFailure, StartFailureReason};
 use crate::printable::excerpt;
@@ -79,9 +80,19 @@ impl Waiting {
 impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match Waiting::read(from, frame) {
-            Ok(start) => self.place(cx, Some(from), start),
+            Ok(start) => match self.instances.taken(start.instance) {
+                None => self.place(cx, Some(from), start),
+                // To nobody else: a START of another controller may be under way.
+                Some((reason, node)) => {
+                    let mut failure = start.failure(reason);
+                    failure.node_uuid = node.map(Id::from).unwrap_or_default();
+                    if let Err(e) = cx.send_payload(from.uuid(), &failure) {
+                        debug!(target: "ssntp::scheduler", "{from}: StartFailure: {e}");
+                    }
+                }
+            },
             Err(e) => {
-                if let Some(more) = self.log.admit(from.uuid(), "START refused", now()) {
+                if let Some(more) = self.log.admit(from.uuid(), "START refused", cx.now()) {
                     info!(target: "ssntp::scheduler", "{from}: START refused: {}{more}", excerpt(&e));
                 }
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
@@ -92,27 +103,16 @@ impl Scheduler {
     /// Sends a START to a node, holds it, or answers it. `from` is given
     /// while its session's own frame is being handled.
     fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
-        if let Some(node) = self.in_flight.node_of(start.instance) {
-            if let Err(e) = send(cx, from, node, &start.frame) {
-                if let Some(more) = self.log.admit(node, "START not sent", now()) {
-                    warn!(target: "ssntp::scheduler", "START of {} for {node}: {e}{more}", start.instance);
-                }
-                let mut failure = start.failure(StartFailureReason::LaunchFailure);
-                failure.node_uuid = node.into();
-                answers::to_controllers(cx, &failure);
-            }
-            return;
-        }
-        if self.in_flight.is_full() {
-            if let Some(more) = self.log.admit(start.from, "too many in flight", now()) {
+        if self.instances.is_full() {
+            if let Some(more) = self.log.admit(start.from, "too many in flight", cx.now()) {
                 warn!(target: "ssntp::scheduler",
                     "START of {}: too many are in flight{more}",
                     start.instance
                 );
             }
-            answers::to_controllers(cx, &start.failure(StartFailureReason::FullCloud));
-            return;
+            return self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
+        let instance = start.instance;
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
                 // Each node that does not take it is closed: this comes to an end.
@@ -123,8 +123,8 @@ impl Scheduler {
                         continue;
                     }
                 },
-                Verdict::Wait(node) => match self.held.keep(start, node, now()) {
-                    None => return,
+                Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
+                    None => return self.instances.hold(instance, cx.now()),
                     Some(back) => {
                         start = back;
                         StartFailureReason::FullCloud
@@ -134,10 +134,15 @@ impl Scheduler {
                 Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
                 Verdict::NoNode => StartFailureReason::NoCn,
             };
-            debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
-            answers::to_controllers(cx, &start.failure(reason));
-            return;
+            return self.refuse_start(cx, &start, reason);
         }
+    }
+
+    /// Answers a START that no node has been given.
+    fn refuse_start(&mut self, cx: &mut Context<'_>, start: &Waiting, reason: StartFailureReason) {
+        debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
+        self.instances.refused(start.instance);
+        answers::to_controllers(cx, &start.failure(reason));
     }
 
     /// Sends a START to the node that was found; gives it back where that
@@ -152,14 +157,15 @@ impl Scheduler {
         match send(cx, from, handed.node, &start.frame) {
             Ok(()) => {
                 debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, handed.node);
-                let restart = start.restart;
-                self.in_flight.add(start.instance, Flight { handed, restart });
+                let interval = self.nodes.interval(handed.node);
+                self.instances
+                    .give(start.instance, handed, start.restart, interval, cx.now());
                 None
             }
             Err(e) => {
                 // Its session is about to end.
                 let (instance, node) = (start.instance, handed.node);
-                if let Some(more) = self.log.admit(node, "START not sent", now()) {
+                if let Some(more) = self.log.admit(node, "START not sent", cx.now()) {
                     warn!(target: "ssntp::scheduler", "START of {instance} for {node}: {e}{more}");
                 }
                 self.placement.close(handed.node);
@@ -176,21 +182,16 @@ impl Scheduler {
             && let Some(held) = self.held.get(at)
         {
             let start = &held.start;
-            let elsewhere = self.in_flight.node_of(start.instance).is_some();
-            let handed = match elsewhere || start.from == node {
+            let handed = match start.from == node {
                 true => None,
                 false => self.placement.place_on(node, &start.needs),
             };
-            if handed.is_none() && !elsewhere {
+            let Some(handed) = handed else {
                 at += 1;
                 continue;
-            }
-            let Some(start) = self.held.take(at) else { break };
-            let back = match handed {
-                Some(handed) => self.deliver(cx, None, start, handed),
-                None => Some(start),
             };
-            if let Some(start) = back {
+            let Some(start) = self.held.take(at) else { break };
+            if let Some(start) = self.deliver(cx, None, start, handed) {
                 self.place(cx, None, start);
             }
         }
@@ -231,8 +232,8 @@ impl Scheduler {
         }
     }
 
-    /// Answers what was held too long.
-    pub(super) fn expire(&mut self, cx: &mut Context<'_>, now: Instant) {
+    /// Answers what was held too long, and what no node has answered in time.
+    pub(super) fn expire_starts(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(start) = self.held.expire(now) {
             if let Some(more) = self.log.admit(start.from, "no READY in time", now) {
                 info!(target: "ssntp::scheduler",
@@ -240,51 +241,35 @@ impl Scheduler {
                     start.instance
                 );
             }
-            answers::to_controllers(cx, &start.failure(StartFailureReason::FullCloud));
+            self.refuse_start(cx, &start, StartFailureReason::FullCloud);
+        }
+        for (instance, given) in self.instances.expire(now) {
+            self.start_lost(cx, instance, &given);
+            self.delete_given_up(cx, instance, given.handed.node);
         }
     }
 
-    /// An agent's StartFailure; the rules have forwarded it.
-    pub(super) fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let Ok(failure) = frame.payload::<StartFailure>() else {
-            // Forwarded as it is. Its START stays in flight.
-            if let Some(more) = self.log.admit(from.uuid(), "StartFailure", now()) {
-                warn!(target: "ssntp::scheduler", "{from}: StartFailure that cannot be read{more}");
-            }
-            return;
-        };
-        let node = from.uuid();
-        let instance = failure.instance_uuid.uuid();
-        let Some(flight) = instance.and_then(|instance| self.in_flight.take(instance, node)) else {
-            return;
-        };
-        let has_room = !matches!(
-            failure.reason,
-            StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
-        );
-        if has_room && self.placement.take_back(&flight.handed) {
-            self.node_changed(cx, node);
+    /// Answers what is held when the scheduler stops. Who was given a START tells
+    /// the next scheduler of it.
+    pub(super) fn refuse_held(&mut self, cx: &mut Context<'_>) {
+        while let Some(start) = self.held.take(0) {
+            self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
     }
 
-    /// Answers every START that a node took with it.
-    pub(super) fn node_vanished(&mut self, cx: &mut Context<'_>, node: Uuid) {
-        let lost = self.in_flight.take_all(node);
-        if !lost.is_empty()
-            && let Some(more) = self.log.admit(node, "STARTs lost", now())
-        {
-            warn!(target: "ssntp::scheduler", "{} STARTs are lost with {node}{more}", lost.len());
+    /// Answers a START that its node does not answer any more.
+    pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &Given) {
+        let node = given.handed.node;
+        if let Some(more) = self.log.admit(node, "STARTs lost", cx.now()) {
+            warn!(target: "ssntp::scheduler", "START of {instance}: nothing came of it on {node}{more}");
         }
-        for (instance, flight) in lost {
-            debug!(target: "ssntp::scheduler", "START of {instance} is lost with {node}");
-            let failure = StartFailure {
-                node_uuid: node.into(),
-                instance_uuid: instance.into(),
-                reason: StartFailureReason::LaunchFailure,
-                restart: flight.restart,
-            };
-            answers::to_controllers(cx, &failure);
-        }
+        let failure = StartFailure {
+            node_uuid: node.into(),
+            instance_uuid: instance.into(),
+            reason: StartFailureReason::LaunchFailure,
+            restart: given.restart,
+        };
+        answers::to_controllers(cx, &failure);
     }
 }
 

@@ -310,6 +310,7 @@ impl<H: Handler> Core for ServerCore<H> {
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
+            core.guarded("stopping", |handler, cx| handler.stopping(cx));
             core.state.open = None;
             for id in core.state.sessions.ids() {
                 core.state.end(id, DisconnectReason::Stopped, false);

@@ -55,6 +55,12 @@ pub trait Handler: Send + 'static {
         let _ = (cx, held);
     }
 
+    /// The server is about to stop: what is sent now still goes out, within the
+    /// grace period. Every session is ended after this.
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
     /// When [`timer`](Self::timer) is to be called next; asked after every
     /// call of the handler.
     fn next_timer(&self) -> Option<Instant> {
@@ -182,6 +188,12 @@ impl Context<'_> {
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
         self.state.shared.uuid
+    }
+
+    /// The time of what is being dealt with: the dispatcher's, so that handlers
+    /// need no clock.
+    pub fn now(&self) -> Instant {
+        self.state.now
     }
 
     /// The roles that the server advertises.

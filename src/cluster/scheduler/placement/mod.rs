@@ -164,6 +164,8 @@ struct Node {
     /// Its place among the nodes of that name, where it has one.
     seat: usize,
     state: State,
+    /// It takes nothing, whatever its state is.
+    suspended: bool,
     /// By its last READY, and less what it was handed since where that is
     /// forecast.
     room: Room,
@@ -229,6 +231,7 @@ impl Placement {
             hostname: String::new(),
             seat: 0,
             state: State::Waiting,
+            suspended: false,
             room: Room::UNKNOWN,
             report: 0,
         });
@@ -270,6 +273,12 @@ impl Placement {
         self.change(uuid, |node| node.state = State::Closed);
     }
 
+    /// Whether a node is left out for now, as if it were not there; what it says
+    /// meanwhile of itself holds afterwards.
+    pub fn suspend(&mut self, uuid: Uuid, suspended: bool) {
+        self.change(uuid, |node| node.suspended = suspended);
+    }
+
     /// A node has told its name. One that is longer than a name can be is
     /// none.
     pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
@@ -308,7 +317,7 @@ impl Placement {
             (false, _) => {
                 let slot = *self.by_uuid.get(&needs.node_id.uuid()?)?;
                 let node = self.node(slot)?;
-                (Some(slot) != except && node.state == state && node.suits(needs)).then_some(slot)
+                (Some(slot) != except && node.state() == state && node.suits(needs)).then_some(slot)
             }
         };
         if let Some(slot) = found(State::Ready) {
@@ -322,7 +331,7 @@ impl Placement {
     pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Handed> {
         let slot = *self.by_uuid.get(&uuid)?;
         let node = self.node(slot)?;
-        (node.state == State::Ready && node.suits(needs)).then(|| self.hand(slot, needs))?
+        (node.state() == State::Ready && node.suits(needs)).then(|| self.hand(slot, needs))?
     }
 
     /// A START that a node was given has failed, and took nothing of it.
@@ -345,14 +354,14 @@ impl Placement {
 
     /// Whether a node takes a START now.
     pub fn is_ready(&self, uuid: Uuid) -> bool {
-        self.find(uuid).is_some_and(|node| node.state == State::Ready)
+        self.find(uuid).is_some_and(|node| node.state() == State::Ready)
     }
 
     /// Whether a START would fit this node, which is only waiting for its
     /// READY.
     pub fn would_fit(&self, uuid: Uuid, needs: &Needs) -> bool {
         self.find(uuid)
-            .is_some_and(|node| node.state == State::Waiting && node.suits(needs))
+            .is_some_and(|node| node.state() == State::Waiting && node.suits(needs))
     }
 
     /// How many nodes there are.
@@ -426,9 +435,9 @@ impl Placement {
         let Some(node) = self.slots.get(slot).and_then(Option::as_ref) else {
             return;
         };
-        self.rings.set(node.roles, slot, node.state, node.room);
+        self.rings.set(node.roles, slot, node.state(), node.room);
         if let Some(host) = self.by_hostname.get_mut(&node.hostname) {
-            host.rings.set(node.roles, node.seat, node.state, node.room);
+            host.rings.set(node.roles, node.seat, node.state(), node.room);
         }
     }
 
@@ -441,6 +450,13 @@ impl Placement {
 }
 
 impl Node {
+    fn state(&self) -> State {
+        match self.suspended {
+            true => State::Closed,
+            false => self.state,
+        }
+    }
+
     /// Whether it is of the kind, has the room, and the name that is asked
     /// for; its UUID has been looked up.
     fn suits(&self, needs: &Needs) -> bool {

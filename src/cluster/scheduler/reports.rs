@@ -1,0 +1,261 @@
+//! What agents say: whose it is, and whether it goes on to the controllers.
+//!
+//! A node speaks for itself and for its own instances, a concentrator for
+//! itself. What is said of others goes nowhere: it is counted, and the log tells
+//! it. Of STATS that list instances of others the rest is passed on.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use log::{debug, warn};
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::Scheduler;
+use super::instances::Failed;
+use crate::Role;
+use crate::payload::{Delete, Id, InstanceState, StartFailure, StartFailureReason, Stats, yaml};
+use crate::printable::excerpt;
+use crate::proto::{Command, ErrorCode, Event, Frame, FrameType};
+use crate::server::{Context, SessionInfo};
+
+/// The longest event or failure in bytes: they say some UUIDs and addresses.
+/// Controllers remember and queue them by the thousand.
+const MAX_REPORT: usize = 8 << 10;
+/// The longest TraceReport in bytes: an agent reports one frame with its hops.
+const MAX_TRACE_REPORT: usize = 64 << 10;
+
+/// The part of STATS that the scheduler looks at.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Told {
+    node_uuid: Id,
+    interval: i64,
+    instances: Vec<ToldInstance>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ToldInstance {
+    instance_uuid: Id,
+    state: InstanceState,
+}
+
+/// Whom an event or a failure names.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    node_uuid: Id,
+    concentrator_uuid: Id,
+    instance_uuid: Id,
+}
+
+impl Named {
+    /// None where it cannot be read.
+    fn read(frame: &Frame) -> Option<Self> {
+        let bytes = frame.payload_bytes();
+        if bytes.len() > MAX_REPORT {
+            return None;
+        }
+        match frame.kind().frame_type {
+            FrameType::EVENT => {
+                let roots: BTreeMap<String, Self> = yaml::decode(bytes).ok()?;
+                Some(roots.into_values().next().unwrap_or_default())
+            }
+            _ => yaml::decode(bytes).ok(),
+        }
+    }
+}
+
+impl Scheduler {
+    /// STATS of a node.
+    pub(super) fn stats(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let (node, now) = (from.uuid(), cx.now());
+        let told: Told = match yaml::decode(frame.payload_bytes()) {
+            Ok(told) => told,
+            Err(e) => return self.drop_foreign(cx, from, frame, &e),
+        };
+        if told.node_uuid != node {
+            return self.drop_foreign(cx, from, frame, &format_args!("of node {}", told.node_uuid));
+        }
+        let listed = told.instances.into_iter();
+        let listed: Vec<_> = listed
+            .filter_map(|told| Some((told.instance_uuid.uuid()?, told.state)))
+            .collect();
+        let was_stale = self.nodes.heard(node, told.interval, now);
+        let interval = self.nodes.interval(node);
+        let report = self.instances.report(node, &listed, interval, now);
+        let mut passed = frame.clone();
+        if let Some(one) = report.foreign.iter().next() {
+            let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
+            self.drop_foreign(cx, from, frame, &why);
+            match without(frame, &report.foreign) {
+                Some(rest) => passed = rest,
+                None => return,
+            }
+        }
+        forward(cx, from, &passed);
+        self.nodes.keep_stats(node, &passed);
+        for (instance, given) in report.lost {
+            self.start_lost(cx, instance, &given);
+        }
+        for instance in report.unwanted {
+            self.delete_given_up(cx, instance, node);
+        }
+        if was_stale {
+            self.placement.suspend(node, false);
+            self.node_changed(cx, node);
+        }
+    }
+
+    /// An agent's event, which is for the controllers.
+    pub(super) fn node_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let event = Event(frame.kind().operand);
+        if event == Event::TRACE_REPORT {
+            match frame.payload_bytes().len() > MAX_TRACE_REPORT {
+                true => self.drop_foreign(cx, from, frame, &"it is too long"),
+                false => forward(cx, from, frame),
+            }
+            return;
+        }
+        let Some(named) = self.its_own(cx, from, frame) else {
+            return;
+        };
+        forward(cx, from, frame);
+        match event {
+            Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
+                if let Some(instance) = named.instance_uuid.uuid() {
+                    let is_kept = event == Event::INSTANCE_STOPPED;
+                    self.instances.over(instance, is_kept, cx.now());
+                }
+                self.nodes.instance_event(from.uuid(), frame);
+            }
+            _ => self.cncis.event(from, frame),
+        }
+    }
+
+    /// An agent's failure, which is for the controllers.
+    pub(super) fn node_failure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        if self.its_own(cx, from, frame).is_none() {
+            return;
+        }
+        if frame.kind() == ErrorCode::START_FAILURE {
+            return self.start_failed(cx, from, frame);
+        }
+        forward(cx, from, frame);
+    }
+
+    /// An agent's StartFailure: the answer to its START, unless that was
+    /// answered before.
+    fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let Ok(failure) = frame.payload::<StartFailure>() else {
+            return self.drop_foreign(cx, from, frame, &"it cannot be read");
+        };
+        let (node, now) = (from.uuid(), cx.now());
+        let instance = failure.instance_uuid.uuid();
+        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason, now));
+        match failed {
+            Some(Failed::Answer(given)) => {
+                forward(cx, from, frame);
+                let has_room = !matches!(
+                    failure.reason,
+                    StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
+                );
+                if has_room && self.placement.take_back(&given.handed) {
+                    self.node_changed(cx, node);
+                }
+            }
+            Some(Failed::Unknown) | None => forward(cx, from, frame),
+            Some(Failed::Again) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
+            Some(Failed::Foreign) => self.drop_foreign(cx, from, frame, &failure.instance_uuid),
+        }
+    }
+
+    /// Whom an event or failure names, where its sender may speak of them.
+    fn its_own(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Named> {
+        let Some(named) = Named::read(frame) else {
+            self.drop_foreign(cx, from, frame, &"it is too long, or cannot be read");
+            return None;
+        };
+        let own = from.uuid();
+        let others = |id: &Id| !id.is_empty() && *id != own;
+        let kind = frame.kind();
+        let of_cnci = kind == Event::PUBLIC_IP_ASSIGNED
+            || kind == Event::PUBLIC_IP_UNASSIGNED
+            || kind == ErrorCode::ASSIGN_PUBLIC_IP_FAILURE
+            || kind == ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE;
+        // A concentrator's addresses are those of anybody's instances; who is
+        // nothing but a concentrator announces itself.
+        let is_node = from.role().intersects(Role::AGENT | Role::NETAGENT);
+        let instance = &named.instance_uuid;
+        let foreign_instance = match instance.uuid() {
+            _ if of_cnci => false,
+            _ if !is_node => others(instance),
+            Some(instance) => self.instances.is_foreign(instance, own),
+            None => false,
+        };
+        if others(&named.node_uuid) || (of_cnci && others(&named.concentrator_uuid)) || foreign_instance {
+            let Named {
+                node_uuid,
+                concentrator_uuid,
+                instance_uuid,
+            } = &named;
+            let about = format_args!(
+                "of node {node_uuid:?}, concentrator {concentrator_uuid:?}, instance {instance_uuid:?}"
+            );
+            self.drop_foreign(cx, from, frame, &about);
+            return None;
+        }
+        Some(named)
+    }
+
+    /// Counts what goes nowhere, and tells it.
+    pub(super) fn drop_foreign(
+        &mut self,
+        cx: &Context<'_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        why: &dyn fmt::Display,
+    ) {
+        self.foreign += 1;
+        if let Some(more) = self.log.admit(from.uuid(), "not its own", cx.now()) {
+            let (kind, count) = (frame.kind(), self.foreign);
+            warn!(target: "ssntp::scheduler",
+                "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far{more}",
+                excerpt(why)
+            );
+        }
+    }
+
+    /// What was answered with a failure is not to run: its node is told so.
+    pub(super) fn delete_given_up(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
+        let delete = Delete {
+            instance_uuid: instance.into(),
+            workload_agent_uuid: node.into(),
+            stop: false,
+        };
+        if let Err(e) = cx.send_payload(node, &delete) {
+            debug!(target: "ssntp::scheduler", "DELETE of {instance} for {node}: {e}");
+        }
+    }
+}
+
+/// Passes a frame on to all controllers.
+fn forward(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+    // Only a kind that cannot be sent is an error.
+    let _ = cx.forward_all(from, Role::CONTROLLER, frame);
+}
+
+/// STATS without some of their instances; keys that this version does not know
+/// are lost with that.
+fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
+    let mut stats: Stats = frame.payload().ok()?;
+    let is_own = |id: &Id| id.uuid().is_none_or(|uuid| !foreign.contains(&uuid));
+    stats.instances.retain(|listed| is_own(&listed.instance_uuid));
+    debug_assert_eq!(frame.kind(), Command::STATS);
+    let rest = Frame::of(&stats);
+    Some(match frame.trace() {
+        Some(trace) => rest.traced(trace.clone()),
+        None => rest,
+    })
+}
