@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use log::{info, warn};
+use uuid::Uuid;
 
 use super::{Control, Instance, Job, Mode, Phase};
 use crate::cluster::agent::driver::{Cancel, Driver, Ended, Exit, Found, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
-use crate::payload::StartPayload;
+use crate::payload::{StartFailureReason, StartPayload};
 
 impl Control {
     /// Takes over what a former agent left. The drivers are asked what became
@@ -32,17 +33,13 @@ impl Control {
         let place = store::place(root, id);
         let recorded = stored.record.is_some();
         let record = stored.record.unwrap_or_default();
+        let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
+        let restart = start.as_ref().is_some_and(|start| start.start.restart);
         if recorded && record.phase == RecordPhase::Starting {
-            // It never ran: the scheduler has answered the START since.
-            info!(
-                "{}: instance {id} was being started, and is removed",
-                self.settings.node
-            );
             let driver = self.driver_of(&record, None);
-            self.job(Job::Remove { instance: id, driver });
+            self.never_ran(id, driver, restart);
             return;
         }
-        let start = stored.start.map(Arc::from);
         let mut instance = Instance {
             driver: self.driver_of(&record, start.as_deref()),
             place,
@@ -69,12 +66,7 @@ impl Control {
                 None
             }
             Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
-                info!(
-                    "{}: instance {id} was about to run, and is removed",
-                    self.settings.node
-                );
-                let driver = Some(driver);
-                self.job(Job::Remove { instance: id, driver });
+                self.never_ran(id, Some(driver), restart);
                 return;
             }
             Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
@@ -105,6 +97,16 @@ impl Control {
             None if after != RecordAfter::Nothing => self.end(id, after, now),
             None => {}
         }
+    }
+
+    /// The former agent ended before it could say what became of this START.
+    fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, restart: bool) {
+        info!(
+            "{}: instance {id} was being started, and is removed",
+            self.settings.node
+        );
+        self.job(Job::Remove { instance: id, driver });
+        self.start_failed(id.into(), StartFailureReason::LaunchFailure, restart);
     }
 
     /// The record is lost: the START and the system have to tell.

@@ -47,8 +47,8 @@ use crate::cluster::scheduler::placement::Needs;
 use crate::cluster::subnet::{Subnet, is_mac};
 use crate::payload::{
     Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id, InvalidFrameType, Networking, NextState,
-    Payload, Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailure, StartFailureReason,
-    StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
+    Payload, Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailureReason, StartPayload,
+    Stop, StopFailure, StopFailureReason, Storage, yaml,
 };
 use crate::printable::excerpt;
 use crate::proto::{Command, Frame};
@@ -62,12 +62,7 @@ impl Control {
                         "START refused",
                         format_args!("START of {instance} refused: {reason}"),
                     );
-                    self.tell(&StartFailure {
-                        node_uuid: self.settings.node.into(),
-                        instance_uuid: instance,
-                        reason,
-                        restart,
-                    });
+                    self.start_failed(instance, reason, restart);
                 }
                 // A scheduler that is strict waits for this before the next.
                 self.announce(true);
@@ -121,6 +116,8 @@ impl Control {
         })?;
         let id = payload.start.instance_uuid;
         let restart = payload.start.restart;
+        // Another attempt: how the one before ended is of no interest any more.
+        self.failed.retain(|(_, failure)| failure.instance_uuid != id);
         self.start_payload(id, payload)
             .map_err(|reason| (id.into(), restart, reason))
     }

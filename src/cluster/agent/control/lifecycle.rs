@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Control, Job, Phase};
+use super::{Action, Control, Job, MAX_FAILED, Phase, REPEATED};
 use crate::cluster::agent::driver::{Ended, Exit, Handle, LaunchError, Usage};
 use crate::cluster::agent::store::RecordAfter;
 use crate::payload::{
-    DeleteFailure, DeleteFailureReason, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
+    DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
+    StartFailureReason,
 };
+use crate::proto::Frame;
 
 /// The exit code of what SIGKILL ended.
 const KILLED: i32 = 128 + 9;
@@ -62,15 +64,41 @@ impl Control {
         } else {
             let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
             self.instances.remove(&id);
-            self.tell(&StartFailure {
-                node_uuid: self.settings.node.into(),
-                instance_uuid: id.into(),
-                reason: error.fault.into(),
-                restart,
-            });
+            self.start_failed(id.into(), error.fault.into(), restart);
             self.tell_after(id, after);
         }
         self.announce(true);
+    }
+
+    /// A START came to nothing. That is said again in the next session, if it
+    /// begins soon: what was said last in this one may be lost with it.
+    pub(super) fn start_failed(&mut self, instance: Id, reason: StartFailureReason, restart: bool) {
+        let failure = StartFailure {
+            node_uuid: self.settings.node.into(),
+            instance_uuid: instance,
+            reason,
+            restart,
+        };
+        self.tell(&failure);
+        if self.connected {
+            if self.failed.len() >= MAX_FAILED {
+                self.failed.pop_front();
+            }
+            self.failed.push_back((self.now, failure));
+        }
+    }
+
+    /// Says again which STARTs have failed of late. What was started STATS tell.
+    pub(super) fn repeat_failures(&mut self) {
+        let now = self.now;
+        let recent = |(at, _): &(Instant, StartFailure)| now.saturating_duration_since(*at) < REPEATED;
+        self.failed.retain(recent);
+        let again: Vec<_> = self
+            .failed
+            .iter()
+            .map(|(_, failure)| Frame::of(failure))
+            .collect();
+        self.actions.extend(again.into_iter().map(Action::Send));
     }
 
     /// An instance is gone from its driver.
@@ -230,6 +258,7 @@ impl Control {
         for (driver, running) in kill {
             self.job(Job::Kill(driver, running));
         }
+        self.check_evacuated(now);
         self.stats_tick(now);
         if self.connected && !self.held.is_empty() && now >= self.retry_due {
             self.send_held();

@@ -54,8 +54,8 @@ use crate::Role;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::{
-    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, StartPayload,
-    TraceReport,
+    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, StartFailure,
+    StartPayload, TraceReport,
 };
 use crate::printable::excerpt;
 use crate::proto::{Command, ErrorCode, Frame, FrameType, Status};
@@ -69,6 +69,10 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How many frames wait for a session. They tell of single events; when
 /// there are more, the oldest are dropped, and STATS tell how things are.
 const MAX_HELD: usize = 1024;
+/// How many STARTs that failed are said again in a new session, and for how long:
+/// a session that is lost is noticed and made anew in that time.
+const MAX_FAILED: usize = 256;
+const REPEATED: Duration = Duration::from_secs(60);
 /// How many volume commands of one instance wait for the one before.
 const MAX_VOLUME_OPS: usize = 16;
 
@@ -293,6 +297,8 @@ pub(crate) struct Control {
     offline: bool,
     connected: bool,
     held: VecDeque<Frame>,
+    /// STARTs that failed in a session, and when.
+    failed: VecDeque<(Instant, StartFailure)>,
     /// When what is held is tried again, after the client had no room for it.
     retry_due: Instant,
     /// The status that was sent last, with its payload.
@@ -319,6 +325,7 @@ impl Control {
             offline: false,
             connected: false,
             held: VecDeque::new(),
+            failed: VecDeque::new(),
             retry_due: now,
             announced: None,
             tenants: Tenants::default(),
@@ -401,6 +408,7 @@ impl Control {
             self.configure(&configuration);
         }
         self.announce(true);
+        self.repeat_failures();
         self.send_held();
         // A concentrator may have forgotten.
         self.tenants.forget();

@@ -96,7 +96,8 @@ impl Control {
     pub(super) fn status(&self) -> NodeStatus {
         if self.offline {
             NodeStatus::Offline
-        } else if self.mode == Mode::Maintenance {
+        } else if self.mode != Mode::Normal {
+            // Also while it is being emptied: it takes no START.
             NodeStatus::Maintenance
         } else if self.is_full() {
             NodeStatus::Full
@@ -138,9 +139,13 @@ impl Control {
         }
     }
 
-    /// MAINTENANCE once the last instance has stopped.
+    /// MAINTENANCE once the last instance has stopped, but for those that do not
+    /// even end when they are killed: nobody knows whether they ever will.
     pub(super) fn check_evacuated(&mut self, now: Instant) {
-        let busy = |instance: &Instance| instance.is_running() || instance.phase == Phase::Removing;
+        let busy = |instance: &Instance| match instance.phase {
+            Phase::Terminating { hung, .. } => !hung,
+            phase => phase != Phase::Stopped,
+        };
         if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
             self.mode = Mode::Maintenance;
             self.announce(true);
@@ -250,8 +255,16 @@ impl Control {
                 .iter()
                 .map(|(id, i)| instance_stats(*id, i))
                 .collect(),
+            interval: self.interval(),
             ..self.facts.stats(self.settings.node, self.status())
         }
+    }
+
+    /// In whole seconds, at least one: the scheduler counts on it.
+    fn interval(&self) -> i64 {
+        let interval = self.settings.interval;
+        let seconds = interval.as_secs() + u64::from(interval.subsec_nanos() > 0);
+        i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
     }
 
     /// Tells concentrators which tenants came and went. Compute nodes alone

@@ -217,3 +217,70 @@ fn what_was_lost_is_made_up_for() {
     let changes = |job: &Job| matches!(job, Job::Save { .. } | Job::Remove { .. });
     assert!(!stage.jobs.iter().any(changes));
 }
+
+#[test]
+fn a_start_that_the_former_agent_could_not_answer_is_answered() {
+    let fake = Fake {
+        never_ran: true,
+        ..Fake::default()
+    };
+    let again = Start {
+        restart: true,
+        ..start(TWO)
+    };
+    let mut stage = adopting(
+        fake,
+        false,
+        vec![
+            stored(ONE, Some(record()), Some(start(ONE))),
+            stored(TWO, Some(record().running(&handle(TWO))), Some(again)),
+        ],
+    );
+    for (instance, restart) in [(ONE, false), (TWO, true)] {
+        let failure: StartFailure = stage.next();
+        assert_eq!(
+            (failure.node_uuid, failure.instance_uuid),
+            (NODE.into(), instance.into())
+        );
+        assert_eq!(
+            (failure.reason, failure.restart),
+            (StartFailureReason::LaunchFailure, restart)
+        );
+    }
+    stage.nothing::<StartFailure>();
+}
+
+#[test]
+fn which_starts_failed_of_late_is_said_again_in_a_new_session() {
+    let mut stage = Stage::new();
+    let fails = |stage: &mut Stage| {
+        stage.send(&start(ONE));
+        stage.job(|job| matches!(job, Job::Launch(_)).then_some(()));
+        let result = Err(LaunchError::new(LaunchFault::Image, "it is not there"));
+        stage.feed(Input::Done(Done::Launched {
+            instance: ONE,
+            result,
+        }));
+        assert_eq!(stage.next::<StartFailure>().instance_uuid, ONE);
+    };
+    let reconnect = |stage: &mut Stage| {
+        stage.feed(Input::Disconnected);
+        stage.sent.clear();
+        stage.connect();
+    };
+    fails(&mut stage);
+    reconnect(&mut stage);
+    let again: StartFailure = stage.next();
+    assert_eq!(
+        (again.instance_uuid, again.reason),
+        (ONE.into(), StartFailureReason::ImageFailure)
+    );
+    stage.pass(REPEATED);
+    reconnect(&mut stage);
+    stage.nothing::<StartFailure>();
+    // Of another attempt it would be a lie.
+    fails(&mut stage);
+    stage.send(&start(ONE));
+    reconnect(&mut stage);
+    stage.nothing::<StartFailure>();
+}

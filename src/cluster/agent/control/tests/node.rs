@@ -383,3 +383,39 @@ fn a_traced_command_is_reported() {
         ("job-1", "START")
     );
 }
+
+#[test]
+fn stats_say_maintenance_as_soon_as_a_node_takes_no_start() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&evacuate());
+    assert_eq!(stage.stats().status, NodeStatus::Maintenance);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Stopping));
+    stage.nothing::<Maintenance>();
+}
+
+#[test]
+fn an_instance_that_cannot_be_killed_does_not_keep_maintenance_away() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.run(&persistent(TWO));
+    stage.send(&evacuate());
+    stage.end(TWO, 143);
+    stage.pass(settings().grace);
+    stage.nothing::<Maintenance>();
+    stage.pass(HUNG);
+    stage.next::<Maintenance>();
+    assert_eq!(stage.state(ONE), Some(InstanceState::Hung));
+}
+
+#[test]
+fn stats_say_how_often_they_come() {
+    for (interval, seconds) in [(30_000, 30), (1500, 2), (10, 1)] {
+        let interval = Duration::from_millis(interval);
+        let mut stage = Stage::of(Settings {
+            interval,
+            ..settings()
+        });
+        assert_eq!(stage.stats().interval, seconds);
+    }
+}
