@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use uuid::Uuid;
 
 use super::Failure;
@@ -147,6 +148,11 @@ pub enum Change {
         /// The address.
         public_ip: String,
     },
+    /// The scheduler has taken up a configuration that this controller sent.
+    Configured {
+        /// What it was sent.
+        configuration: Bytes,
+    },
     /// A command failed, be it this controller's or another's.
     Failed(Failure),
     /// A traced frame has arrived.
@@ -184,6 +190,7 @@ impl Change {
             Self::CnciGone { .. } => "cnci_gone",
             Self::PublicIpAssigned { .. } => "public_ip_assigned",
             Self::PublicIpUnassigned { .. } => "public_ip_unassigned",
+            Self::Configured { .. } => "configured",
             Self::Failed(_) => "failed",
             Self::Traced(_) => "traced",
             Self::Unreadable { .. } => "unreadable",
@@ -249,6 +256,7 @@ impl fmt::Display for Change {
             } => {
                 write!(f, "{public_ip} is taken from instance {instance} by CNCI {cnci}")
             }
+            Self::Configured { .. } => f.write_str("the cluster has a new configuration"),
             Self::Failed(failure) => failure.fmt(f),
             Self::Traced(trace) => {
                 let (hops, label) = (trace.nodes.len(), &trace.label);

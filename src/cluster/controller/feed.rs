@@ -4,7 +4,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use log::{info, warn};
 
 use super::goal::Goal;
@@ -28,6 +29,10 @@ const QUIET: Duration = Duration::from_millis(300);
 /// last one have done since its STATS comes right after them.
 const SHORT_QUIET: Duration = Duration::from_millis(20);
 
+/// How long a START may show nowhere in a new session before it is lost. It may be
+/// the same scheduler, which holds one for a minute; then a node lists it soon.
+const LOST: Duration = Duration::from_secs(90);
+
 type Reply = Result<Shown, OrderError>;
 
 /// What the controller's threads share.
@@ -43,6 +48,10 @@ struct State {
     orders: Vec<Pending>,
     next_order: u64,
     subscribers: Vec<Subscriber>,
+    /// How many sessions there have been.
+    session: u64,
+    /// When STARTs of former sessions are looked for.
+    look_at: Option<Instant>,
     /// When the session began, or a node was heard for the first time in it.
     news: Instant,
     ended: Option<ClientError>,
@@ -53,6 +62,8 @@ struct State {
 #[derive(Debug)]
 struct Pending {
     id: u64,
+    /// The number of the session in which it was sent.
+    session: u64,
     goal: Goal,
     reply: Sender<Reply>,
 }
@@ -71,6 +82,8 @@ impl Shared {
                 orders: Vec::new(),
                 next_order: 0,
                 subscribers: Vec::new(),
+                session: 0,
+                look_at: None,
                 news: now(),
                 ended: None,
                 log: LogLimit::default(),
@@ -81,10 +94,23 @@ impl Shared {
 
     /// Takes in events until there are no more.
     pub(super) fn feed(&self, events: &Receiver<Event>, client: &ClientHandle) {
-        for event in events {
+        loop {
+            let look_at = self.lock().look_at;
+            let event = match look_at {
+                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => events.recv_deadline(at),
+            };
+            let event = match event {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.lock().look_for_starts(now());
+                    continue;
+                }
+            };
             match event {
                 Event::Frame(frame) => self.frame(&frame, wall_clock()),
-                Event::Connected(server) => self.online(server.to_string()),
+                Event::Connected(server) => self.online(server.to_string(), client.configuration()),
                 Event::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
                 Event::Closed(_) => {}
             }
@@ -103,10 +129,14 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn online(&self, scheduler: String) {
+    fn online(&self, scheduler: String, configuration: Option<Bytes>) {
         let mut state = self.lock();
         state.view.connected();
         state.news = now();
+        state.session += 1;
+        state.await_starts(now());
+        let taken_up = |goal: &Goal| matches!(goal, Goal::Configured { configuration: own } if Some(own) == configuration.as_ref());
+        settle_where(&mut state.orders, taken_up, |_| Ok(Shown::Configured));
         state.take(vec![Change::Online { scheduler }]);
         drop(state);
         self.changed.notify_all();
@@ -189,25 +219,19 @@ impl Shared {
         }
         let id = state.next_order;
         state.next_order += 1;
-        state.orders.push(Pending { id, goal, reply });
+        // A client that queues frames sends it in the next one.
+        let session = state.session + u64::from(!state.view.is_online());
+        state.orders.push(Pending {
+            id,
+            session,
+            goal,
+            reply,
+        });
         Ok((id, settled))
-    }
-
-    /// Settles an order that nothing the scheduler sends would settle.
-    pub(super) fn settle(&self, id: u64, reply: Reply) {
-        let mut state = self.lock();
-        if let Some(at) = state.orders.iter().position(|order| order.id == id) {
-            state.orders.remove(at).settle(reply);
-        }
     }
 
     pub(super) fn forget(&self, id: u64) {
         self.lock().orders.retain(|order| order.id != id);
-    }
-
-    /// Whether an order still waits.
-    pub(super) fn waits(&self, id: u64) -> bool {
-        self.lock().orders.iter().any(|order| order.id == id)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -216,6 +240,26 @@ impl Shared {
 }
 
 impl State {
+    /// Looks for STARTs of former sessions later, if there are any.
+    fn await_starts(&mut self, now: Instant) {
+        let current = self.session;
+        let waits = |order: &Pending| order.session < current && matches!(order.goal, Goal::Started { .. });
+        self.look_at = self.orders.iter().any(waits).then(|| now + LOST);
+    }
+
+    /// Settles STARTs that were lost with a session: nothing shows them in this.
+    fn look_for_starts(&mut self, now: Instant) {
+        let (view, current) = (&self.view, self.session);
+        self.orders.retain(|order| {
+            let is_lost = view.is_online() && order.session < current && order.goal.is_lost(view);
+            if is_lost {
+                let _ = order.reply.try_send(Err(OrderError::Lost(order.goal.command())));
+            }
+            !is_lost
+        });
+        self.await_starts(now);
+    }
+
     fn take(&mut self, changes: Vec<Change>) {
         for change in changes {
             let Self {

@@ -3,14 +3,14 @@
 //!
 //! | command | shown done by |
 //! |---|---|
-//! | START, RESTART | STATS in which the instance is `active`, or has ended already; for RESTART not those in which one that was `active` has |
+//! | START, RESTART | STATS in which the instance is `active`, or has ended already; for RESTART not those in which one that was `active` has; InstanceDeleted, since it was there. Not that STATS no longer list it: then it may never have run |
 //! | STOP | STATS in which it is `exited` or missing, InstanceStopped, InstanceDeleted |
 //! | DELETE | InstanceDeleted, STATS that no longer list it; InstanceStopped where it was only to leave its node |
 //! | AttachVolume, DetachVolume | STATS that list the volume, or no longer do |
-//! | EVACUATE | STATS with `MAINTENANCE` and no instance that runs; that the node disconnects, where it was to |
+//! | EVACUATE | STATS with `MAINTENANCE` and no instance that runs, but for those that are `hung`; that the node disconnects, where it was to |
 //! | Restore | STATS with `READY` or `FULL` |
 //! | AssignPublicIP, ReleasePublicIP | PublicIPAssigned, PublicIPUnassigned |
-//! | CONFIGURE | a new session, whose CONNECTED carries it: see [`Controller::configure`](super::Controller::configure) |
+//! | CONFIGURE | the scheduler sends it back; a new session, whose CONNECTED carries it |
 //!
 //! A failure belongs to the command that names the same instance (and volume,
 //! and address). InvalidFrameType names nobody: it is taken for the last such
@@ -19,9 +19,10 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Change, Failure, View};
+use super::{Change, Failure, Node, View};
 use crate::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NextState, NodeStatus,
     Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
@@ -52,7 +53,7 @@ pub(super) enum Goal {
     Detached { instance: Id, volume: Id },
     Evacuated { node: Id, leaves: bool },
     Restored { node: Id },
-    Configured,
+    Configured { configuration: Bytes },
     Assigned { instance: Id, public_ip: String },
     Released { instance: Id, public_ip: String },
 }
@@ -97,10 +98,13 @@ pub enum Shown {
         /// The volume.
         volume: Id,
     },
-    /// The node is in maintenance, and nothing runs on it.
+    /// The node is in maintenance, and nothing runs on it but what cannot be
+    /// ended.
     Evacuated {
         /// The node.
         node: Uuid,
+        /// How many instances do not even end when they are killed.
+        hung: usize,
     },
     /// The node has left, as it was to.
     Left {
@@ -143,7 +147,13 @@ impl fmt::Display for Shown {
             Self::Detached { instance, volume } => {
                 write!(f, "volume {volume} is detached from instance {instance}")
             }
-            Self::Evacuated { node } => write!(f, "node {node} is empty, and in maintenance"),
+            Self::Evacuated { node, hung: 0 } => write!(f, "node {node} is empty, and in maintenance"),
+            Self::Evacuated { node, hung } => {
+                write!(
+                    f,
+                    "node {node} is in maintenance, but {hung} instances cannot be ended"
+                )
+            }
             Self::Left { node } => write!(f, "node {node} is empty, and has left"),
             Self::Restored { node } => write!(f, "node {node} is back in service"),
             Self::Configured => f.write_str("the cluster has the configuration"),
@@ -168,7 +178,7 @@ impl Goal {
             Self::Detached { .. } => Command::DETACH_VOLUME,
             Self::Evacuated { .. } => Command::EVACUATE,
             Self::Restored { .. } => Command::RESTORE,
-            Self::Configured => Command::CONFIGURE,
+            Self::Configured { .. } => Command::CONFIGURE,
             Self::Assigned { .. } => Command::ASSIGN_PUBLIC_IP,
             Self::Released { .. } => Command::RELEASE_PUBLIC_IP,
         }
@@ -186,13 +196,13 @@ impl Goal {
             | Self::Assigned { instance, .. }
             | Self::Released { instance, .. } => instance.as_str(),
             Self::Evacuated { node, .. } | Self::Restored { node } => node.as_str(),
-            Self::Configured => "",
+            Self::Configured { .. } => "",
         }
     }
 
     fn instance(&self) -> Option<&Id> {
         match self {
-            Self::Evacuated { .. } | Self::Restored { .. } | Self::Configured => None,
+            Self::Evacuated { .. } | Self::Restored { .. } | Self::Configured { .. } => None,
             Self::Started { instance }
             | Self::Stopped { instance }
             | Self::Restarted { instance }
@@ -237,7 +247,7 @@ impl Goal {
             ) if own == instance => up(*instance, *node, state),
             (
                 Self::Started { instance: own } | Self::Restarted { instance: own },
-                C::InstanceGone { instance, .. } | C::InstanceDeleted { instance, .. },
+                C::InstanceDeleted { instance, .. },
             ) if own == instance => Some(Shown::Ended { instance: *instance }),
 
             (
@@ -289,9 +299,12 @@ impl Goal {
             }),
 
             (Self::Evacuated { node: own, .. }, C::NodeStats { node, .. }) if own == node => {
-                let empty = !view.instances_of(*node).any(|instance| instance.is_alive());
+                let alive = || view.instances_of(*node).filter(|instance| instance.is_alive());
+                let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
+                let only_hung = hung == alive().count();
                 let status = &view.node(*node)?.status;
-                (empty && *status == NodeStatus::Maintenance).then_some(Shown::Evacuated { node: *node })
+                (only_hung && *status == NodeStatus::Maintenance)
+                    .then_some(Shown::Evacuated { node: *node, hung })
             }
             (
                 Self::Evacuated {
@@ -304,6 +317,12 @@ impl Goal {
                 let status = &view.node(*node)?.status;
                 let in_service = matches!(status, NodeStatus::Ready | NodeStatus::Full);
                 in_service.then_some(Shown::Restored { node: *node })
+            }
+
+            (Self::Configured { configuration: own }, C::Configured { configuration })
+                if own == configuration =>
+            {
+                Some(Shown::Configured)
             }
 
             (
@@ -372,6 +391,24 @@ impl Goal {
         failure
     }
 
+    /// Whether it is a START of which nothing is known.
+    pub(super) fn is_lost(&self, view: &View) -> bool {
+        let Self::Started { instance } = self else {
+            return false;
+        };
+        instance.uuid().and_then(|uuid| view.instance(uuid)).is_none()
+    }
+
+    /// Whether its instance is being started, by a node that still reports.
+    pub(super) fn is_progressing(&self, view: &View) -> bool {
+        let instance = self.instance().and_then(Id::uuid);
+        let instance = instance.and_then(|uuid| view.instance(uuid));
+        instance.is_some_and(|instance| {
+            let node = view.node(instance.node);
+            instance.state == InstanceState::Pending && node.is_some_and(Node::is_current)
+        })
+    }
+
     /// How far it has come, as far as the view tells.
     pub(super) fn progress(&self, view: &View) -> String {
         match view.is_online() {
@@ -405,7 +442,7 @@ impl Goal {
                 let gone = if view.is_online() { gone(node) } else { "" };
                 format!("the instance is {state} on node {node}{gone}")
             }
-            None if *self == Self::Configured => "neither refused nor taken up".into(),
+            None if matches!(self, Self::Configured { .. }) => "neither refused nor taken up".into(),
             None => "no node has the instance".into(),
         }
     }

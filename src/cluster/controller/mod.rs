@@ -58,10 +58,8 @@
 //! | `goal` | what shows that a command was carried out: [`Orderable`], [`Shown`] |
 //! | `order` | [`Order`], [`OrderError`], [`CommandError`] |
 //! | `feed` | the thread, and what it shares with the others |
-//! | `confirm` | whether the scheduler has taken a configuration up |
 
 mod change;
-mod confirm;
 mod failure;
 mod feed;
 mod goal;
@@ -77,7 +75,6 @@ use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
 pub use self::change::Change;
-use self::confirm::Confirmations;
 pub use self::failure::Failure;
 use self::feed::Shared;
 use self::goal::Goal;
@@ -133,18 +130,15 @@ impl ControllerConfig {
 /// A running controller.
 ///
 /// # Threads
-/// It owns a client with its threads, one thread that feeds the view, and one
-/// for each configuration that is being confirmed. `Send` and `Sync`. Sending
-/// a command blocks only while the session's queue is full; the waits end at
-/// once when the controller is closed. [`close`](Self::close), or dropping
-/// it, ends all threads.
+/// It owns a client with its threads, and one thread that feeds the view. `Send`
+/// and `Sync`. Sending a command blocks only while the session's queue is full;
+/// the waits end at once when the controller is closed. [`close`](Self::close),
+/// or dropping it, ends all threads.
 #[derive(Debug)]
 pub struct Controller {
     client: Client,
-    config: ClientConfig,
     tracing: bool,
     shared: Arc<Shared>,
-    confirmations: Confirmations,
     feeder: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -169,17 +163,14 @@ impl Controller {
             tracing,
             history,
         } = config;
-        let config = client.tracing(tracing);
-        let client = Client::start(config.clone())?;
+        let client = Client::start(client.tracing(tracing))?;
         let shared = Arc::new(Shared::new(View::new(history)));
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
         let feeder = threads::spawn("ssntp-control", move || fed.feed(&events, &handle));
         Ok(Self {
             client,
-            config,
             tracing,
             shared,
-            confirmations: Confirmations::default(),
             feeder: Mutex::new(Some(feeder.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
         })
     }
@@ -336,22 +327,16 @@ impl Controller {
     /// CONFIGURE: replaces the configuration of the cluster, a CONFIGURE
     /// document.
     ///
-    /// Nothing in the protocol says that it was taken up. So further, short
-    /// sessions are stood up, and the order settles when CONNECTED carries
-    /// the configuration there. Where the certificate is bound to a UUID, such
-    /// a session takes this controller's over, which then connects again.
+    /// The scheduler sends a configuration that it has taken up back, and the
+    /// order settles. One that does not, as an older one, shows it when the next
+    /// session begins.
     ///
     /// # Errors
     /// [`CommandError`].
     pub fn configure(&self, configuration: impl Into<Bytes>) -> Result<Order, CommandError> {
         let configuration = configuration.into();
         let frame = Frame::with_payload(Command::CONFIGURE, configuration.clone());
-        let order = self.send(frame, Goal::Configured)?;
-        let config = self.config.clone();
-        self.confirmations
-            .begin(Arc::clone(&self.shared), order.id, config, configuration)
-            .map_err(|e| CommandError::Thread(Arc::new(e)))?;
-        Ok(order)
+        self.send(frame, Goal::Configured { configuration })
     }
 
     /// Sends any command whose end can be watched for, to whomever it names.
@@ -399,7 +384,6 @@ impl Controller {
     /// waits settles with [`OrderError::Ended`]. A second call does nothing.
     pub fn close(&self) {
         self.client.close();
-        self.confirmations.end();
         let mut feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(feeder) = feeder.take() {
             // A panic has been logged by the panic hook.

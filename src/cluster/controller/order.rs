@@ -17,7 +17,7 @@ use crate::client::ClientError;
 ///
 /// The loss of the session with the scheduler settles nothing: the command
 /// may or may not have gone out before, and the STATS of the next session
-/// still show what it did.
+/// still show what it did. A START of which they show nothing for 90 s is lost.
 ///
 /// # Threads
 /// `Send` and `Sync`. The waits end at once when the controller ends.
@@ -66,6 +66,12 @@ impl Order {
         &self.settled
     }
 
+    /// Whether its instance is being started, by a node that still reports: then
+    /// it is worth while to wait for longer, since the scheduler will answer.
+    pub fn is_progressing(&self) -> bool {
+        self.shared.look(|view| self.goal.is_progressing(view))
+    }
+
     /// The error of a wait of that length, for who waits by
     /// [`settled`](Self::settled).
     pub fn timed_out(&self, limit: Duration) -> OrderError {
@@ -98,6 +104,9 @@ pub enum OrderError {
         /// How far it has come, in words.
         progress: String,
     },
+    /// The session with the scheduler was lost before it answered, and no node
+    /// has shown the instance in the next one.
+    Lost(crate::proto::Command),
     /// The controller has ended.
     Ended(ClientError),
     /// What became of it was received before.
@@ -115,6 +124,12 @@ impl fmt::Display for OrderError {
             } => {
                 let seconds = limit.as_secs_f64();
                 write!(f, "{command} was not shown to be done in {seconds} s: {progress}")
+            }
+            Self::Lost(command) => {
+                write!(
+                    f,
+                    "{command} was lost with the scheduler: no node has the instance"
+                )
             }
             Self::Ended(reason) => reason.fmt(f),
             Self::Settled => f.write_str("what became of the command was received before"),
@@ -135,8 +150,6 @@ pub enum CommandError {
     TooManyOrders(usize),
     /// The client did not take the frame.
     Send(crate::client::SendFault),
-    /// A thread cannot be started.
-    Thread(Arc<std::io::Error>),
 }
 
 impl fmt::Display for CommandError {
@@ -145,7 +158,6 @@ impl fmt::Display for CommandError {
             Self::UnknownInstance(uuid) => write!(f, "no node is known to have instance {uuid}"),
             Self::TooManyOrders(orders) => write!(f, "{orders} commands are waited for already"),
             Self::Send(fault) => write!(f, "the command is not sent: {fault}"),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
         }
     }
 }
@@ -154,7 +166,6 @@ impl std::error::Error for CommandError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Send(fault) => Some(fault),
-            Self::Thread(e) => Some(e),
             _ => None,
         }
     }

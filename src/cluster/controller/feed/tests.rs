@@ -22,7 +22,7 @@ impl Told {
         let told = Self {
             shared: Shared::new(View::default()),
         };
-        told.shared.online("scheduler".into());
+        told.shared.online("scheduler".into(), None);
         told.stats(NodeStatus::Ready, &[(INSTANCE, state)]);
         told
     }
@@ -102,6 +102,12 @@ fn restart() -> Restart {
     }
 }
 
+fn configured(yaml: &'static str) -> Goal {
+    Goal::Configured {
+        configuration: yaml.into(),
+    }
+}
+
 fn delete() -> Delete {
     Delete {
         instance_uuid: INSTANCE.into(),
@@ -147,6 +153,79 @@ fn a_start_whose_program_has_ended_was_started() {
         shown(&order),
         format!("instance {VOLUME} was started and has ended")
     );
+}
+
+#[test]
+fn a_start_that_is_no_longer_listed_was_not_shown_to_run() {
+    let told = Told::with(InstanceState::Active);
+    let other = Start {
+        instance_uuid: VOLUME,
+        ..Start::default()
+    };
+    let order = told.order(&other);
+    told.stats(NodeStatus::Ready, &[(VOLUME, InstanceState::Pending)]);
+    told.stats(NodeStatus::Ready, &[]);
+    open(&order);
+    told.frame(&StartFailure {
+        instance_uuid: VOLUME.into(),
+        reason: StartFailureReason::LaunchFailure,
+        ..StartFailure::default()
+    });
+    assert!(failed(&order).ends_with("(launch_failure)"));
+}
+
+#[test]
+fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
+    let told = Told::with(InstanceState::Active);
+    let other = |instance_uuid| Start {
+        instance_uuid,
+        ..Start::default()
+    };
+    let (lost, pending) = (told.order(&other(VOLUME)), told.order(&other(NODE)));
+    let look = || {
+        let mut state = told.shared.lock();
+        let at = state.look_at?;
+        state.look_for_starts(at);
+        Some(())
+    };
+    assert_eq!(look(), None, "its own session stands");
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    told.shared.online("scheduler".into(), None);
+    told.stats(NodeStatus::Ready, &[(NODE, InstanceState::Pending)]);
+    let of_this = told.order(&other(Uuid::nil()));
+    look().expect("it looks");
+    assert!(matches!(
+        lost.try_recv().unwrap(),
+        Err(OrderError::Lost(Command::START))
+    ));
+    open(&pending);
+    open(&of_this);
+    told.stats(NodeStatus::Ready, &[]);
+    look().expect("it looks again while one waits");
+    assert!(matches!(pending.try_recv().unwrap(), Err(OrderError::Lost(_))));
+    assert_eq!(look(), None);
+    open(&of_this);
+}
+
+#[test]
+fn a_configuration_is_taken_up_when_it_comes_back_or_the_next_session_has_it() {
+    let told = Told::with(InstanceState::Active);
+    let watch = || told.shared.watch(configured("configure: {}")).unwrap().1;
+    let comes = |yaml: &'static str| {
+        let frame = Frame::with_payload(Command::CONFIGURE, yaml);
+        told.shared.frame(&frame, UNIX_EPOCH);
+    };
+    let order = watch();
+    comes("configure: {storage: {}}");
+    open(&order);
+    comes("configure: {}");
+    assert_eq!(shown(&order), "the cluster has the configuration");
+    let order = watch();
+    told.shared.online("scheduler".into(), Some("other: {}".into()));
+    open(&order);
+    told.shared
+        .online("scheduler".into(), Some("configure: {}".into()));
+    assert_eq!(shown(&order), "the cluster has the configuration");
 }
 
 #[test]
@@ -401,6 +480,16 @@ fn an_evacuation_is_done_when_nothing_runs_any_more() {
     told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Exited)]);
     assert!(shown(&order).ends_with("is empty, and in maintenance"));
 
+    // What cannot be ended does not keep it waiting.
+    let order = told.order(&evacuate(NextState::Maintenance));
+    told.stats(
+        NodeStatus::Maintenance,
+        &[(INSTANCE, InstanceState::Hung), (VOLUME, InstanceState::Stopping)],
+    );
+    open(&order);
+    told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Hung)]);
+    assert!(shown(&order).ends_with("in maintenance, but 1 instances cannot be ended"));
+
     // It leaves only where it was to.
     let stays = told.order(&evacuate(NextState::Maintenance));
     let leaves = told.order(&evacuate(NextState::Reboot));
@@ -490,7 +579,7 @@ fn a_refusal_that_names_nobody_is_taken_for_the_command_that_it_fits_best() {
 #[test]
 fn a_refused_configuration_fails_its_order() {
     let told = Told::with(InstanceState::Active);
-    let order = told.shared.watch(Goal::Configured).unwrap().1;
+    let order = told.shared.watch(configured("configure: {}")).unwrap().1;
     told.frame(&InvalidConfiguration {
         refused: "configure: {}".into(),
     });
@@ -508,7 +597,7 @@ fn a_lost_session_settles_nothing_and_the_end_settles_all() {
     let one = told.order(&stop());
     told.shared.offline("lost".into(), UNIX_EPOCH);
     open(&one);
-    told.shared.online("scheduler".into());
+    told.shared.online("scheduler".into(), None);
     told.stats(NodeStatus::Ready, &[]);
     assert_eq!(shown(&one), format!("instance {INSTANCE} is gone"));
 
@@ -518,7 +607,7 @@ fn a_lost_session_settles_nothing_and_the_end_settles_all() {
         two.try_recv().unwrap(),
         Err(OrderError::Ended(ClientError::Closed))
     ));
-    assert!(told.shared.watch(Goal::Configured).is_err());
+    assert!(told.shared.watch(configured("configure: {}")).is_err());
     let names: Vec<_> = changes.iter().map(|change| change.name()).collect();
     assert_eq!(
         names,
@@ -562,7 +651,7 @@ fn a_session_is_complete_when_all_have_been_heard_or_nothing_new_comes() {
     };
     let soon = || now() + Duration::from_millis(10);
     assert!(!told.shared.wait_complete(soon()), "no session");
-    told.shared.online("scheduler".into());
+    told.shared.online("scheduler".into(), None);
     assert!(!told.shared.wait_complete(soon()), "nobody has been told of");
     told.frame(&NodeConnected {
         node_uuid: NODE.into(),

@@ -35,6 +35,12 @@ pub struct Node {
 }
 
 impl Node {
+    /// Whether what is known of it is how it is now: it is connected, and
+    /// reports.
+    pub fn is_current(&self) -> bool {
+        self.connected && self.status != NodeStatus::Stale
+    }
+
     pub(super) fn new(uuid: Uuid, now: SystemTime) -> Self {
         Self {
             uuid,

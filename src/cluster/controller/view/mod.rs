@@ -15,15 +15,17 @@
 //! | InstanceStopped | it has exited; the next STATS say whether the node keeps it |
 //! | InstanceDeleted | it is gone |
 //!
-//! What is remembered without an end is bounded: failures, traces and nodes
-//! that are gone by the length of the history, concentrators and their public
-//! addresses by a number.
+//! What is remembered is bounded: failures, traces and nodes that are gone by the
+//! length of the history; nodes, instances, concentrators and their public
+//! addresses by a number; and all texts by a length.
 //!
 //! | file | holds |
 //! |---|---|
+//! | `bounds` | how much is kept of a frame |
 //! | `entities` | [`Node`], [`Instance`], [`Cnci`], [`PublicIp`] |
 //! | `find` | entities by the beginning of their UUID |
 
+mod bounds;
 mod entities;
 mod find;
 #[cfg(test)]
@@ -40,13 +42,20 @@ pub use self::find::FindError;
 use super::{Change, Failure};
 use crate::payload::{
     ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceDeleted, InstanceState, InstanceStats,
-    InstanceStopped, NodeConnected, NodeDisconnected, NodeType, PublicIpAssigned, PublicIpUnassigned, Stats,
-    TraceReport,
+    InstanceStopped, NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned,
+    PublicIpUnassigned, Stats, TraceReport,
 };
 use crate::proto::{Command, Event, Frame, FrameType, Status};
 
 /// How many concentrators are remembered, and public addresses of each.
 const MOST_CNCIS: usize = 65_536;
+const MOST_ADDRESSES: usize = 4096;
+/// How many nodes are known: more than a scheduler has sessions. STATS of further
+/// ones are left out.
+const MOST_NODES: usize = 65_536;
+/// How many instances are known, of about a kilobyte each at most: a hundred
+/// times as many as ten thousand nodes run in a large cluster.
+const MOST_INSTANCES: usize = 1 << 20;
 
 /// What a controller knows of the cluster.
 ///
@@ -206,11 +215,16 @@ impl View {
         let kind = frame.kind();
         match kind.frame_type {
             FrameType::COMMAND if kind == Command::STATS => self.stats(frame.payload()?, now, changes),
+            // The scheduler's word that it has taken up what this controller sent.
+            FrameType::COMMAND if kind == Command::CONFIGURE => changes.push(Change::Configured {
+                configuration: frame.payload_bytes().clone(),
+            }),
             // It says nothing but that some node is: its STATS say which.
             FrameType::STATUS if kind == Status::OFFLINE => changes.push(Change::NodeOffline),
             FrameType::EVENT => self.event(frame, now, changes)?,
             FrameType::ERROR => {
-                if let Some(failure) = Failure::read(frame, now)? {
+                if let Some(mut failure) = Failure::read(frame, now)? {
+                    bounds::failure(&mut failure);
                     keep(&mut self.failures, self.history, failure.clone());
                     changes.push(Change::Failed(failure));
                 }
@@ -221,6 +235,7 @@ impl View {
     }
 
     fn event(&mut self, frame: &Frame, now: SystemTime, changes: &mut Vec<Change>) -> Result<(), Error> {
+        bounds::check(frame)?;
         match Event(frame.kind().operand) {
             Event::NODE_CONNECTED => self.node_connected(&frame.payload()?, now, changes),
             Event::NODE_DISCONNECTED => self.node_disconnected(&frame.payload()?, now, changes),
@@ -248,7 +263,8 @@ impl View {
             Event::PUBLIC_IP_UNASSIGNED => self.public_ip_unassigned(frame.payload()?, changes),
             Event::TRACE_REPORT => {
                 let report: TraceReport = frame.payload()?;
-                for trace in report.frames {
+                for mut trace in report.frames {
+                    bounds::trace(&mut trace);
                     keep(&mut self.traces, self.history, trace.clone());
                     changes.push(Change::Traced(trace));
                 }
@@ -262,7 +278,9 @@ impl View {
         let Some(uuid) = event.node_uuid.uuid() else {
             return;
         };
-        let node = self.there(uuid, now);
+        let Some(node) = self.there(uuid, now) else {
+            return;
+        };
         match &event.node_type {
             NodeType::ComputeNode => node.compute = true,
             NodeType::NetworkNode => node.network = true,
@@ -285,8 +303,11 @@ impl View {
         });
     }
 
-    /// The node, which is connected.
-    fn there(&mut self, uuid: Uuid, now: SystemTime) -> &mut Node {
+    /// The node, which is connected; none where there are too many already.
+    fn there(&mut self, uuid: Uuid, now: SystemTime) -> Option<&mut Node> {
+        if self.nodes.len() >= MOST_NODES && !self.nodes.contains_key(&uuid) {
+            return None;
+        }
         let node = self.nodes.entry(uuid).or_insert_with(|| Node::new(uuid, now));
         if !node.connected {
             node.connected = true;
@@ -296,7 +317,7 @@ impl View {
             self.unheard += 1;
             self.gone.retain(|gone| *gone != uuid);
         }
-        node
+        Some(node)
     }
 
     fn node_left(&mut self, uuid: Uuid, now: SystemTime) {
@@ -327,10 +348,16 @@ impl View {
         let Some(uuid) = stats.node_uuid.uuid() else {
             return;
         };
+        bounds::stats(&mut stats);
         let listed = std::mem::take(&mut stats.instances);
-        let node = self.there(uuid, now);
+        let Some(node) = self.there(uuid, now) else {
+            return;
+        };
         let first = !std::mem::replace(&mut node.heard, true);
-        node.seen = Some(now);
+        // Those that the scheduler repeats are the last that came.
+        if stats.status != NodeStatus::Stale {
+            node.seen = Some(now);
+        }
         if node.status != stats.status {
             node.status = stats.status.clone();
             changes.push(Change::NodeStatus {
@@ -346,6 +373,7 @@ impl View {
         for stats in listed {
             // Without a UUID nobody can name it, in a command either.
             if let Some(instance) = stats.instance_uuid.uuid()
+                && (self.instances.len() < MOST_INSTANCES || self.instances.contains_key(&instance))
                 && after.insert(instance)
             {
                 self.listed(instance, uuid, stats, now, changes);
@@ -433,7 +461,13 @@ impl View {
         Some(node)
     }
 
-    fn cnci_added(&mut self, event: ConcentratorInstanceAdded, now: SystemTime, changes: &mut Vec<Change>) {
+    fn cnci_added(
+        &mut self,
+        mut event: ConcentratorInstanceAdded,
+        now: SystemTime,
+        changes: &mut Vec<Change>,
+    ) {
+        bounds::cnci_added(&mut event);
         if let Some(uuid) = event.instance_uuid.uuid()
             && let Some(cnci) = self.cnci_mut(uuid)
         {
@@ -445,10 +479,11 @@ impl View {
         }
     }
 
-    fn public_ip_assigned(&mut self, event: PublicIpAssigned, changes: &mut Vec<Change>) {
+    fn public_ip_assigned(&mut self, mut event: PublicIpAssigned, changes: &mut Vec<Change>) {
+        bounds::assigned(&mut event);
         if let Some(uuid) = event.concentrator_uuid.uuid()
             && let Some(cnci) = self.cnci_mut(uuid)
-            && (cnci.public_ips.len() < MOST_CNCIS || cnci.public_ips.contains_key(&event.public_ip))
+            && (cnci.public_ips.len() < MOST_ADDRESSES || cnci.public_ips.contains_key(&event.public_ip))
         {
             let public_ip = PublicIp {
                 instance: event.instance_uuid.clone(),
@@ -463,7 +498,8 @@ impl View {
         }
     }
 
-    fn public_ip_unassigned(&mut self, event: PublicIpUnassigned, changes: &mut Vec<Change>) {
+    fn public_ip_unassigned(&mut self, mut event: PublicIpUnassigned, changes: &mut Vec<Change>) {
+        bounds::unassigned(&mut event);
         if let Some(uuid) = event.concentrator_uuid.uuid() {
             if let Some(cnci) = self.cncis.get_mut(&uuid) {
                 cnci.public_ips.remove(&event.public_ip);

@@ -312,3 +312,78 @@ fn the_beginning_of_a_uuid_names_what_it_names_alone() {
         );
     }
 }
+
+#[test]
+fn a_stale_node_is_shown_as_it_was() {
+    let mut view = View::default();
+    let later = UNIX_EPOCH + std::time::Duration::from_secs(90);
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    let repeated = Stats {
+        status: NodeStatus::Stale,
+        ..stats(NODE, &[(INSTANCE, InstanceState::Active)])
+    };
+    assert_eq!(
+        told(view.apply(&Frame::of(&repeated), later)),
+        ["node_status", "node_stats"]
+    );
+    let node = view.node(NODE).unwrap();
+    assert!(node.connected && !node.is_current());
+    assert_eq!(node.seen, Some(UNIX_EPOCH), "when it last reported");
+    take(&mut view, &stats(NODE, &[]));
+    assert!(view.node(NODE).unwrap().is_current());
+}
+
+/// Whoever sends it, and whether or not the scheduler lets it through.
+#[test]
+fn what_is_kept_of_a_frame_is_bounded() {
+    let mut view = View::new(4);
+    let long = "x".repeat(1 << 19);
+    let ids = |n: usize| vec![Id::from(long.as_str()); n];
+    let mut huge = stats(NODE, &[(INSTANCE, InstanceState::from(long.as_str()))]);
+    huge.hostname.clone_from(&long);
+    huge.status = long.as_str().into();
+    huge.instances[0].ssh_ip.clone_from(&long);
+    huge.instances[0].volumes = ids(1);
+    take(&mut view, &huge);
+    huge = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
+    huge.instances[0].volumes = (0..2000).map(|n| Id::from(Uuid::from_u128(n))).collect();
+    let changes = view.apply(&Frame::of(&huge), UNIX_EPOCH);
+    let failure = format!("instance_uuid: {long}\nreason: {long}\n");
+    let failed = view.apply(
+        &Frame::with_payload(crate::proto::ErrorCode::START_FAILURE, failure),
+        UNIX_EPOCH,
+    );
+    let trace = format!(
+        "frames: [{{label: {long}, nodes: [{}]}}]\n",
+        "{ssntp_role: r},".repeat(2000)
+    );
+    let traced = view.apply(&Frame::with_payload(Event::TRACE_REPORT, trace), UNIX_EPOCH);
+    let added = format!(
+        "concentrator_instance_added: {{instance_uuid: {CNCI}, tenant_uuid: {}}}\n",
+        "x".repeat(5000)
+    );
+    let added = view.apply(
+        &Frame::with_payload(Event::CONCENTRATOR_INSTANCE_ADDED, added),
+        UNIX_EPOCH,
+    );
+    for changes in [&changes, &failed, &traced, &added] {
+        assert!(format!("{changes:?}").len() < 200_000);
+    }
+    assert!(
+        format!("{view:?}").len() < 200_000,
+        "{}",
+        format!("{view:?}").len()
+    );
+}
+
+#[test]
+fn nodes_that_nobody_has_seen_are_bounded() {
+    let mut view = View::new(4);
+    for node in 1..=MOST_NODES as u128 {
+        assert!(view.there(Uuid::from_u128(node), UNIX_EPOCH).is_some());
+    }
+    assert!(take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)])).is_empty());
+    assert!(take(&mut view, &connected(NODE)).is_empty());
+    assert_eq!((view.nodes().count(), view.instances().count()), (MOST_NODES, 0));
+    assert!(!take(&mut view, &stats(Uuid::from_u128(1), &[])).is_empty());
+}

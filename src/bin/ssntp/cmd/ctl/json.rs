@@ -80,6 +80,7 @@ pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Val
             value["result"] = match error {
                 OrderError::Failed(_) => "failed".into(),
                 OrderError::TimedOut { .. } => "timed_out".into(),
+                OrderError::Lost(_) => "lost".into(),
                 _ => "ended".into(),
             };
             value["text"] = error.to_string().into();

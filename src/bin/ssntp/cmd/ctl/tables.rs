@@ -121,11 +121,11 @@ pub(crate) fn node_status(node: &Node) -> String {
     }
 }
 
-/// Of a node that is gone, what it was.
+/// Of a node that is gone or does not report, what it was.
 pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
     let state = printable(instance.state.as_str());
     match view.node(instance.node) {
-        Some(node) if node.connected => state,
+        Some(node) if node.is_current() => state,
         _ => format!("{state}?"),
     }
 }
