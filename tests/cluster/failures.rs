@@ -480,3 +480,59 @@ fn an_agent_that_vanishes_with_a_start_answers_for_it() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_node_that_is_frozen_is_stale_and_gets_nothing_until_it_goes_on() {
+    let mut cluster = Cluster::new("");
+    let number = cluster.agent("--interval 1");
+    let controller = cluster.controller_sees(1);
+    let instance = cluster.start("");
+    cluster.signal_node(number, Signal::STOP);
+    let is = |status: NodeStatus| {
+        let reached =
+            |view: &ssntp::cluster::controller::View| (view.nodes().next()?.status == status).then_some(());
+        controller
+            .wait(LIMIT, reached)
+            .unwrap_or_else(|| panic!("{status} is not reached"));
+    };
+    is(NodeStatus::Stale);
+    assert!(cluster.done("nodes").contains("STALE"));
+    let listed = cluster.done("instances");
+    assert!(
+        listed.contains(&instance.to_string()) && listed.contains("active?"),
+        "{listed}"
+    );
+    assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
+    cluster.signal_node(number, Signal::CONT);
+    is(NodeStatus::Ready);
+    cluster.start("");
+}
+
+#[test]
+fn a_uuid_that_runs_on_one_node_is_not_started_on_another() {
+    let cluster = Cluster::with_agents(2);
+    let instance = cluster.start("");
+    for _ in 0..4 {
+        let said = cluster.fails(&format!("start --uuid {instance} -- sleep 1000"));
+        assert!(said.ends_with("it runs already (already_running)"), "{said}");
+    }
+    let controller = cluster.controller_sees(2);
+    assert_eq!(controller.look(|view| view.instances().count()), 1);
+}
+
+#[test]
+fn a_start_that_takes_too_long_is_answered_and_ended() {
+    let mut cluster = Cluster::new("--start-limit 0.5");
+    let number = cluster.agent("");
+    cluster.controller_sees(1);
+    cluster.signal_node(number, Signal::STOP);
+    let said = cluster.fails("start -- sleep 1000");
+    cluster.signal_node(number, Signal::CONT);
+    assert!(said.ends_with("it cannot be launched (launch_failure)"), "{said}");
+    // What was answered with a failure does not run.
+    let controller = cluster.controller_sees(1);
+    controller
+        .wait(LIMIT, |view| (view.instances().count() == 0).then_some(()))
+        .expect("it is ended");
+    cluster.start("");
+}

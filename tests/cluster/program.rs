@@ -71,7 +71,7 @@ fn who_cannot_connect_says_why_and_fails() {
 }
 
 #[test]
-fn a_signal_ends_every_wait_with_zero() {
+fn a_signal_ends_what_goes_on_with_zero_and_a_command_with_the_signals_code() {
     let cluster = Cluster::new("");
     let agentless = [
         "ctl",
@@ -88,7 +88,8 @@ fn a_signal_ends_every_wait_with_zero() {
         &agentless,
     ];
     for words in lines {
-        for signal in [Signal::INT, Signal::TERM] {
+        for (signal, interrupted) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let goes_on = words.contains(&"events") || words.contains(&"--watch");
             let mut process = Process::of(cluster.command(words), &cluster.path(""), "ctl");
             // Once it handles signals. Before, they end it in their own way.
             process.handles_signals();
@@ -97,7 +98,7 @@ fn a_signal_ends_every_wait_with_zero() {
             // by itself.
             assert_eq!(
                 process.end(Duration::from_secs(20)),
-                Some(0),
+                Some(if goes_on { 0 } else { interrupted }),
                 "{words:?}: {}",
                 process.log()
             );
@@ -119,8 +120,30 @@ fn a_signal_ends_the_wait_for_an_instance() {
     );
     process.handles_signals();
     process.signal(Signal::INT);
-    assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
+    let ended = process.end(Duration::from_secs(20));
+    assert_eq!(
+        ended,
+        Some(130),
+        "what becomes of it is not known: {}",
+        process.log()
+    );
     cluster.signal_node(node, Signal::CONT);
+}
+
+#[test]
+fn a_signal_ends_a_command_that_reads_the_standard_input() {
+    let cluster = Cluster::new("");
+    let mut command = cluster.command(&["ctl", "start", "-f", "-"]);
+    command.stdin(std::process::Stdio::piped());
+    let mut process = Process::of(command, &cluster.path(""), "ctl");
+    process.handles_signals();
+    process.signal(Signal::TERM);
+    assert_eq!(
+        process.end(Duration::from_secs(20)),
+        Some(143),
+        "{}",
+        process.log()
+    );
 }
 
 #[test]

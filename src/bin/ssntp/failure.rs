@@ -32,6 +32,12 @@ impl Failure {
         }
     }
 
+    /// A signal has ended it before it was done, which is no news to whoever sent
+    /// the signal.
+    pub(crate) fn interrupted(code: u8) -> Self {
+        Self { message: None, code }
+    }
+
     /// The standard output did not take what was written. Whoever closed it
     /// has seen enough, which is no failure.
     pub(crate) fn output(error: &io::Error) -> Self {

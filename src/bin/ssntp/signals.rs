@@ -3,6 +3,8 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,6 +21,8 @@ const PATIENCE: Duration = Duration::from_millis(1800);
 #[derive(Debug)]
 pub(crate) struct Stop {
     stopped: Receiver<()>,
+    /// The signal that has come; 0 before.
+    signal: Arc<AtomicU8>,
     handle: Handle,
     /// Dropped to tell the thread that the program ends by itself.
     ending: Option<Sender<()>>,
@@ -28,7 +32,16 @@ pub(crate) struct Stop {
 impl Stop {
     /// From here on, the two signals no longer kill the process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM], None, Some(PATIENCE))
+        Self::start(&[SIGINT, SIGTERM], None, Some(PATIENCE), false)
+            .map(|(stop, _)| stop)
+            .map_err(failed)
+    }
+
+    /// As [`install`](Self::install), for a program that was asked for something,
+    /// which it has not done when it has to be ended outright: the exit code says
+    /// so.
+    pub(crate) fn install_for_commands() -> Result<Self, Failure> {
+        Self::start(&[SIGINT, SIGTERM], None, Some(PATIENCE), true)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
@@ -37,7 +50,7 @@ impl Stop {
     /// order before it ends, however long that takes, and whoever asks:
     /// SIGHUP counts as well.
     pub(crate) fn install_patiently() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM, SIGHUP], None, None)
+        Self::start(&[SIGINT, SIGTERM, SIGHUP], None, None, false)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
@@ -45,19 +58,22 @@ impl Stop {
     /// As [`install`](Self::install), and a further signal, whose arrivals
     /// the channel tells of; those that arrive together may be told of once.
     pub(crate) fn install_with(signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
-        Self::start(&[SIGINT, SIGTERM], Some(signal), Some(PATIENCE)).map_err(failed)
+        Self::start(&[SIGINT, SIGTERM], Some(signal), Some(PATIENCE), false).map_err(failed)
     }
 
     fn start(
         stopping: &[c_int],
         further: Option<c_int>,
         patience: Option<Duration>,
+        outright_is_failure: bool,
     ) -> io::Result<(Self, Receiver<()>)> {
         let mut signals = Signals::new(stopping.iter().copied().chain(further))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
         let (arrive, arrived) = bounded(1);
+        let came = Arc::new(AtomicU8::new(0));
+        let signal_came = Arc::clone(&came);
         let thread = std::thread::Builder::new()
             .name("ssntp-signals".into())
             .spawn(move || {
@@ -67,6 +83,7 @@ impl Stop {
                 for signal in signals.forever() {
                     if further != Some(signal) {
                         told = true;
+                        signal_came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
                         break;
                     }
                     // One that has not been looked at yet stands for both.
@@ -77,11 +94,17 @@ impl Stop {
                     && let Some(patience) = patience
                     && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
                 {
-                    std::process::exit(0);
+                    let code = if outright_is_failure {
+                        exit_code(&signal_came)
+                    } else {
+                        0
+                    };
+                    std::process::exit(code.into());
                 }
             })?;
         let stop = Self {
             stopped,
+            signal: came,
             handle,
             ending: Some(ending),
             thread: Some(thread),
@@ -102,10 +125,20 @@ impl Stop {
         )
     }
 
+    /// How a command fails that a signal has ended.
+    pub(crate) fn interrupted(&self) -> Failure {
+        Failure::interrupted(exit_code(&self.signal))
+    }
+
     /// Blocks until a signal comes.
     pub(crate) fn wait(&self) {
         let _ = self.stopped.recv();
     }
+}
+
+/// As a shell shows a program that a signal has ended.
+fn exit_code(signal: &AtomicU8) -> u8 {
+    signal.load(Ordering::Acquire).saturating_add(128)
 }
 
 fn failed(error: io::Error) -> Failure {

@@ -73,8 +73,12 @@ struct Issue {
     #[arg(long = "host", value_name = "NAME-OR-IP")]
     hosts: Vec<Host>,
     /// The only UUID its holder may connect with
-    #[arg(long)]
+    #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
+    /// Bind it to a new UUID, which is printed: what --require-bound of a
+    /// scheduler asks for
+    #[arg(long)]
+    bound: bool,
     /// Kind of the key: p256, rsa2048, rsa4096 or ed25519
     #[arg(long, value_name = "KIND", default_value_t)]
     key: KeyKind,
@@ -163,7 +167,7 @@ fn exists(path: &Path) -> Failure {
 fn issue(args: Issue) -> Result<(), Failure> {
     let mut request = CertificateRequest::new(args.roles).key(args.key).days(args.days);
     request.hosts = args.hosts;
-    request.uuid = args.uuid;
+    request.uuid = args.uuid.or_else(|| args.bound.then(Uuid::new_v4));
     if let Some(name) = args.name {
         request.name = name;
     }
@@ -178,12 +182,14 @@ fn issue(args: Issue) -> Result<(), Failure> {
     issued.save(&path)?;
     let info = issued.info();
     let mut output = Output::new();
+    let bound = request.uuid.map(|uuid| format!(", bound to {uuid}"));
     output.line(format_args!(
-        "{}: for {}, {} key, valid until {}",
+        "{}: for {}, {} key, valid until {}{}",
         path.display(),
         info.roles,
         info.key,
-        info.not_after_text()
+        info.not_after_text(),
+        bound.unwrap_or_default()
     ))?;
     output.flush()
 }

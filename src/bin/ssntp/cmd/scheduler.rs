@@ -1,6 +1,7 @@
 //! `ssntp scheduler`: the server of a cluster.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use ssntp::cluster::scheduler::placement::Policy;
@@ -12,8 +13,12 @@ use uuid::Uuid;
 
 use super::server::{Admission, announce};
 use crate::failure::Failure;
+use crate::seconds::Seconds;
 use crate::signal_stacks;
 use crate::signals::Stop;
+
+/// How long a node may say nothing of a workload that it was given.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
 /// what they say
@@ -42,6 +47,10 @@ pub(crate) struct Args {
     /// Which controllers may command
     #[arg(long, value_enum, default_value_t = ControllersName::Any)]
     controllers: ControllersName,
+    /// How long a workload may take to start, as with a slow image; then it has
+    /// failed, and is deleted
+    #[arg(long, value_name = "SECONDS", default_value = "900")]
+    start_limit: Seconds,
     /// The most sessions at a time [default: what the system allows]
     ///
     /// Where vm.max_map_count allows fewer than N, the program starts itself
@@ -91,6 +100,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             ControllersName::Any => ControllerMode::Any,
             ControllersName::Master => ControllerMode::Master,
         });
+    config = config.start_time(QUIET, args.start_limit.into());
     if let Some(path) = args.config {
         config = config.configuration_file(path);
     }

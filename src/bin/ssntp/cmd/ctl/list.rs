@@ -36,9 +36,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args, what: What) -> Re
     if args.watch {
         return watch(options, stop, what);
     }
-    let Some(session) = Session::open_told(options, stop)? else {
-        return Ok(());
-    };
+    let session = Session::open_told(options, stop)?;
     let text = session.controller.look(|view| what.text(view, options.json));
     let mut output = Output::new();
     output.line(text)?;

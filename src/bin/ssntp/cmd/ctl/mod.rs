@@ -9,7 +9,9 @@
 //! ```
 //!
 //! A command that fails prints why, in words, and the exit code is 1. SIGINT
-//! and SIGTERM end each of them at once, with 0.
+//! and SIGTERM end each of them at once: what goes on until a signal comes
+//! (`events`, `--watch`) with 0, all others with 130 and 143, since nobody knows
+//! what becomes of the command.
 //!
 //! | file | holds |
 //! |---|---|
@@ -78,7 +80,7 @@ enum Verb {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install()?;
+    let stop = Stop::install_for_commands()?;
     let options = args.options;
     match args.verb {
         Verb::Start(args) => verbs::start(&options, &stop, args),

@@ -64,10 +64,15 @@ pub(super) struct Options {
     #[arg(long, global = true)]
     pub(super) json: bool,
     /// How long to wait until the scheduler answers, and again until a command
-    /// is shown to be done
-    #[arg(long, value_name = "SECONDS", global = true, default_value = "60")]
-    timeout: Seconds,
+    /// is shown to be done [default: 180, and for a START as long as its node is
+    /// at work on it]
+    #[arg(long, value_name = "SECONDS", global = true)]
+    timeout: Option<Seconds>,
 }
+
+/// Longer than the scheduler takes to answer a START of which nothing is heard,
+/// so that users read its reason: 60 s held, and 90 s on a node.
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// How long the scheduler is tried before a program that has one thing to do
 /// gives up: six rounds, in between some three seconds at most. Once it was
@@ -106,7 +111,12 @@ impl Options {
     /// How long to wait until the scheduler answers, and again until a command
     /// is shown to be done.
     pub(super) fn limit(&self) -> Duration {
-        self.timeout.into()
+        self.timeout.map_or(LIMIT, Duration::from)
+    }
+
+    /// Whether the user has said for how long to wait.
+    pub(super) fn is_limited(&self) -> bool {
+        self.timeout.is_some()
     }
 
     /// A controller for a program that ends once it has done its work, or for

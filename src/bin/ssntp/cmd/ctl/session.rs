@@ -20,31 +20,25 @@ const TELLING: Duration = Duration::from_secs(5);
 /// How long commands may take to leave.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// What a wait came to.
-#[derive(Debug)]
-pub(super) enum Waited<T> {
-    For(T),
-    /// A signal asks the program to end.
-    Stopped,
-}
-
 /// A controller and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
     limit: Duration,
+    /// Whether the user has said so.
+    is_strict: bool,
     json: bool,
 }
 
 impl<'a> Session<'a> {
-    /// Connects; none where a signal comes first.
-    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Option<Self>, Failure> {
+    /// Connects.
+    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let controller = Controller::start(options.config(false)?).map_err(Failure::new)?;
         let limit = options.limit();
         let deadline = now() + limit;
         while !controller.wait_connected(LOOK.min(limit)).map_err(Failure::new)? {
             if stop.requested() {
-                return Ok(None);
+                return Err(stop.interrupted());
             }
             if now() >= deadline {
                 let seconds = limit.as_secs_f64();
@@ -53,28 +47,27 @@ impl<'a> Session<'a> {
                 )));
             }
         }
-        Ok(Some(Self {
+        Ok(Self {
             controller,
             stop,
-            limit: options.limit(),
+            limit,
+            is_strict: options.is_limited(),
             json: options.json,
-        }))
+        })
     }
 
     /// Connects, and waits until the scheduler has told of all nodes.
-    pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Option<Self>, Failure> {
-        let Some(session) = Self::open(options, stop)? else {
-            return Ok(None);
-        };
+    pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
+        let session = Self::open(options, stop)?;
         for _ in 0..TELLING.as_millis() / LOOK.as_millis() {
             if session.controller.wait_complete(LOOK) {
                 break;
             }
             if stop.requested() {
-                return Ok(None);
+                return Err(stop.interrupted());
             }
         }
-        Ok(Some(session))
+        Ok(session)
     }
 
     /// Waits for what becomes of orders, and reports each; or, if nobody is
@@ -93,9 +86,7 @@ impl<'a> Session<'a> {
             progress.inc(1);
             progress.suspend(|| self.report(order, settled))
         };
-        if let Waited::Stopped = self.each(orders, &mut report)? {
-            return Ok(());
-        }
+        self.each(orders, &mut report)?;
         progress.finish_and_clear();
         match failed.as_slice() {
             [] => Ok(()),
@@ -110,15 +101,17 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits for orders to settle.
+    /// Waits for orders to settle. Where the user has not said for how long, those
+    /// whose instances are being started are waited for as long as that goes on:
+    /// the scheduler answers them.
     fn each(
         &self,
         mut orders: Vec<Order>,
         report: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
-    ) -> Result<Waited<()>, Failure> {
+    ) -> Result<(), Failure> {
         let changes = self.controller.subscribe();
         let tick = crossbeam_channel::tick(LOOK);
-        let timeout = crossbeam_channel::after(self.limit);
+        let mut timeout = crossbeam_channel::after(self.limit);
         loop {
             let mut waiting = Vec::new();
             for order in orders {
@@ -129,19 +122,22 @@ impl<'a> Session<'a> {
             }
             orders = waiting;
             if orders.is_empty() {
-                return Ok(Waited::For(()));
+                return Ok(());
             }
             crossbeam_channel::select! {
                 // Those that have come together are looked at together.
                 recv(changes) -> _ => while changes.try_recv().is_ok() {},
-                // What is confirmed by a session of its own is no change.
+                // What is lost with a session is no change.
                 recv(tick) -> _ => {},
-                recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
+                recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
                 recv(timeout) -> _ => {
-                    for order in &orders {
+                    let goes_on = |order: &Order| !self.is_strict && order.is_progressing();
+                    let (going_on, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(goes_on);
+                    for order in &late {
                         report(order, &Err(order.timed_out(self.limit)))?;
                     }
-                    return Ok(Waited::For(()));
+                    orders = going_on;
+                    timeout = crossbeam_channel::after(self.limit);
                 },
             }
         }
@@ -165,7 +161,7 @@ impl<'a> Session<'a> {
         while !self.controller.flush(LOOK) {
             looks -= 1;
             if self.stop.requested() {
-                return Ok(());
+                return Err(self.stop.interrupted());
             }
             if looks == 0 {
                 return Err(Failure::new("the scheduler does not take the commands"));

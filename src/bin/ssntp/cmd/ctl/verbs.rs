@@ -54,7 +54,6 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
         true => Session::open_told(options, stop)?,
         false => Session::open(options, stop)?,
     };
-    let Some(session) = session else { return Ok(()) };
     if let Some(node) = workload.node() {
         let node = find(&session, |view| view.find_node(node))?;
         workload.set_node(node);
@@ -62,7 +61,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     let mut orders = Vec::new();
     for start in workload.starts() {
         if stop.requested() {
-            return Ok(());
+            return Err(stop.interrupted());
         }
         let order = session.controller.start_workload(&start).map_err(Failure::new)?;
         orders.push(order);
@@ -97,9 +96,7 @@ fn each(
     args: &InstancesArgs,
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let Some(session) = Session::open_told(options, stop)? else {
-        return Ok(());
-    };
+    let session = Session::open_told(options, stop)?;
     // All of them are found before any of them is touched.
     let mut instances = Vec::new();
     for text in &args.instances {
@@ -144,9 +141,7 @@ fn volume(
     args: &VolumeArgs,
     command: impl Fn(&Controller, Uuid, Id) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let Some(session) = Session::open_told(options, stop)? else {
-        return Ok(());
-    };
+    let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let volume = find(&session, |view| view.find_volume(&args.volume))?;
     let order = command(&session.controller, instance, volume).map_err(Failure::new)?;
@@ -207,9 +202,7 @@ fn node(
     waiting: Waiting,
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let Some(session) = Session::open_told(options, stop)? else {
-        return Ok(());
-    };
+    let session = Session::open_told(options, stop)?;
     let node = find(&session, |view| view.find_node(text))?;
     let order = command(&session.controller, node).map_err(Failure::new)?;
     session.finish(vec![order], waiting.wait())
@@ -217,7 +210,7 @@ fn node(
 
 /// Replace the configuration of the cluster
 ///
-/// Waits until whoever connects to the scheduler is given it.
+/// Waits until the scheduler says that it has taken it up.
 #[derive(Debug, clap::Args)]
 pub(super) struct ConfigureArgs {
     /// A CONFIGURE document; - is the standard input
@@ -237,9 +230,7 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
         let file = args.file.display();
         return Err(Failure::new(format!("{file}: it has no configure: at the top")));
     }
-    let Some(session) = Session::open(options, stop)? else {
-        return Ok(());
-    };
+    let session = Session::open(options, stop)?;
     let order = session
         .controller
         .configure(configuration)
@@ -307,9 +298,7 @@ fn public_ip(
     args: &PublicIpArgs,
     command: impl Fn(&Controller, &AssignPublicIp) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let Some(session) = Session::open_told(options, stop)? else {
-        return Ok(());
-    };
+    let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
     let text = |value: Option<IpAddr>| value.map(|ip| ip.to_string()).unwrap_or_default();

@@ -64,6 +64,8 @@ pub(super) struct Demo<'a> {
     pub(super) stop: &'a Stop,
     pub(super) controller: Controller,
     pub(super) changes: Receiver<Change>,
+    /// Each entity has a certificate that is bound to its UUID.
+    authority: Authority,
     address: String,
     workloads: Vec<Uuid>,
     tenant: Uuid,
@@ -84,7 +86,24 @@ impl<'a> Demo<'a> {
         agents: u16,
         pace: Duration,
     ) -> Seen<Self> {
-        let authority = certificates(processes.directory())?;
+        let authority = Authority::new(&AuthorityRequest::default()).map_err(Failure::from)?;
+        let directory = processes.directory().to_owned();
+        authority.save(&directory, false).map_err(Failure::from)?;
+        certificate(
+            &authority,
+            &directory,
+            Role::SCHEDULER,
+            "scheduler",
+            Uuid::new_v4(),
+        )?;
+        // For who tries `ssntp ctl` meanwhile.
+        certificate(
+            &authority,
+            &directory,
+            Role::CONTROLLER,
+            "controller",
+            Uuid::new_v4(),
+        )?;
         let listen = [
             "scheduler",
             "--listen",
@@ -96,14 +115,14 @@ impl<'a> Demo<'a> {
         ];
         let (said, pid) = processes.start(
             "scheduler",
-            &[&listen[..], &["--config", "cluster.yaml"]].concat(),
+            &[&listen[..], &["--config", "cluster.yaml", "--require-bound"]].concat(),
             stop,
         )?;
         let address = said.strip_prefix("listening at ").unwrap_or(&said).to_owned();
         screen.step(format!("a scheduler listens at {address} (process {pid})"))?;
 
         let issued = authority
-            .issue(&CertificateRequest::new(Role::CONTROLLER))
+            .issue(&CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::new_v4()))
             .map_err(Failure::from)?;
         let parsed: Address = address
             .parse()
@@ -117,6 +136,7 @@ impl<'a> Demo<'a> {
             screen,
             stop,
             controller,
+            authority,
             address,
             workloads: WORKLOADS.map(|_| Uuid::new_v4()).into(),
             tenant: Uuid::new_v4(),
@@ -135,9 +155,9 @@ impl<'a> Demo<'a> {
     fn start_nodes(&mut self, agents: u16) -> Seen {
         let mut pids = Vec::new();
         for number in 1..=agents {
-            pids.push(self.start_node("agent", &format!("agent-{number}"))?);
+            pids.push(self.start_node(Role::AGENT, &format!("agent-{number}"))?);
         }
-        pids.push(self.start_node("netagent", "network-agent")?);
+        pids.push(self.start_node(Role::NETAGENT, "network-agent")?);
         let nodes = usize::from(agents) + 1;
         let ready = |view: &View| {
             let ready = |node: &&_| is(node, &NodeStatus::Ready);
@@ -152,10 +172,17 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    fn start_node(&mut self, subcommand: &str, name: &str) -> Seen<u32> {
-        let cert = format!("{subcommand}.pem");
+    fn start_node(&mut self, role: Role, name: &str) -> Seen<u32> {
+        certificate(
+            &self.authority,
+            self.processes.directory(),
+            role,
+            name,
+            Uuid::new_v4(),
+        )?;
+        let (subcommand, cert) = (role.to_string(), format!("{name}.pem"));
         let words = [
-            subcommand,
+            &subcommand,
             "--connect",
             &self.address,
             "--ca",
@@ -229,6 +256,14 @@ impl<'a> Demo<'a> {
 
     fn start_cnci(&mut self) -> Seen {
         let program = Processes::program()?;
+        let directory = self.processes.directory();
+        certificate(
+            &self.authority,
+            directory,
+            Role::CNCIAGENT,
+            "cnciagent",
+            self.cnci,
+        )?;
         let file = |name: &str| self.processes.directory().join(name).display().to_string();
         let (ca, cert, state) = (file("ca.pem"), file("cnciagent.pem"), file("cnci"));
         let (uuid, tenant) = (self.cnci.to_string(), self.tenant.to_string());
@@ -528,21 +563,16 @@ fn process(uuid: Uuid, command: &[&str]) -> Start {
     }
 }
 
-/// Makes an authority, and writes a certificate for each role.
-fn certificates(directory: &Path) -> Result<Authority, Failure> {
-    let authority = Authority::new(&AuthorityRequest::default())?;
-    authority.save(directory, false)?;
-    for (role, name) in [
-        (Role::SCHEDULER, "scheduler"),
-        (Role::CONTROLLER, "controller"),
-        (Role::AGENT, "agent"),
-        (Role::NETAGENT, "netagent"),
-        (Role::CNCIAGENT, "cnciagent"),
-    ] {
-        let issued = authority.issue(&CertificateRequest::new(role))?;
-        issued.save(directory.join(format!("{name}.pem")))?;
-    }
-    Ok(authority)
+/// Writes a certificate that is good for one UUID alone.
+fn certificate(
+    authority: &Authority,
+    directory: &Path,
+    role: Role,
+    name: &str,
+    uuid: Uuid,
+) -> Result<(), Failure> {
+    let issued = authority.issue(&CertificateRequest::new(role).uuid(uuid))?;
+    Ok(issued.save(directory.join(format!("{name}.pem")))?)
 }
 
 /// One line for each hop, with the times since the frame left its origin.
