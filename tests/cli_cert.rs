@@ -229,3 +229,18 @@ fn a_closed_standard_output_is_no_failure() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(output.stderr, b"");
 }
+
+#[test]
+fn a_bound_certificate_has_a_uuid_of_its_own() {
+    let directory = with_authority();
+    let at = directory.path();
+    let said = succeed(at, "cert issue --dir pki --role agent --bound");
+    let uuid = said.trim().rsplit_once("bound to ").unwrap().1.to_owned();
+    let identity = Identity::load(at.join("pki/agent.pem")).unwrap();
+    assert_eq!(identity.info().uuid.unwrap().to_string(), uuid);
+    let twice = ssntp(
+        at,
+        &format!("cert issue --dir pki --role agent --bound --uuid {uuid}"),
+    );
+    assert_eq!(twice.status.code(), Some(2));
+}

@@ -90,7 +90,7 @@ fn a_start_that_the_node_refuses_says_why() {
     fs::write(cluster.path("volume.yaml"), nowhere).unwrap();
     let said = cluster.fails("start -f volume.yaml");
     assert!(
-        said.ends_with("its image cannot be had (image_failure)"),
+        said.ends_with("its image is not available (image_failure)"),
         "{said}"
     );
     fs::write(

@@ -38,8 +38,26 @@ fn stats() {
                 ..InstanceStats::default()
             },
         ],
+        ..Stats::default()
     };
     assert_eq!(found, expected);
+}
+
+/// A key of this project, which others ignore.
+#[test]
+fn stats_say_how_often_they_come_where_it_is_known() {
+    let stats = Stats {
+        node_uuid: NODE.into(),
+        ..Stats::default()
+    };
+    let text = |stats: &Stats| String::from_utf8(stats.encode().to_vec()).unwrap();
+    assert!(!text(&stats).contains("interval"));
+    let stats = Stats {
+        interval: 30,
+        ..stats
+    };
+    assert!(text(&stats).contains("\ninterval: 30\n"));
+    assert_eq!(Stats::decode(text(&stats).as_bytes()).unwrap().interval, 30);
 }
 
 #[test]

@@ -300,6 +300,17 @@ fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
     controller.expect(Event::INSTANCE_DELETED);
     controller.expect_nothing();
     start_on(&mut controller, &mut frozen, &start);
+    // The START never came: then there is nothing to delete, and nobody asked.
+    expect_failure(&mut controller, &start, Reason::LaunchFailure);
+    frozen.expect(Command::DELETE);
+    frozen.send_payload(&ssntp::payload::DeleteFailure {
+        node_uuid: frozen.uuid.into(),
+        instance_uuid: start.instance_uuid.into(),
+        reason: ssntp::payload::DeleteFailureReason::NoInstance,
+    });
+    frozen.expect_nothing();
+    controller.expect_nothing();
+    start_on(&mut controller, &mut frozen, &start);
 }
 
 #[test]

@@ -159,7 +159,7 @@ impl Failure {
             "node_maintenance" => "the node is in maintenance",
             "no_cn" => "no compute node is connected",
             "no_net_cn" => "no network node is connected",
-            "image_failure" => "its image cannot be had",
+            "image_failure" => "its image is not available",
             "launch_failure" => "it cannot be launched",
             "network_failure" => "it cannot be wired",
             "instance_corrupt" => "what is left of it cannot be used",

@@ -113,7 +113,7 @@ impl Scheduler {
             Err(e) => return answers::refuse(cx, from, frame, Why::Unreadable(&e)),
         };
         if !agent.is_empty() && agent != from.uuid() {
-            return self.drop_foreign(cx, from, frame, &format_args!("of agent {agent}"));
+            return self.reject_report(cx, from, frame, &format_args!("of agent {agent}"));
         }
         let cnci = concentrator.uuid();
         let to = (concentrator, Role::CNCIAGENT);

@@ -19,7 +19,7 @@ pub(super) struct HeldStart {
 
 /// All of them wait equally long, so the oldest is always the next to expire.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldStarts {
     queue: VecDeque<HeldStart>,
     bytes: usize,
     max_starts: usize,
@@ -27,7 +27,7 @@ pub(super) struct Held {
     time: Duration,
 }
 
-impl Held {
+impl HeldStarts {
     pub(super) fn new(max_starts: usize, max_bytes: usize, time: Duration) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -103,7 +103,7 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         let time = Duration::from_secs(60);
-        let mut held = Held::new(2, 100, time);
+        let mut held = HeldStarts::new(2, 100, time);
         assert!(held.keep(start(93), Uuid::nil(), now).is_some(), "101 bytes");
         assert!(held.keep(start(42), Uuid::nil(), now).is_none());
         assert!(held.keep(start(32), Uuid::nil(), now + time / 2).is_none());

@@ -16,13 +16,13 @@
 //! A START is done once its node lists the instance as anything but `pending`.
 //! It has a deadline, which each `pending` moves: that is the sign that the node
 //! is at work on it, copying an image perhaps. But it has no more than
-//! [`Patience::most`] in all. One that nobody has answered by then is *given up*:
+//! [`StartLimits::most`] in all. One that nobody has answered by then is *given up*:
 //! answered with `launch_failure`, and deleted as soon as its node says that it
 //! has it, so that the answer is true. Until then its UUID is not free.
 //!
 //! What belongs to a node that has left stays its own for [`AWAY`], since
 //! instances outlive agents and connections. A START that it had been given is
-//! answered after [`Patience::absence`], unless the node comes back; its first
+//! answered after [`StartLimits::absence`], unless the node comes back; its first
 //! STATS then tell what became of each.
 //!
 //! Memory is bounded by the sessions: a node owns what its last STATS list, which
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::placement::Handed;
+use super::placement::Allocation;
 use crate::payload::{InstanceState, StartFailureReason};
 
 /// How long an instance stays that of a node that is away: a machine boots in
@@ -49,7 +49,7 @@ const MOST_ANSWERED: usize = 4096;
 
 /// How long a START may take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct StartLimits {
     /// Without a sign of its node.
     pub(super) quiet: Duration,
     /// In all.
@@ -58,10 +58,10 @@ pub(super) struct Patience {
     pub(super) absence: Duration,
 }
 
-/// A START that a node was given.
+/// A START that a node was pending.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
-    pub(super) handed: Handed,
+pub(super) struct PendingStart {
+    pub(super) allocation: Allocation,
     pub(super) restart: bool,
     deadline: Instant,
     /// Its node has listed it, or has to with its next STATS.
@@ -72,7 +72,7 @@ pub(super) struct Given {
 enum State {
     /// Its START waits for a node.
     Held,
-    Starting(Given),
+    Starting(PendingStart),
     /// Its node says that it is starting, as it says after RESTART, or to a
     /// scheduler that was started anew.
     Pending,
@@ -106,20 +106,20 @@ pub(super) struct Report {
     /// Instances that belong to others.
     pub(super) foreign: HashSet<Uuid>,
     /// STARTs that have come to nothing without a word.
-    pub(super) lost: Vec<(Uuid, Given)>,
+    pub(super) lost: Vec<(Uuid, PendingStart)>,
     /// Instances that are there though their START was answered with a failure.
     pub(super) unwanted: Vec<Uuid>,
 }
 
 /// What a StartFailure is.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(super) enum StartFailed {
     /// The answer to this START.
-    Answer(Given),
+    Answer(PendingStart),
     /// Of a START that nobody here knows, as after a restart of the scheduler.
     Unknown,
     /// An answer that was given before.
-    Again,
+    Repeated,
     /// About an instance of another node.
     Foreign,
 }
@@ -128,10 +128,10 @@ pub(super) enum Failed {
 pub(super) struct Instances {
     by_uuid: HashMap<Uuid, Entry>,
     by_node: HashMap<Uuid, OfNode>,
-    /// The deadline of each START that a node was given.
+    /// The deadline of each START that a node was pending.
     due: BTreeSet<(Instant, Uuid)>,
     max_starting: usize,
-    patience: Patience,
+    patience: StartLimits,
     /// Who is away, the longest first, some of them back already; and how many
     /// instances they have.
     away: VecDeque<(Instant, Uuid)>,
@@ -141,7 +141,7 @@ pub(super) struct Instances {
 }
 
 impl Instances {
-    pub(super) fn new(max_starting: usize, patience: Patience) -> Self {
+    pub(super) fn new(max_starting: usize, patience: StartLimits) -> Self {
         Self {
             by_uuid: HashMap::new(),
             by_node: HashMap::new(),
@@ -203,23 +203,23 @@ impl Instances {
     pub(super) fn give(
         &mut self,
         instance: Uuid,
-        handed: Handed,
+        allocation: Allocation,
         restart: bool,
         interval: Duration,
         now: Instant,
     ) {
-        let given = Given {
-            handed,
+        let pending = PendingStart {
+            allocation,
             restart,
             deadline: self.patience.deadline(now, interval, now),
             expected: false,
         };
-        self.due.insert((given.deadline, instance));
-        let node = handed.node;
+        self.due.insert((pending.deadline, instance));
+        let node = allocation.node;
         self.by_node.entry(node).or_default().instances.insert(instance);
         let starting = Entry {
             node: Some(node),
-            state: State::Starting(given),
+            state: State::Starting(pending),
             since: now,
         };
         self.by_uuid.insert(instance, starting);
@@ -255,12 +255,12 @@ impl Instances {
                 continue;
             }
             match &mut entry.state {
-                State::Starting(given) => {
-                    self.due.remove(&(given.deadline, *instance));
+                State::Starting(pending) => {
+                    self.due.remove(&(pending.deadline, *instance));
                     if *told == InstanceState::Pending {
-                        given.expected = true;
-                        given.deadline = self.patience.deadline(entry.since, interval, now);
-                        self.due.insert((given.deadline, *instance));
+                        pending.expected = true;
+                        pending.deadline = self.patience.deadline(entry.since, interval, now);
+                        self.due.insert((pending.deadline, *instance));
                     } else {
                         (entry.state, entry.since) = (state, now);
                     }
@@ -281,18 +281,18 @@ impl Instances {
             }
             // It crossed the START, unless the node has said that it had come.
             let starting = self.by_uuid.get(&instance).map(|entry| entry.state);
-            if let Some(State::Starting(given)) = starting {
-                if !given.expected {
+            if let Some(State::Starting(pending)) = starting {
+                if !pending.expected {
                     of_node.instances.insert(instance);
                     continue;
                 }
-                report.lost.push((instance, given));
+                report.lost.push((instance, pending));
             } else {
                 self.by_uuid.remove(&instance);
             }
         }
-        for (instance, given) in &report.lost {
-            self.answered(*instance, given);
+        for (instance, pending) in &report.lost {
+            self.answered(*instance, pending);
         }
         report
     }
@@ -303,8 +303,8 @@ impl Instances {
         let Some(entry) = self.by_uuid.get_mut(&instance) else {
             return;
         };
-        if let State::Starting(given) = entry.state {
-            self.due.remove(&(given.deadline, instance));
+        if let State::Starting(pending) = entry.state {
+            self.due.remove(&(pending.deadline, instance));
         }
         if is_kept && !matches!(entry.state, State::GivenUp) {
             (entry.state, entry.since) = (State::Ended, now);
@@ -320,19 +320,19 @@ impl Instances {
         node: Uuid,
         reason: &StartFailureReason,
         now: Instant,
-    ) -> Failed {
+    ) -> StartFailed {
         let Some(entry) = self.by_uuid.get_mut(&instance) else {
             return match self.answered.contains(&(instance, node)) {
-                true => Failed::Again,
-                false => Failed::Unknown,
+                true => StartFailed::Repeated,
+                false => StartFailed::Unknown,
             };
         };
         if entry.node != Some(node) {
-            return Failed::Foreign;
+            return StartFailed::Foreign;
         }
         match entry.state {
-            State::Starting(given) => {
-                self.answered(instance, &given);
+            State::Starting(pending) => {
+                self.answered(instance, &pending);
                 if reason.instance_is_there() {
                     // Which of the two, its next STATS tell.
                     let entry = Entry {
@@ -343,18 +343,18 @@ impl Instances {
                     self.by_uuid.insert(instance, entry);
                     self.by_node.entry(node).or_default().instances.insert(instance);
                 }
-                Failed::Answer(given)
+                StartFailed::Answer(pending)
             }
             State::GivenUp => {
                 self.forget(instance);
-                Failed::Again
+                StartFailed::Repeated
             }
             State::Pending => {
                 self.forget(instance);
-                Failed::Unknown
+                StartFailed::Unknown
             }
-            _ if reason.instance_is_there() => Failed::Unknown,
-            _ => Failed::Again,
+            _ if reason.instance_is_there() => StartFailed::Unknown,
+            _ => StartFailed::Repeated,
         }
     }
 
@@ -373,12 +373,12 @@ impl Instances {
         self.away_instances += of_node.instances.len();
         for instance in &of_node.instances {
             if let Some(entry) = self.by_uuid.get_mut(instance)
-                && let State::Starting(given) = &mut entry.state
+                && let State::Starting(pending) = &mut entry.state
             {
-                self.due.remove(&(given.deadline, *instance));
-                given.expected = true;
-                given.deadline = given.deadline.min(now + self.patience.absence);
-                self.due.insert((given.deadline, *instance));
+                self.due.remove(&(pending.deadline, *instance));
+                pending.expected = true;
+                pending.deadline = pending.deadline.min(now + self.patience.absence);
+                self.due.insert((pending.deadline, *instance));
             }
         }
         while self.away_instances > MOST_AWAY && self.forget_longest_away() {}
@@ -401,21 +401,21 @@ impl Instances {
     }
 
     /// STARTs that nobody has answered in time; they are given up.
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, Given)> {
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, PendingStart)> {
         let mut given_up = Vec::new();
         while let Some((at, instance)) = self.due.first().copied()
             && at <= now
         {
             self.due.pop_first();
             if let Some(entry) = self.by_uuid.get_mut(&instance)
-                && let State::Starting(given) = entry.state
+                && let State::Starting(pending) = entry.state
             {
                 (entry.state, entry.since) = (State::GivenUp, now);
-                given_up.push((instance, given));
+                given_up.push((instance, pending));
             }
         }
-        for (instance, given) in &given_up {
-            let node = given.handed.node;
+        for (instance, pending) in &given_up {
+            let node = pending.allocation.node;
             self.remember(*instance, node);
             // Its node was forgotten before.
             if !self.by_node.contains_key(&node) {
@@ -446,10 +446,21 @@ impl Instances {
         true
     }
 
+    /// Whether a node does not have an instance whose START was given up, as it
+    /// says: then its UUID is free.
+    pub(super) fn is_absent(&mut self, instance: Uuid) -> bool {
+        let entry = self.by_uuid.get(&instance);
+        let given_up = entry.is_some_and(|entry| matches!(entry.state, State::GivenUp));
+        if given_up {
+            self.forget(instance);
+        }
+        given_up
+    }
+
     /// A START has come to nothing.
-    fn answered(&mut self, instance: Uuid, given: &Given) {
-        self.due.remove(&(given.deadline, instance));
-        self.remember(instance, given.handed.node);
+    fn answered(&mut self, instance: Uuid, pending: &PendingStart) {
+        self.due.remove(&(pending.deadline, instance));
+        self.remember(instance, pending.allocation.node);
         self.forget(instance);
     }
 
@@ -471,7 +482,7 @@ impl Instances {
     }
 }
 
-impl Patience {
+impl StartLimits {
     /// Of a START that was given at `since`, by a sign that came now from a node
     /// that tells of itself every `interval`: it may miss two.
     fn deadline(&self, since: Instant, interval: Duration, now: Instant) -> Instant {
@@ -502,7 +513,7 @@ mod tests {
 
     impl Stage {
         fn new() -> Self {
-            let patience = Patience {
+            let patience = StartLimits {
                 quiet: SECOND * 60,
                 most: SECOND * 900,
                 absence: SECOND * 15,
@@ -517,10 +528,10 @@ mod tests {
             let mut placement = Placement::new(Policy::Strict);
             placement.connect(node, crate::Role::AGENT);
             placement.ready(node, &Ready::default());
-            let Verdict::Placed(handed) = placement.place(&Needs::default(), None) else {
+            let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
                 panic!("it has room");
             };
-            self.table.give(instance, handed, false, INTERVAL, self.now);
+            self.table.give(instance, allocation, false, INTERVAL, self.now);
         }
 
         fn says(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
@@ -587,7 +598,7 @@ mod tests {
         let again = stage
             .table
             .failed(ONE, NODE, &StartFailureReason::LaunchFailure, stage.now);
-        assert!(matches!(again, Failed::Again), "it was answered");
+        assert!(matches!(again, StartFailed::Repeated), "it was answered");
         assert!(stage.is_empty());
     }
 
@@ -665,12 +676,12 @@ mod tests {
         let reason = StartFailureReason::ImageFailure;
         for instance in [ONE, TWO] {
             let failed = stage.table.failed(instance, OTHER, &reason, stage.now);
-            assert!(matches!(failed, Failed::Foreign));
+            assert!(matches!(failed, StartFailed::Foreign));
         }
         let failed = stage.table.failed(TWO, NODE, &reason, stage.now);
-        assert!(matches!(failed, Failed::Answer(_)));
+        assert!(matches!(failed, StartFailed::Answer(_)));
         let failed = stage.table.failed(TWO, NODE, &reason, stage.now);
-        assert!(matches!(failed, Failed::Again));
+        assert!(matches!(failed, StartFailed::Repeated));
         // It is free for the other one now.
         assert!(stage.says(OTHER, &[(TWO, Active)]).foreign.is_empty());
     }
@@ -682,9 +693,12 @@ mod tests {
         stage.says(NODE, &[(ONE, Active), (TWO, Pending)]);
         let reason = StartFailureReason::ImageFailure;
         let failed = stage.table.failed(TWO, NODE, &reason, stage.now);
-        assert!(matches!(failed, Failed::Unknown), "it is the answer");
+        assert!(matches!(failed, StartFailed::Unknown), "it is the answer");
         let failed = stage.table.failed(ONE, NODE, &reason, stage.now);
-        assert!(matches!(failed, Failed::Again), "it runs: that was another one");
+        assert!(
+            matches!(failed, StartFailed::Repeated),
+            "it runs: that was another one"
+        );
         assert_eq!(stage.table.taken(TWO), None);
     }
 

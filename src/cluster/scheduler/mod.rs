@@ -99,8 +99,8 @@ use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
-use self::held::Held;
-use self::instances::{Instances, Patience};
+use self::held::HeldStarts;
+use self::instances::{Instances, StartLimits};
 use self::nodes::Nodes;
 use self::placement::Placement;
 use crate::Role;
@@ -137,7 +137,7 @@ pub struct Scheduler {
     nodes: Nodes,
     cncis: Cncis,
     controllers: Controllers,
-    held: Held,
+    held: HeldStarts,
     instances: Instances,
     configuration: Configuration,
     invalid_frames: u64,
@@ -165,10 +165,10 @@ impl Scheduler {
             nodes: Nodes::new(config.stats_interval),
             cncis: Cncis::default(),
             controllers: Controllers::default(),
-            held: Held::new(config.held_starts, config.held_bytes, config.held_time),
+            held: HeldStarts::new(config.held_starts, config.held_bytes, config.held_time),
             instances: Instances::new(
                 config.in_flight,
-                Patience {
+                StartLimits {
                     quiet: config.start_quiet,
                     most: config.start_most,
                     absence: config.absence,

@@ -12,9 +12,12 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::Scheduler;
-use super::instances::Failed;
+use super::instances::StartFailed;
 use crate::Role;
-use crate::payload::{Delete, Id, InstanceState, StartFailure, StartFailureReason, Stats, yaml};
+use crate::payload::{
+    Delete, DeleteFailure, DeleteFailureReason, Id, InstanceState, StartFailure, StartFailureReason, Stats,
+    yaml,
+};
 use crate::printable::excerpt;
 use crate::proto::{Command, ErrorCode, Event, Frame, FrameType};
 use crate::server::{Context, SessionInfo};
@@ -28,15 +31,15 @@ const MAX_TRACE_REPORT: usize = 64 << 10;
 /// The part of STATS that the scheduler looks at.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Told {
+struct StatsSummary {
     node_uuid: Id,
     interval: i64,
-    instances: Vec<ToldInstance>,
+    instances: Vec<InstanceSummary>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct ToldInstance {
+struct InstanceSummary {
     instance_uuid: Id,
     state: InstanceState,
 }
@@ -44,13 +47,13 @@ struct ToldInstance {
 /// Whom an event or a failure names.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Named {
+struct Subject {
     node_uuid: Id,
     concentrator_uuid: Id,
     instance_uuid: Id,
 }
 
-impl Named {
+impl Subject {
     /// None where it cannot be read.
     fn read(frame: &Frame) -> Option<Self> {
         let bytes = frame.payload_bytes();
@@ -71,12 +74,12 @@ impl Scheduler {
     /// STATS of a node.
     pub(super) fn stats(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let (node, now) = (from.uuid(), cx.now());
-        let told: Told = match yaml::decode(frame.payload_bytes()) {
+        let told: StatsSummary = match yaml::decode(frame.payload_bytes()) {
             Ok(told) => told,
-            Err(e) => return self.drop_foreign(cx, from, frame, &e),
+            Err(e) => return self.reject_report(cx, from, frame, &e),
         };
         if told.node_uuid != node {
-            return self.drop_foreign(cx, from, frame, &format_args!("of node {}", told.node_uuid));
+            return self.reject_report(cx, from, frame, &format_args!("of node {}", told.node_uuid));
         }
         let listed = told.instances.into_iter();
         let listed: Vec<_> = listed
@@ -88,7 +91,7 @@ impl Scheduler {
         let mut passed = frame.clone();
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
-            self.drop_foreign(cx, from, frame, &why);
+            self.reject_report(cx, from, frame, &why);
             match without(frame, &report.foreign) {
                 Some(rest) => passed = rest,
                 None => return,
@@ -113,18 +116,18 @@ impl Scheduler {
         let event = Event(frame.kind().operand);
         if event == Event::TRACE_REPORT {
             match frame.payload_bytes().len() > MAX_TRACE_REPORT {
-                true => self.drop_foreign(cx, from, frame, &"it is too long"),
+                true => self.reject_report(cx, from, frame, &"it is too long"),
                 false => forward(cx, from, frame),
             }
             return;
         }
-        let Some(named) = self.its_own(cx, from, frame) else {
+        let Some(subject) = self.its_own(cx, from, frame) else {
             return;
         };
         forward(cx, from, frame);
         match event {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
-                if let Some(instance) = named.instance_uuid.uuid() {
+                if let Some(instance) = subject.instance_uuid.uuid() {
                     let is_kept = event == Event::INSTANCE_STOPPED;
                     self.instances.over(instance, is_kept, cx.now());
                 }
@@ -136,11 +139,23 @@ impl Scheduler {
 
     /// An agent's failure, which is for the controllers.
     pub(super) fn node_failure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        if self.its_own(cx, from, frame).is_none() {
+        let Some(subject) = self.its_own(cx, from, frame) else {
             return;
-        }
-        if frame.kind() == ErrorCode::START_FAILURE {
-            return self.start_failed(cx, from, frame);
+        };
+        match ErrorCode(frame.kind().operand) {
+            ErrorCode::START_FAILURE => return self.start_failed(cx, from, frame),
+            // The answer to the scheduler's own DELETE.
+            ErrorCode::DELETE_FAILURE
+                if frame.payload().is_ok_and(|failure: DeleteFailure| {
+                    failure.reason == DeleteFailureReason::NoInstance
+                }) && subject
+                    .instance_uuid
+                    .uuid()
+                    .is_some_and(|instance| self.instances.is_absent(instance)) =>
+            {
+                return;
+            }
+            _ => {}
         }
         forward(cx, from, frame);
     }
@@ -149,32 +164,32 @@ impl Scheduler {
     /// answered before.
     fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let Ok(failure) = frame.payload::<StartFailure>() else {
-            return self.drop_foreign(cx, from, frame, &"it cannot be read");
+            return self.reject_report(cx, from, frame, &"it cannot be read");
         };
         let (node, now) = (from.uuid(), cx.now());
         let instance = failure.instance_uuid.uuid();
         let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason, now));
         match failed {
-            Some(Failed::Answer(given)) => {
+            Some(StartFailed::Answer(given)) => {
                 forward(cx, from, frame);
                 let has_room = !matches!(
                     failure.reason,
                     StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
                 );
-                if has_room && self.placement.take_back(&given.handed) {
+                if has_room && self.placement.take_back(&given.allocation) {
                     self.node_changed(cx, node);
                 }
             }
-            Some(Failed::Unknown) | None => forward(cx, from, frame),
-            Some(Failed::Again) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
-            Some(Failed::Foreign) => self.drop_foreign(cx, from, frame, &failure.instance_uuid),
+            Some(StartFailed::Unknown) | None => forward(cx, from, frame),
+            Some(StartFailed::Repeated) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
+            Some(StartFailed::Foreign) => self.reject_report(cx, from, frame, &failure.instance_uuid),
         }
     }
 
     /// Whom an event or failure names, where its sender may speak of them.
-    fn its_own(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Named> {
-        let Some(named) = Named::read(frame) else {
-            self.drop_foreign(cx, from, frame, &"it is too long, or cannot be read");
+    fn its_own(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Subject> {
+        let Some(subject) = Subject::read(frame) else {
+            self.reject_report(cx, from, frame, &"it is too long, or cannot be read");
             return None;
         };
         let own = from.uuid();
@@ -187,30 +202,30 @@ impl Scheduler {
         // A concentrator's addresses are those of anybody's instances; who is
         // nothing but a concentrator announces itself.
         let is_node = from.role().intersects(Role::AGENT | Role::NETAGENT);
-        let instance = &named.instance_uuid;
+        let instance = &subject.instance_uuid;
         let foreign_instance = match instance.uuid() {
             _ if of_cnci => false,
             _ if !is_node => others(instance),
             Some(instance) => self.instances.is_foreign(instance, own),
             None => false,
         };
-        if others(&named.node_uuid) || (of_cnci && others(&named.concentrator_uuid)) || foreign_instance {
-            let Named {
+        if others(&subject.node_uuid) || (of_cnci && others(&subject.concentrator_uuid)) || foreign_instance {
+            let Subject {
                 node_uuid,
                 concentrator_uuid,
                 instance_uuid,
-            } = &named;
+            } = &subject;
             let about = format_args!(
                 "of node {node_uuid:?}, concentrator {concentrator_uuid:?}, instance {instance_uuid:?}"
             );
-            self.drop_foreign(cx, from, frame, &about);
+            self.reject_report(cx, from, frame, &about);
             return None;
         }
-        Some(named)
+        Some(subject)
     }
 
     /// Counts what goes nowhere, and tells it.
-    pub(super) fn drop_foreign(
+    pub(super) fn reject_report(
         &mut self,
         cx: &Context<'_>,
         from: &SessionInfo,

@@ -20,8 +20,8 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use super::instances::Given;
-use super::placement::{Handed, Needs, Verdict};
+use super::instances::PendingStart;
+use super::placement::{Allocation, Needs, Verdict};
 use super::{Scheduler, answers};
 use crate::payload::yaml::{self, ErrorKind};
 use crate::payload::{self, Id, Start, StartFailure, StartFailureReason};
@@ -116,7 +116,7 @@ impl Scheduler {
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
                 // Each node that does not take it is closed: this comes to an end.
-                Verdict::Placed(handed) => match self.deliver(cx, from, start, handed) {
+                Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
                     None => return,
                     Some(back) => {
                         start = back;
@@ -152,23 +152,23 @@ impl Scheduler {
         cx: &mut Context<'_>,
         from: Option<&SessionInfo>,
         start: Waiting,
-        handed: Handed,
+        allocation: Allocation,
     ) -> Option<Waiting> {
-        match send(cx, from, handed.node, &start.frame) {
+        match send(cx, from, allocation.node, &start.frame) {
             Ok(()) => {
-                debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, handed.node);
-                let interval = self.nodes.interval(handed.node);
+                debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, allocation.node);
+                let interval = self.nodes.interval(allocation.node);
                 self.instances
-                    .give(start.instance, handed, start.restart, interval, cx.now());
+                    .give(start.instance, allocation, start.restart, interval, cx.now());
                 None
             }
             Err(e) => {
                 // Its session is about to end.
-                let (instance, node) = (start.instance, handed.node);
+                let (instance, node) = (start.instance, allocation.node);
                 if let Some(more) = self.log.admit(node, "START not sent", cx.now()) {
                     warn!(target: "ssntp::scheduler", "START of {instance} for {node}: {e}{more}");
                 }
-                self.placement.close(handed.node);
+                self.placement.close(allocation.node);
                 Some(start)
             }
         }
@@ -182,16 +182,16 @@ impl Scheduler {
             && let Some(held) = self.held.get(at)
         {
             let start = &held.start;
-            let handed = match start.from == node {
+            let allocation = match start.from == node {
                 true => None,
                 false => self.placement.place_on(node, &start.needs),
             };
-            let Some(handed) = handed else {
+            let Some(allocation) = allocation else {
                 at += 1;
                 continue;
             };
             let Some(start) = self.held.take(at) else { break };
-            if let Some(start) = self.deliver(cx, None, start, handed) {
+            if let Some(start) = self.deliver(cx, None, start, allocation) {
                 self.place(cx, None, start);
             }
         }
@@ -214,11 +214,11 @@ impl Scheduler {
                     self.held.wait_for(at, other);
                     at += 1;
                 }
-                Verdict::Placed(handed) => {
+                Verdict::Placed(allocation) => {
                     let back = self
                         .held
                         .take(at)
-                        .and_then(|start| self.deliver(cx, None, start, handed));
+                        .and_then(|start| self.deliver(cx, None, start, allocation));
                     if let Some(start) = back {
                         self.place(cx, None, start);
                     }
@@ -245,7 +245,7 @@ impl Scheduler {
         }
         for (instance, given) in self.instances.expire(now) {
             self.start_lost(cx, instance, &given);
-            self.delete_given_up(cx, instance, given.handed.node);
+            self.delete_given_up(cx, instance, given.allocation.node);
         }
     }
 
@@ -258,8 +258,8 @@ impl Scheduler {
     }
 
     /// Answers a START that its node does not answer any more.
-    pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &Given) {
-        let node = given.handed.node;
+    pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
+        let node = given.allocation.node;
         if let Some(more) = self.log.admit(node, "STARTs lost", cx.now()) {
             warn!(target: "ssntp::scheduler", "START of {instance}: nothing came of it on {node}{more}");
         }

@@ -259,13 +259,9 @@ impl Control {
         })?;
         let fail = |reason| (stop.instance_uuid.clone(), reason);
         let id = stop.instance_uuid.uuid().ok_or(fail(Reason::InvalidData))?;
-        let instance = self.addressed(&stop.workload_agent_uuid, id).map_err(|data| {
-            fail(if data {
-                Reason::InvalidData
-            } else {
-                Reason::NoInstance
-            })
-        })?;
+        let instance = self
+            .addressed(&stop.workload_agent_uuid, id)
+            .map_err(|refused| fail(refused.into()))?;
         if self.offline {
             return Err(fail(Reason::NoInstance));
         }
@@ -289,13 +285,8 @@ impl Control {
         })?;
         let fail = |reason| (delete.instance_uuid.clone(), reason);
         let id = delete.instance_uuid.uuid().ok_or(fail(Reason::InvalidData))?;
-        self.addressed(&delete.workload_agent_uuid, id).map_err(|data| {
-            fail(if data {
-                Reason::InvalidData
-            } else {
-                Reason::NoInstance
-            })
-        })?;
+        self.addressed(&delete.workload_agent_uuid, id)
+            .map_err(|refused| fail(refused.into()))?;
         if self.offline {
             return Err(fail(Reason::NoInstance));
         }
@@ -328,13 +319,7 @@ impl Control {
         use RestartFailureReason as Reason;
 
         let id = restart.instance_uuid.uuid().ok_or(Reason::InvalidData)?;
-        let instance = self.addressed(&restart.workload_agent_uuid, id).map_err(|data| {
-            if data {
-                Reason::InvalidData
-            } else {
-                Reason::NoInstance
-            }
-        })?;
+        let instance = self.addressed(&restart.workload_agent_uuid, id)?;
         if self.offline || self.mode != Mode::Normal {
             return Err(Reason::LaunchFailure);
         }
@@ -487,16 +472,39 @@ impl Control {
         About::of(frame)
     }
 
-    /// The instance that a command names. Otherwise whether the command makes
-    /// no sense, or just is not for what is here.
-    pub(super) fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, bool> {
+    /// The instance that a command names.
+    pub(super) fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, Misaddressed> {
         match node.uuid() {
-            None => Err(true),
-            Some(node) if node != self.settings.node => Err(false),
-            Some(_) => self.instances.get(&id).ok_or(false),
+            None => Err(Misaddressed::NoNode),
+            Some(node) if node != self.settings.node => Err(Misaddressed::NotHere),
+            Some(_) => self.instances.get(&id).ok_or(Misaddressed::NotHere),
         }
     }
 }
+
+/// Why a command is for no instance of this node.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Misaddressed {
+    /// It names no node, so that it makes no sense.
+    NoNode,
+    /// The node, or the instance, is another one.
+    NotHere,
+}
+
+macro_rules! reasons {
+    ($($reason:ty),+) => {
+        $(impl From<Misaddressed> for $reason {
+            fn from(refused: Misaddressed) -> Self {
+                match refused {
+                    Misaddressed::NoNode => Self::InvalidData,
+                    Misaddressed::NotHere => Self::NoInstance,
+                }
+            }
+        })+
+    };
+}
+
+reasons!(StopFailureReason, DeleteFailureReason, RestartFailureReason);
 
 /// The START of an instance with what a RESTART says anew.
 fn restarted(start: &Start, restart: Restart) -> Start {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::commands::Misaddressed;
 use super::{Control, Job, MAX_VOLUME_OPS, Phase, VolumeOp};
 use crate::cluster::agent::driver::{VolumeError, VolumeFault};
 use crate::payload::{
@@ -56,12 +57,9 @@ impl Control {
         let (Some(id), Some(volume)) = (instance.uuid(), volume.uuid()) else {
             return Err(VolumeRefusal::Data);
         };
-        let instance = self.addressed(node, id).map_err(|data| {
-            if data {
-                VolumeRefusal::Data
-            } else {
-                VolumeRefusal::NoInstance
-            }
+        let instance = self.addressed(node, id).map_err(|refused| match refused {
+            Misaddressed::NoNode => VolumeRefusal::Data,
+            Misaddressed::NotHere => VolumeRefusal::NoInstance,
         })?;
         if self.offline {
             return Err(VolumeRefusal::Failed);

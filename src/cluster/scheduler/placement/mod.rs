@@ -121,7 +121,7 @@ impl Needs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// To this node, from whose room it has been taken.
-    Placed(Handed),
+    Placed(Allocation),
     /// To no node for now; it would fit this one, which is only waiting for
     /// its READY.
     Wait(Uuid),
@@ -133,7 +133,7 @@ pub enum Verdict {
 
 /// What a node was given, to be taken back should the START fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
+pub struct Allocation {
     /// The node.
     pub node: Uuid,
     /// Which READY it was given for: a later one has counted it.
@@ -166,7 +166,7 @@ struct Node {
     state: State,
     /// It takes nothing, whatever its state is.
     suspended: bool,
-    /// By its last READY, and less what it was handed since where that is
+    /// By its last READY, and less what it was allocation since where that is
     /// forecast.
     room: Room,
     report: u64,
@@ -321,33 +321,35 @@ impl Placement {
             }
         };
         if let Some(slot) = found(State::Ready) {
-            return self.hand(slot, needs).map_or(Verdict::NoRoom, Verdict::Placed);
+            return self
+                .allocate(slot, needs)
+                .map_or(Verdict::NoRoom, Verdict::Placed);
         }
         let waiting = found(State::Waiting).and_then(|slot| self.node(slot));
         waiting.map_or(Verdict::NoRoom, |node| Verdict::Wait(node.uuid))
     }
 
     /// Gives a START to this node, if it takes one now and fits.
-    pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Handed> {
+    pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Allocation> {
         let slot = *self.by_uuid.get(&uuid)?;
         let node = self.node(slot)?;
-        (node.state() == State::Ready && node.suits(needs)).then(|| self.hand(slot, needs))?
+        (node.state() == State::Ready && node.suits(needs)).then(|| self.allocate(slot, needs))?
     }
 
     /// A START that a node was given has failed, and took nothing of it.
     /// Says whether the node has more to give by that.
-    pub fn take_back(&mut self, handed: &Handed) -> bool {
-        let slot = self.by_uuid.get(&handed.node).copied();
+    pub fn take_back(&mut self, allocation: &Allocation) -> bool {
+        let slot = self.by_uuid.get(&allocation.node).copied();
         let Some(node) = slot.and_then(|slot| self.node(slot)) else {
             return false;
         };
         // A later READY has counted it, and a node that closed has not opened.
-        if node.report != handed.report || node.state == State::Closed {
+        if node.report != allocation.report || node.state == State::Closed {
             return false;
         }
-        self.change(handed.node, |node| {
+        self.change(allocation.node, |node| {
             node.state = State::Ready;
-            node.room = node.room.plus(handed.mem_mb, handed.disk_mb);
+            node.room = node.room.plus(allocation.mem_mb, allocation.disk_mb);
         });
         true
     }
@@ -396,14 +398,14 @@ impl Placement {
     }
 
     /// Takes a START out of the room of the node in `slot`.
-    fn hand(&mut self, slot: usize, needs: &Needs) -> Option<Handed> {
+    fn allocate(&mut self, slot: usize, needs: &Needs) -> Option<Allocation> {
         self.rings.of_mut(needs.network_node).last = slot;
         let policy = self.policy;
         let node = self.slots.get_mut(slot)?.as_mut()?;
         if let Some(host) = self.by_hostname.get_mut(&node.hostname) {
             host.rings.of_mut(needs.network_node).last = node.seat;
         }
-        let mut handed = Handed {
+        let mut allocation = Allocation {
             node: node.uuid,
             report: node.report,
             mem_mb: 0,
@@ -412,12 +414,12 @@ impl Placement {
         match policy {
             Policy::Strict => node.state = State::Waiting,
             Policy::Opportunistic => {
-                (handed.mem_mb, handed.disk_mb) = (needs.mem_mb, needs.disk_mb);
+                (allocation.mem_mb, allocation.disk_mb) = (needs.mem_mb, needs.disk_mb);
                 node.room = node.room.minus(needs.mem_mb, needs.disk_mb);
             }
         }
         self.enter(slot);
-        Some(handed)
+        Some(allocation)
     }
 
     fn change(&mut self, uuid: Uuid, change: impl FnOnce(&mut Node)) {

@@ -41,7 +41,7 @@ fn nodes(policy: Policy, mem_gb: &[i64]) -> Placement {
 /// The node that takes it, or 0.
 fn place(placement: &mut Placement, needs: &Needs) -> u128 {
     match placement.place(needs, None) {
-        Verdict::Placed(handed) => handed.node.as_u128(),
+        Verdict::Placed(allocation) => allocation.node.as_u128(),
         _ => 0,
     }
 }
@@ -226,7 +226,7 @@ fn the_sender_itself_is_never_picked() {
     assert_eq!(own(&mut placement), Verdict::Wait(uuid(2)));
     placement.ready(uuid(2), &ready(8));
     for _ in 0..3 {
-        assert!(matches!(own(&mut placement), Verdict::Placed(handed) if handed.node == uuid(2)));
+        assert!(matches!(own(&mut placement), Verdict::Placed(allocation) if allocation.node == uuid(2)));
     }
 }
 
@@ -234,17 +234,17 @@ fn the_sender_itself_is_never_picked() {
 fn a_start_that_failed_is_taken_back_until_the_next_ready() {
     for policy in [Policy::Strict, Policy::Opportunistic] {
         let mut placement = nodes(policy, &[8]);
-        let Verdict::Placed(handed) = placement.place(&needs(8), None) else {
+        let Verdict::Placed(allocation) = placement.place(&needs(8), None) else {
             panic!("it fits")
         };
-        assert!(placement.take_back(&handed));
+        assert!(placement.take_back(&allocation));
         assert_eq!(place(&mut placement, &needs(8)), 1, "{policy:?}");
         // READY has counted the second.
         placement.ready(uuid(1), &ready(0));
-        assert!(!placement.take_back(&handed));
+        assert!(!placement.take_back(&allocation));
         assert_eq!(place(&mut placement, &needs(1)), 0);
         placement.close(uuid(1));
-        assert!(!placement.take_back(&handed), "a full node stays full");
+        assert!(!placement.take_back(&allocation), "a full node stays full");
     }
 }
 
@@ -343,11 +343,11 @@ proptest! {
                     let fits = |slot: &Option<(Uuid, State, Room)>| slot.is_some_and(|(uuid, state, room)| {
                         names[&uuid] == name && state == State::Ready && room.holds(needs.room())
                     });
-                    let Verdict::Placed(handed) = verdict else {
+                    let Verdict::Placed(allocation) = verdict else {
                         prop_assert!(!plain.slots.iter().any(fits), "{name} has room: {verdict:?}");
                         continue;
                     };
-                    let slot = plain.slots.iter().position(|s| s.is_some_and(|(uuid, _, _)| uuid == handed.node));
+                    let slot = plain.slots.iter().position(|s| s.is_some_and(|(uuid, _, _)| uuid == allocation.node));
                     let slot = slot.expect("it is connected");
                     prop_assert!(fits(&plain.slots[slot]));
                     plain.last = slot;
@@ -358,7 +358,7 @@ proptest! {
                 _ => {
                     let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, ..Needs::default() };
                     let placed = match placement.place(&needs, None) {
-                        Verdict::Placed(handed) => Some(handed.node),
+                        Verdict::Placed(allocation) => Some(allocation.node),
                         _ => None,
                     };
                     prop_assert_eq!(placed, plain.place(needs.room()));

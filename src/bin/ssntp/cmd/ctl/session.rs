@@ -17,6 +17,9 @@ use crate::signals::Stop;
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the scheduler may take to tell of all nodes.
 const TELLING: Duration = Duration::from_secs(5);
+/// How long a START is waited for that its node is at work on: longer than the
+/// scheduler gives it by default.
+const MOST: Duration = Duration::from_secs(1200);
 /// How long commands may take to leave.
 const LEAVING: Duration = Duration::from_secs(10);
 
@@ -112,6 +115,7 @@ impl<'a> Session<'a> {
         let changes = self.controller.subscribe();
         let tick = crossbeam_channel::tick(LOOK);
         let mut timeout = crossbeam_channel::after(self.limit);
+        let last = now() + MOST;
         loop {
             let mut waiting = Vec::new();
             for order in orders {
@@ -131,7 +135,8 @@ impl<'a> Session<'a> {
                 recv(tick) -> _ => {},
                 recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
                 recv(timeout) -> _ => {
-                    let goes_on = |order: &Order| !self.is_strict && order.is_progressing();
+                    let may_go_on = !self.is_strict && now() < last;
+                    let goes_on = |order: &Order| may_go_on && order.is_progressing();
                     let (going_on, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(goes_on);
                     for order in &late {
                         report(order, &Err(order.timed_out(self.limit)))?;
@@ -179,7 +184,10 @@ impl<'a> Session<'a> {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "connecting has a time limit")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "connecting and waiting have time limits"
+)]
 fn now() -> Instant {
     Instant::now()
 }
