@@ -175,6 +175,12 @@ fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
         liar.send_payload(&InstanceStopped { instance_uuid });
         let instance_uuid = start.instance_uuid.into();
         liar.send_payload(&InstanceDeleted { instance_uuid });
+        // A key that nobody reads does not hide the one that all do.
+        let hidden = format!(
+            "a: {{}}\ninstance_deleted: {{instance_uuid: {}}}\n",
+            start.instance_uuid
+        );
+        liar.send_text(Event::INSTANCE_DELETED, &hidden);
     }
     liar.expect_nothing();
     controller.expect_nothing();

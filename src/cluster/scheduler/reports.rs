@@ -4,7 +4,7 @@
 //! itself. What is said of others goes nowhere: it is counted, and the log tells
 //! it. Of STATS that list instances of others the rest is passed on.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 
 use log::{debug, warn};
@@ -53,6 +53,17 @@ struct Subject {
     instance_uuid: Id,
 }
 
+/// Events stand under the key of their kind; a reader looks at no other.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Roots {
+    instance_deleted: Subject,
+    instance_stopped: Subject,
+    concentrator_instance_added: Subject,
+    public_ip_assigned: Subject,
+    public_ip_unassigned: Subject,
+}
+
 impl Subject {
     /// None where it cannot be read.
     fn read(frame: &Frame) -> Option<Self> {
@@ -60,13 +71,18 @@ impl Subject {
         if bytes.len() > MAX_REPORT {
             return None;
         }
-        match frame.kind().frame_type {
-            FrameType::EVENT => {
-                let roots: BTreeMap<String, Self> = yaml::decode(bytes).ok()?;
-                Some(roots.into_values().next().unwrap_or_default())
-            }
-            _ => yaml::decode(bytes).ok(),
+        if frame.kind().frame_type != FrameType::EVENT {
+            return yaml::decode(bytes).ok();
         }
+        let roots: Roots = yaml::decode(bytes).ok()?;
+        Some(match Event(frame.kind().operand) {
+            Event::INSTANCE_DELETED => roots.instance_deleted,
+            Event::INSTANCE_STOPPED => roots.instance_stopped,
+            Event::CONCENTRATOR_INSTANCE_ADDED => roots.concentrator_instance_added,
+            Event::PUBLIC_IP_ASSIGNED => roots.public_ip_assigned,
+            Event::PUBLIC_IP_UNASSIGNED => roots.public_ip_unassigned,
+            _ => return None,
+        })
     }
 }
 
