@@ -35,6 +35,9 @@
 //! * **START** of what isn't here: `launch_failure` when the program, its
 //!   directory or a driver is missing; a program that ran, however short, was
 //!   started, and its instance is `exited`. It stays until it is deleted.
+//! * **A START that an agent did not come to an end with** is answered by the
+//!   next agent, with `launch_failure`. Which STARTs failed in the last minute
+//!   is said again in a new session, as the one before may have lost it.
 //! * **STOP** asks, and kills after a grace period. A persistent instance is
 //!   then `exited` in STATS; one that isn't is removed, and InstanceDeleted
 //!   says so. A second STOP meanwhile changes nothing.
@@ -45,8 +48,9 @@
 //!   that doesn't claim the instance wasn't here.
 //! * **EVACUATE** stops every instance; each is told of by InstanceStopped.
 //!   Persistent ones stay here and may be restarted after Restore; the others
-//!   are removed. From its arrival on STARTs are refused, and when the last
-//!   instance has ended MAINTENANCE is sent. It survives a restart of the
+//!   are removed. From its arrival on STARTs are refused, and STATS say
+//!   MAINTENANCE; that is sent when the last instance has ended, but for those
+//!   that do not even end when they are killed. It survives a restart of the
 //!   agent. What comes next (`next_state`) is for whoever looks after the
 //!   machine: [`Agent::evacuated`] tells it once, and `ssntp agent
 //!   --after-evacuation` runs a program. The node stays in maintenance until
