@@ -31,6 +31,9 @@ impl World {
 
     /// Nobody can move before the time does.
     pub(super) fn check_while_all_wait(&self) -> Result<(), String> {
+        if let Some(id) = self.runner.flow().miscounted() {
+            return Err(format!("lines: {id} stands in more or fewer than it believes"));
+        }
         for connection in &self.connections {
             let (Some(id), Some(outbox)) = (connection.peer.session, &connection.outbox) else {
                 continue;
