@@ -14,7 +14,7 @@ use super::threads::{Core, Fails, Newcomer, Reader, SimEvent, SimEvents, SimThre
 use crate::Role;
 use crate::cluster::scheduler::{Scheduler, SchedulerConfig};
 use crate::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use crate::server::config::Shared;
+use crate::server::config::Environment;
 use crate::server::{ServerConfig, SessionId, SlowConsumer};
 use crate::transport::dispatch::events::{self, Watch};
 use crate::transport::dispatch::{EVENTS, Event, Queue, Runner, Settings};
@@ -33,7 +33,7 @@ struct Certificates {
     identity: Identity,
     trust: Trust,
     clients: Vec<CertificateInfo>,
-    shared: Arc<Shared>,
+    environment: Arc<Environment>,
 }
 
 /// The first certificates are bound to nobody, and the others to the entities
@@ -64,7 +64,7 @@ fn certificates() -> &'static Certificates {
         let (identity, trust) = (server.identity().clone(), authority.trust().clone());
         let config = ServerConfig::new(identity.clone(), trust.clone()).max_payload(MAX_PAYLOAD);
         Certificates {
-            shared: Shared::new(&config).unwrap(),
+            environment: Environment::new(&config).unwrap(),
             identity,
             trust,
             clients,
@@ -179,7 +179,7 @@ impl World {
         let (open, _) = crossbeam_channel::bounded(0);
         let core = Core::new(
             config,
-            Arc::clone(&made.shared),
+            Arc::clone(&made.environment),
             max_sessions,
             application,
             open,

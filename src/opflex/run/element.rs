@@ -35,7 +35,7 @@ pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 #[derive(Debug)]
 pub struct PolicyElement {
     handle: ElementHandle,
-    events: Receiver<core::Event>,
+    events: Receiver<core::ElementEvent>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -88,7 +88,7 @@ impl PolicyElement {
     }
 
     /// The events as a channel, for `select!`.
-    pub fn events(&self) -> &Receiver<core::Event> {
+    pub fn events(&self) -> &Receiver<core::ElementEvent> {
         &self.events
     }
 
@@ -96,7 +96,7 @@ impl PolicyElement {
     ///
     /// # Errors
     /// The element is over.
-    pub fn recv(&self) -> Result<core::Event, RecvError> {
+    pub fn recv(&self) -> Result<core::ElementEvent, RecvError> {
         self.events.recv()
     }
 
@@ -104,12 +104,12 @@ impl PolicyElement {
     ///
     /// # Errors
     /// The time passed, or the element is over.
-    pub fn recv_timeout(&self, limit: Duration) -> Result<core::Event, RecvTimeoutError> {
+    pub fn recv_timeout(&self, limit: Duration) -> Result<core::ElementEvent, RecvTimeoutError> {
         self.events.recv_timeout(limit)
     }
 
     /// All events from now on. Its end is the end of the element.
-    pub fn iter(&self) -> impl Iterator<Item = core::Event> {
+    pub fn iter(&self) -> impl Iterator<Item = core::ElementEvent> {
         self.events.iter()
     }
 

@@ -120,7 +120,7 @@ impl Server {
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
-        let shared = Shared {
+        let context = HandshakeContext {
             places,
             acceptor: config.tls,
             pool: BufferPool::new(),
@@ -131,7 +131,7 @@ impl Server {
             write_timeout: config.write_timeout,
             log: Mutex::default(),
         };
-        let serve = Box::new(move |newcomer: &Newcomer| shared.serve(newcomer));
+        let serve = Box::new(move |newcomer: &Newcomer| context.serve(newcomer));
         let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
         server.acceptance = Some(acceptance);
@@ -202,8 +202,8 @@ enum Place {
     Control,
 }
 
-/// What every newcomer is brought in with.
-struct Shared {
+/// What every handshake is done with.
+struct HandshakeContext {
     places: Vec<Place>,
     acceptor: Option<Acceptor>,
     pool: BufferPool,
@@ -216,7 +216,7 @@ struct Shared {
     log: Mutex<LogLimit<String>>,
 }
 
-impl Shared {
+impl HandshakeContext {
     fn may_say(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.admit(host(&peer.to_string()), what, now())

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use log::info;
 
-use super::config::Shared;
+use super::config::Environment;
 use super::core::{Request, ServerCore};
 use super::handler::Handler;
 use super::sessions::SessionId;
@@ -47,26 +47,26 @@ type ServerEvents<H> = Events<Event<ServerCore<H>>>;
 /// Starts to accept clients at the listeners.
 pub(super) fn start<H: Handler>(
     listeners: Vec<Listener>,
-    shared: Arc<Shared>,
+    environment: Arc<Environment>,
     max_handshakes: usize,
     events: ServerEvents<H>,
 ) -> io::Result<Acceptance> {
-    let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
+    let serve = Box::new(move |newcomer: &Newcomer| serve(&environment, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &Newcomer) {
-    let deadline = after(newcomer.accepted(), shared.handshake_timeout);
+fn serve<H: Handler>(environment: &Arc<Environment>, events: &ServerEvents<H>, newcomer: &Newcomer) {
+    let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
-    let secured = match shared
+    let secured = match environment
         .acceptor
-        .accept(Arc::clone(&stream), &shared.pool, deadline)
+        .accept(Arc::clone(&stream), &environment.pool, deadline)
     {
         Ok(secured) => secured,
         Err(e) => {
-            shared.say(newcomer, "no TLS", &e);
+            environment.say(newcomer, "no TLS", &e);
             if matches!(e, TlsError::Tls(_)) {
                 // The alert says why; let the peer read it.
                 let _ = stream.shutdown(Shutdown::Write);
@@ -85,7 +85,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
-            shared.say(newcomer, "refused", &e);
+            environment.say(newcomer, "refused", &e);
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
@@ -93,7 +93,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
             let subject = excerpt(&certificate.subject);
-            shared.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
+            environment.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(_)) if newcomer.is_stopping() => {
@@ -101,7 +101,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         }
         Err(Ended::Lost(e)) => {
             let subject = excerpt(&certificate.subject);
-            shared.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
+            environment.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
             return;
         }
     };
@@ -121,7 +121,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         Ok(Ok(admitted)) => admitted,
         Ok(Err(refusal)) => {
             let (uuid, role) = (connect.source, connect.role);
-            shared.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
+            environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
@@ -133,16 +133,16 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         return admission.started(Err(e));
     }
     let decoder = Decoder {
-        codec: Codec::new(shared.max_payload, info.tracing()),
+        codec: Codec::new(environment.max_payload, info.tracing()),
         bad_traces,
     };
     let sink = SessionSink {
-        feed: Feed::new(&admitted, events.clone(), shared.write_timeout),
-        tracing: info.tracing().then_some((shared.uuid, shared.role)),
+        feed: Feed::new(&admitted, events.clone(), environment.write_timeout),
+        tracing: info.tracing().then_some((environment.uuid, environment.role)),
     };
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
-        write_timeout: Some(shared.write_timeout),
+        write_timeout: Some(environment.write_timeout),
         linger: LINGER,
         ..LinkConfig::default()
     };
@@ -152,7 +152,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
     admission.started(Link::start(halves, decoder, admitted.outbox, sink, config));
 }
 
-impl Shared {
+impl Environment {
     /// Says in the log what became of a newcomer, for each address no more
     /// than it may cause.
     fn say(&self, newcomer: &Newcomer, what: &'static str, why: &dyn fmt::Display) {

@@ -24,7 +24,7 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
-use super::config::{ConfigurationCheck, ServerConfig, Shared, SlowConsumer};
+use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame};
@@ -68,7 +68,7 @@ pub(crate) struct ServerCore<H> {
 
 /// Everything a server owns but the application.
 pub(super) struct State {
-    pub(super) shared: Arc<Shared>,
+    pub(super) environment: Arc<Environment>,
     pub(super) sessions: Sessions,
     pub(super) rules: RuleTable,
     pub(super) filter: Filter,
@@ -115,7 +115,7 @@ impl<H> std::fmt::Debug for ServerCore<H> {
 impl<H: Handler> ServerCore<H> {
     pub(crate) fn new(
         mut config: ServerConfig,
-        shared: Arc<Shared>,
+        environment: Arc<Environment>,
         max_sessions: usize,
         handler: H,
         open: Sender<Infallible>,
@@ -123,7 +123,7 @@ impl<H: Handler> ServerCore<H> {
     ) -> Result<Self, super::RuleError> {
         let check = config.take_check();
         let state = State {
-            shared,
+            environment,
             sessions: Sessions::default(),
             rules: RuleTable::try_from(config.rules)?,
             filter: config.filter,
@@ -387,8 +387,8 @@ impl<H: Handler> ServerCore<H> {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let shared = Arc::clone(&self.state.shared);
-                let mut fan = Fan::new(frame, &shared);
+                let environment = Arc::clone(&self.state.environment);
+                let mut fan = Fan::new(frame, &environment);
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
@@ -423,7 +423,7 @@ impl State {
             .id_of(connect.source)
             .and_then(|id| self.sessions.get(id));
         let standing = Standing {
-            server: self.shared.uuid,
+            server: self.environment.uuid,
             stopping: self.open.is_none(),
             maximum: self.max_sessions,
             sessions: standing,
@@ -433,12 +433,12 @@ impl State {
         if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
             self.end(old, DisconnectReason::Replaced, false);
         }
-        let shared = &self.shared;
+        let environment = &self.environment;
         let connected = ServerHandshake::connected(
             &connect,
-            shared.uuid,
-            shared.role,
-            shared.tracing,
+            environment.uuid,
+            environment.role,
+            environment.tracing,
             self.configuration.clone(),
         );
         let place = self.certificates.take(&certificate);

@@ -10,7 +10,7 @@ use super::core::State;
 use super::filter::Filter;
 use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
-use super::sessions::{Counters, Directory, SessionInfo};
+use super::sessions::{Directory, SessionCounters, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run};
@@ -181,12 +181,12 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.state.shared.uuid
+        self.state.environment.uuid
     }
 
     /// The roles that the server advertises.
     pub fn role(&self) -> Role {
-        self.state.shared.role
+        self.state.environment.role
     }
 
     /// Sends a frame to one entity. From [`Handler::frame`] and
@@ -259,7 +259,7 @@ impl Context<'_> {
     }
 
     /// What the session of `uuid` has carried so far.
-    pub fn counters(&self, uuid: Uuid) -> Option<Counters> {
+    pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
         let id = self.state.sessions.id_of(uuid)?;
         self.state.sessions.get(id).map(|session| session.counters())
     }

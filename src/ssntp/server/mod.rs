@@ -48,7 +48,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
-//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`Counters`] |
+//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
@@ -93,7 +93,7 @@ pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
 pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
-pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
+pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
@@ -132,7 +132,7 @@ impl Server {
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
-        let shared = config::Shared::new(&config)?;
+        let environment = config::Environment::new(&config)?;
         let mut listeners = Vec::new();
         for address in std::mem::take(&mut config.listen) {
             let bound = Listener::bind(&address, config.tcp).map_err(|e| ServerError::Listen(address, e))?;
@@ -144,7 +144,14 @@ impl Server {
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
         let (stopped, stopping) = crossbeam_channel::bounded(0);
-        let core = ServerCore::new(config, Arc::clone(&shared), max_sessions, handler, stopped, now())?;
+        let core = ServerCore::new(
+            config,
+            Arc::clone(&environment),
+            max_sessions,
+            handler,
+            stopped,
+            now(),
+        )?;
         let (events, queue) = dispatch::events::channel(EVENTS);
         let watch = queue.watch();
         let runner = Runner::new(core, settings, move || watch.is_empty());
@@ -163,8 +170,9 @@ impl Server {
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        server.acceptance =
-            Some(accept::start(listeners, shared, room.handshakes, events).map_err(ServerError::Thread)?);
+        server.acceptance = Some(
+            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?,
+        );
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             room.limit
@@ -361,7 +369,7 @@ impl ServerHandle {
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn sessions(&self) -> Result<Vec<(SessionInfo, Counters)>, SendError> {
+    pub fn sessions(&self) -> Result<Vec<(SessionInfo, SessionCounters)>, SendError> {
         self.with(|cx| {
             cx.state
                 .sessions

@@ -75,7 +75,7 @@ impl fmt::Display for SessionInfo {
 /// What a session has carried so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct SessionCounters {
     /// Frames received, those that were filtered or not supported included.
     pub frames_received: u64,
     /// Bytes received, headers included, after TLS.
@@ -103,7 +103,7 @@ pub struct Counters {
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
-    pub(super) counters: Counters,
+    pub(super) counters: SessionCounters,
     /// The application has been told that it stands.
     pub(super) told: bool,
     bad_traces: Arc<AtomicU64>,
@@ -117,7 +117,7 @@ impl Session {
         Self {
             info,
             gauge,
-            counters: Counters::default(),
+            counters: SessionCounters::default(),
             told: false,
             bad_traces,
             promised: (0, Load::default()),
@@ -136,9 +136,9 @@ impl Session {
         fits
     }
 
-    pub(super) fn counters(&self) -> Counters {
+    pub(super) fn counters(&self) -> SessionCounters {
         let (sent, waiting) = (self.gauge.sent(), self.gauge.waiting());
-        Counters {
+        SessionCounters {
             frames_sent: sent.frames,
             bytes_sent: sent.bytes,
             frames_waiting: waiting.frames,
