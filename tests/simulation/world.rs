@@ -97,7 +97,7 @@ enum Owner {
 pub(super) struct World {
     random: Random,
     begin: Instant,
-    now: Instant,
+    pub(super) now: Instant,
     clock: Rc<Cell<Instant>>,
     pub(super) runner: Runner<Core, SimThreads>,
     events: SimEvents,

@@ -30,7 +30,7 @@ use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame};
 use super::held::Held;
 use super::routing::{Rule, RuleTable};
-use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::pki::CertificateInfo;
@@ -80,6 +80,8 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// What sessions that are gone have lost.
+    pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
     pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
@@ -135,6 +137,7 @@ impl<H: Handler> ServerCore<H> {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
             open: Some(open),
@@ -187,7 +190,7 @@ impl<H: Handler> Core for ServerCore<H> {
     type Item = Item;
     type Request = Request;
     type Grant = Grant;
-    type Place = Place;
+    type Place = (Place, LossCount);
     type Refusal = Refusal;
 
     fn admit(
@@ -198,7 +201,7 @@ impl<H: Handler> Core for ServerCore<H> {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(Grant, Place), Refusal> {
+    ) -> Result<(Grant, Self::Place), Refusal> {
         self.at(now, actions, |core| {
             core.state.admit(SessionId(id), request, gauge, standing)
         })
@@ -407,7 +410,7 @@ impl State {
         request: Request,
         gauge: Gauge,
         standing: usize,
-    ) -> Result<(Grant, Place), Refusal> {
+    ) -> Result<(Grant, (Place, LossCount)), Refusal> {
         let Request {
             connect,
             certificate,
@@ -450,9 +453,13 @@ impl State {
             certificate: place.certificate().clone(),
             tracing: connected.trace,
         });
+        let loss = LossCount {
+            gauge: gauge.clone(),
+            of_server: Arc::clone(&self.frames_lost),
+        };
         self.sessions
             .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
-        Ok((Grant { info, connected }, place))
+        Ok((Grant { info, connected }, (place, loss)))
     }
 
     /// Logs a panic of the application, which may come with each frame.

@@ -1,6 +1,7 @@
 //! What an application implements, and what it may do from there.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -262,6 +263,14 @@ impl Context<'_> {
     pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
         let id = self.state.sessions.id_of(uuid)?;
         self.state.sessions.get(id).map(|session| session.counters())
+    }
+
+    /// How many frames the sessions that are gone have lost: frames that waited
+    /// when a connection ended, or were meant for it and came too late.
+    /// Counted for a session when its threads have ended, some time after
+    /// [`Handler::disconnected`].
+    pub fn frames_lost(&self) -> u64 {
+        self.state.frames_lost.load(Ordering::Relaxed)
     }
 
     /// Ends the session of `uuid` once its queue is flushed; false where

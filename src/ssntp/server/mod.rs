@@ -379,6 +379,15 @@ impl ServerHandle {
         })
     }
 
+    /// How many frames the sessions that are gone have lost, see
+    /// [`Context::frames_lost`].
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn frames_lost(&self) -> Result<u64, SendError> {
+        self.with(|cx| cx.frames_lost())
+    }
+
     /// Ends the session of `uuid`; false where there is none.
     ///
     /// # Errors

@@ -90,6 +90,11 @@ pub struct SessionCounters {
     pub bytes_waiting: u64,
     /// Frames dropped because this peer's queue was full.
     pub frames_dropped: u64,
+    /// Frames that were meant for this peer and that nobody will send, since
+    /// its connection is over: they waited, or came too late. Most are counted
+    /// when the session has gone from here: for these there is
+    /// [`Context::frames_lost`](super::Context::frames_lost).
+    pub frames_lost: u64,
     /// Frames of this peer that the role filter discarded.
     pub frames_filtered: u64,
     /// Frames of this peer of an unsupported type or operand.
@@ -144,9 +149,24 @@ impl Session {
             frames_waiting: waiting.frames,
             bytes_waiting: waiting.bytes,
             frames_dropped: self.gauge.dropped(),
+            frames_lost: self.gauge.lost(),
             bad_traces: self.bad_traces.load(Ordering::Relaxed),
             ..self.counters
         }
+    }
+}
+
+/// Adds to a server's count what a session has lost. Held until the session's
+/// threads are joined, since frames are lost up to then.
+#[derive(Debug)]
+pub(crate) struct LossCount {
+    pub(super) gauge: Gauge,
+    pub(super) of_server: Arc<AtomicU64>,
+}
+
+impl Drop for LossCount {
+    fn drop(&mut self) {
+        self.of_server.fetch_add(self.gauge.lost(), Ordering::Relaxed);
     }
 }
 

@@ -646,6 +646,11 @@ impl Gauge {
         self.0.ledger().dropped()
     }
 
+    /// Frames that nobody will send any more. Final once the threads are joined.
+    pub(crate) fn lost(&self) -> u64 {
+        self.0.lost()
+    }
+
     /// An item that there was no room for is dropped.
     pub(crate) fn count_refused(&self, item: Load) {
         self.0.count_refused(item);
