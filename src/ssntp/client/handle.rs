@@ -186,7 +186,8 @@ impl ClientState {
     }
 
     fn send_fitting(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
-        // The clock is read only once there is something to wait for.
+        // Set when there is something to wait for, so that sending without a
+        // wait does not read the clock.
         let mut until = None;
         loop {
             let obstacle = match self.uplink.offer(&frame) {
@@ -209,7 +210,8 @@ impl ClientState {
     pub(super) fn close(&self) {
         let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
-        // Whoever holds this lock to deliver an event has been woken.
+        // A reader that waits for the application holds this lock; the cancel
+        // above has ended its wait.
         let inbound = lock(&self.inbound).take();
         if let (Some(mut inbound), Some(reason)) = (inbound, self.uplink.ended()) {
             if end.as_ref().is_some_and(|end| end.connected) {

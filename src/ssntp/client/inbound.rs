@@ -38,8 +38,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(16);
 
 impl Inbound {
     pub(super) fn new(limits: Limits, done: Receiver<Infallible>) -> (Self, Receiver<ClientEvent>) {
-        // A channel without room would never take the last event of a client
-        // that is closed.
+        // Room for one at least: the last event of a client that is closed is
+        // offered without waiting, which a channel of zero never takes.
         let capacity = usize::try_from(limits.frames).unwrap_or(usize::MAX);
         let capacity = capacity.clamp(1, MOST_EVENTS);
         let (events, receiver) = crossbeam_channel::bounded(capacity);
@@ -84,7 +84,7 @@ impl Inbound {
 
     /// Puts in an event if there is room.
     pub(super) fn offer(&mut self, event: ClientEvent) {
-        // Without room the application learns it from the channel's end.
+        // Where there is no room the application sees the channel end.
         let _ = self.events.try_send(event);
     }
 

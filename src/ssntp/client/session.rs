@@ -126,12 +126,13 @@ impl Sink<Item> for SessionSink {
             .counts
             .received_bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
-        // The lock is held while the application is waited for. Whoever else
-        // wants it closes the client, and has ended this wait before.
+        // The lock is held while the application is waited for. The only other
+        // thread that wants it meanwhile is one that closes the client, and
+        // that cancels this wait before it asks for the lock.
         let mut inbound = lock(&state.inbound);
         let Some(inbound) = &mut *inbound else {
-            // The client ends: what still comes is read so that what still
-            // goes out can be acknowledged, and dropped.
+            // The client ends. What still arrives is read and dropped: a peer
+            // whose input nobody reads might not read ours either.
             return true;
         };
         for item in items.drain(..) {
@@ -143,7 +144,8 @@ impl Sink<Item> for SessionSink {
                     state.counts.unsupported.fetch_add(1, Ordering::Relaxed);
                     debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.role);
                     if let Some(answer) = answer_to_unsupported(kind) {
-                        // A server that does not read its answers gets none.
+                        // Where the queue is full the answer is left out: waiting for
+                        // a server that does not read would block its own reader.
                         let _ = self.outbox.push(outgoing(&answer, false));
                     }
                     true

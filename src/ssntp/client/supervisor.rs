@@ -56,8 +56,8 @@ struct Server {
 }
 
 impl Supervisor {
-    /// What a thread is to [`run`](Self::run), what it shares, and the other
-    /// end of its events.
+    /// A supervisor that a thread is to [`run`](Self::run), the state that it
+    /// shares with the client's handles, and where its events arrive.
     pub(super) fn new(
         config: ClientConfig,
         uuid: Claimed,
@@ -103,7 +103,8 @@ impl Supervisor {
             ClientError::Closed => info!(target: LOG, "{}: closed", self.name()),
             reason => warn!(target: LOG, "{}: ended: {reason}", self.name()),
         }
-        // Whoever closes the client also tells the application.
+        // Where the client was closed, `ClientState::close` has told the
+        // application already.
         if !self.state.cancel.is_cancelled() {
             self.state.end(reason);
         }
@@ -128,7 +129,9 @@ impl Supervisor {
                 reason if !self.reconnect => return ClientError::Disconnected(reason),
                 _ => {}
             }
-            // A server that takes us in and throws us out is not hammered.
+            // The pauses start over only after a session that lasted. A server
+            // that admits a client and ends it at once would otherwise be dialled
+            // again without a pause.
             let lasted = now().saturating_duration_since(began);
             if lasted > self.backoff.ceiling(self.setbacks) {
                 self.setbacks = 0;
@@ -273,7 +276,8 @@ impl Supervisor {
     fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
         link.close();
         let deadline = deadline(self.grace);
-        // First perhaps the reason, then the end of its threads.
+        // The channel gives the reason, where there is one, and then ends when
+        // the session's threads have ended.
         while over.recv_deadline(deadline).is_ok() {}
         link.abort();
         link.join();

@@ -68,7 +68,8 @@ fn serve<H: Handler>(environment: &Arc<Environment>, events: &ServerEvents<H>, n
         Err(e) => {
             environment.say(newcomer, "no TLS", &e);
             if matches!(e, TlsError::Tls(_)) {
-                // The alert says why; let the peer read it.
+                // The alert that was sent says why. Closing a socket with unread
+                // input would destroy it on its way, so the input is read first.
                 let _ = stream.shutdown(Shutdown::Write);
                 drain(&*stream, LINGER);
             }
@@ -80,7 +81,7 @@ fn serve<H: Handler>(environment: &Arc<Environment>, events: &ServerEvents<H>, n
         let answer = answer.map(|code| outgoing(&Frame::new(code), false));
         refuse(halves, answer, LINGER);
     };
-    // The verifier demands a certificate, so one is there.
+    // Always there: the verifier refuses who shows no certificate.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
@@ -171,7 +172,8 @@ impl Environment {
 }
 
 fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
-    // None is left at the deadline, and a time limit of nothing is none.
+    // At the deadline no time is left, but a socket takes a limit of zero
+    // for no limit at all, so it is a millisecond at least.
     let left = deadline.saturating_duration_since(now());
     let limit = left.max(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;

@@ -323,7 +323,8 @@ impl<H: Handler> Core for ServerCore<H> {
 
 impl<H: Handler> ServerCore<H> {
     fn deal_with(&mut self, id: SessionId, item: Item) {
-        // An item before it may have ended the session.
+        // The session may be over already: items come in batches, and an
+        // earlier one of its batch may have ended it.
         let Some(session) = self.state.sessions.get_mut(id) else {
             return;
         };
@@ -478,7 +479,8 @@ impl State {
             return;
         };
         self.actions.push(Action::End { id: id.0, abort });
-        // Of one that ends before the application heard of it, it never does.
+        // A session that ends before the application was told that it stands
+        // is not mentioned to the application at all.
         if session.told {
             self.departed.push((session.info, reason));
         }

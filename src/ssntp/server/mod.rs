@@ -204,7 +204,8 @@ impl Server {
     /// [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
     /// programs that do nothing else.
     pub fn wait(self) {
-        // Nothing is ever sent; the dispatcher lets go of the other end.
+        // Nothing is ever sent in this channel. The receive fails, and so ends
+        // the wait, when the dispatcher drops the sending end at a stop.
         let _ = self.stopping.recv();
     }
 
@@ -218,8 +219,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let dispatcher = &self.handle.dispatcher;
-        // The dispatcher takes events until the last one, so nothing here
-        // waits for long.
+        // Sending waits while the queue is full, but not for long: the
+        // dispatcher takes events until it finds the one that `exit` sends.
         dispatcher.stop();
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
@@ -325,8 +326,8 @@ impl ServerHandle {
     /// Begins to stop the server, as [`Server::stop`] does, and returns at
     /// once. [`Server::wait`] returns when it has stopped.
     pub fn stop(&self) {
-        // A queue that is full moves, so this waits for the dispatcher at most
-        // as long as a posted call would.
+        // Where the queue is full this waits for room in it, except on a
+        // dispatcher: that one is busy, and its queue moves on.
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
             self.dispatcher.stop();
         }
