@@ -10,11 +10,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::engaging::{ElementContext, ElementEvents, Engaging, Released};
+use super::engaging::{ElementContext, Engaging, EngagingEvents, Released};
 use super::{CallError, ElementConfig, StartError, guard, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
 use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
-use crate::transport::dispatch::{self, EVENTS, Event, Runner, Settings};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::{Budget, PATIENCE, threads};
 
 /// The target of the log lines of this side.
@@ -131,17 +131,19 @@ impl Deref for PolicyElement {
 impl Drop for PolicyElement {
     fn drop(&mut self) {
         let events = &self.handle.events;
-        let _ = events.send(Event::Stop);
+        let _ = events.send(DispatchEvent::Stop);
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
         let (reply, dials) = crossbeam_channel::bounded(1);
-        let _ = events.send(Event::Call(Box::new(move |engaging: &mut Engaging, _, _| {
-            let _ = reply.send(engaging.take_dials());
-        })));
+        let _ = events.send(DispatchEvent::Call(Box::new(
+            move |engaging: &mut Engaging, _, _| {
+                let _ = reply.send(engaging.take_dials());
+            },
+        )));
         for dial in dials.recv().unwrap_or_default() {
             let _ = dial.join();
         }
-        let _ = events.send(Event::Exit);
+        let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
@@ -155,7 +157,7 @@ impl Drop for PolicyElement {
 /// usually for some microseconds, and never for a server.
 #[derive(Clone)]
 pub struct ElementHandle {
-    events: ElementEvents,
+    events: EngagingEvents,
     released: Released,
 }
 
@@ -180,7 +182,7 @@ impl ElementHandle {
             return Err(CallError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        let call = Event::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+        let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
             guard(LOG, || {
                 engaging.call(now, |cx| {
                     let _ = reply.send(call(cx));
@@ -368,7 +370,7 @@ impl ElementHandle {
 #[must_use = "dropped, it is wanted no more"]
 pub struct Reference {
     id: ReferenceId,
-    events: ElementEvents,
+    events: EngagingEvents,
     released: Released,
 }
 
@@ -386,6 +388,6 @@ impl Drop for Reference {
             .push(self.id);
         // That makes the dispatcher look. Where the channel is full, something
         // else does.
-        let _ = self.events.try_send(Event::Call(Box::new(|_, _, _| ())));
+        let _ = self.events.try_send(DispatchEvent::Call(Box::new(|_, _, _| ())));
     }
 }

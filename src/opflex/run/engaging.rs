@@ -14,11 +14,11 @@ use super::element::LOG;
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
-use crate::transport::dispatch::{Action, Core, Event, Events};
+use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
 use crate::transport::{self, EndReason, Gauge, Outgoing};
 
 /// The way into an element's dispatcher.
-pub(super) type ElementEvents = Events<Event<Engaging>>;
+pub(super) type EngagingEvents = Events<DispatchEvent<Engaging>>;
 
 /// The references that were dropped and are still to be released: no more
 /// than there were references.

@@ -12,14 +12,14 @@ use log::{info, warn};
 use super::connection::enter;
 use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
-use super::serving::{self, Request, ServerContext, ServerEvents, Serving};
+use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
 use super::{CallError, ServerConfig, StartError, host, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::server::{ServerCore, SessionInfo};
-use crate::transport::dispatch::{self, EVENTS, Event, Runner, Settings};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
     Acceptance, Address, Budget, BufferPool, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
@@ -160,7 +160,7 @@ impl Drop for Server {
         let events = self.handle.events.clone();
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
-        let _ = events.send(Event::Stop);
+        let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
@@ -170,7 +170,7 @@ impl Drop for Server {
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
         }
-        let _ = events.send(Event::Exit);
+        let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
@@ -207,7 +207,7 @@ struct HandshakeContext {
     places: Vec<Place>,
     acceptor: Option<Acceptor>,
     pool: BufferPool,
-    events: ServerEvents,
+    events: ServingEvents,
     framing: Framing,
     limits: rpc::Limits,
     handshake_timeout: Duration,
@@ -288,7 +288,7 @@ impl HandshakeContext {
 /// kept, where it is.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: ServerEvents,
+    events: ServingEvents,
     keeper: Option<keeper::Ask>,
 }
 

@@ -2,10 +2,10 @@
 //! deadline, until their session's own threads run.
 //!
 //! ```text
-//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Event::Admit ─▶ dispatcher
-//!                                      │ Admitted
-//!                                      ▼
-//!                          CONNECTED goes out ─▶ Link::start ─▶ Event::Started
+//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Admit ─▶ dispatcher
+//!                                               │ Admitted
+//!                                               ▼
+//!                          CONNECTED goes out ─▶ Link::start ─▶ Started
 //! ```
 //!
 //! CONNECTED is sent by this thread, still under the handshake's deadline and
@@ -32,7 +32,7 @@ use crate::pki::CertificateInfo;
 use crate::printable::excerpt;
 use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::dispatch::{Admission, Event, Events, Feed};
+use crate::transport::dispatch::{Admission, DispatchEvent, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
     Acceptance, Decode, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, Sink,
@@ -42,21 +42,21 @@ use crate::transport::{
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
 
-type ServerEvents<H> = Events<Event<ServerCore<H>>>;
+type CoreEvents<H> = Events<DispatchEvent<ServerCore<H>>>;
 
 /// Starts to accept clients at the listeners.
 pub(super) fn start<H: Handler>(
     listeners: Vec<Listener>,
     environment: Arc<Environment>,
     max_handshakes: usize,
-    events: ServerEvents<H>,
+    events: CoreEvents<H>,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Newcomer| serve(&environment, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve<H: Handler>(environment: &Arc<Environment>, events: &ServerEvents<H>, newcomer: &Newcomer) {
+fn serve<H: Handler>(environment: &Arc<Environment>, events: &CoreEvents<H>, newcomer: &Newcomer) {
     let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -114,7 +114,10 @@ fn serve<H: Handler>(environment: &Arc<Environment>, events: &ServerEvents<H>, n
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    if events.send(Event::Admit(Box::new(request), reply)).is_err() {
+    if events
+        .send(DispatchEvent::Admit(Box::new(request), reply))
+        .is_err()
+    {
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     // The dispatcher answers every request, also while it stops.

@@ -98,7 +98,7 @@ use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
 pub use crate::transport::default_max_handshakes;
-use crate::transport::dispatch::{self, EVENTS, Event, Events, Runner};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
 use crate::transport::{Acceptance, Address, Listener, Room, threads};
 
 /// A running server.
@@ -245,7 +245,7 @@ trait Dispatcher: Send + Sync {
     fn exit(&self);
 }
 
-impl<H: Handler> Dispatcher for Events<Event<ServerCore<H>>> {
+impl<H: Handler> Dispatcher for Events<DispatchEvent<ServerCore<H>>> {
     fn call(&self, call: Call) -> Result<(), SendError> {
         self.send(event(call)).map_err(|_| SendError::Stopped)
     }
@@ -258,16 +258,16 @@ impl<H: Handler> Dispatcher for Events<Event<ServerCore<H>>> {
     }
 
     fn stop(&self) {
-        let _ = self.send(Event::Stop);
+        let _ = self.send(DispatchEvent::Stop);
     }
 
     fn exit(&self) {
-        let _ = self.send(Event::Exit);
+        let _ = self.send(DispatchEvent::Exit);
     }
 }
 
-fn event<H: Handler>(call: Call) -> Event<ServerCore<H>> {
-    Event::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
+fn event<H: Handler>(call: Call) -> DispatchEvent<ServerCore<H>> {
+    DispatchEvent::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
 }
 
 /// What other threads do with a server.
