@@ -181,7 +181,7 @@ impl World {
             config,
             Arc::clone(&made.shared),
             max_sessions,
-            application,
+            Box::new(application),
             open,
             begin,
         )

@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use log::info;
+use uuid::Uuid;
 
 use super::config::Shared;
 use super::core::{Request, ServerCore};
-use super::handler::Handler;
+use super::now;
 use super::sessions::SessionId;
 use crate::Role;
 use crate::pki::CertificateInfo;
@@ -35,28 +36,28 @@ use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::dispatch::{Admission, Event, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Acceptance, Decode, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, Sink,
-    after, drain, refuse,
+    Acceptance, Decode, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after, drain,
+    refuse,
 };
 
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
 
-type ServerEvents<H> = Events<Event<ServerCore<H>>>;
+type ServerEvents = Events<Event<ServerCore>>;
 
 /// Starts to accept clients at the listeners.
-pub(super) fn start<H: Handler>(
+pub(super) fn start(
     listeners: Vec<Listener>,
     shared: Arc<Shared>,
     max_handshakes: usize,
-    events: ServerEvents<H>,
+    events: ServerEvents,
 ) -> io::Result<Acceptance> {
     let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &Newcomer) {
+fn serve(shared: &Arc<Shared>, events: &ServerEvents, newcomer: &Newcomer) {
     let deadline = after(newcomer.accepted(), shared.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -105,7 +106,6 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
             return;
         }
     };
-    let (reply, verdict) = crossbeam_channel::bounded(1);
     let bad_traces = Arc::new(AtomicU64::new(0));
     let request = Request {
         connect,
@@ -113,18 +113,14 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    if events.send(Event::Admit(Box::new(request), reply)).is_err() {
-        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
-    }
-    // The dispatcher answers every request, also while it stops.
-    let admitted = match verdict.recv() {
-        Ok(Ok(admitted)) => admitted,
-        Ok(Err(refusal)) => {
+    let admitted = match events.admit(request) {
+        Some(Ok(admitted)) => admitted,
+        Some(Err(refusal)) => {
             let (uuid, role) = (connect.source, connect.role);
             shared.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
-        Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
+        None => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
     };
     let mut admission = Admission::new(admitted.id, events.clone());
     let info = Arc::clone(&admitted.grant.info);
@@ -135,11 +131,9 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
     let decoder = Decoder {
         codec: Codec::new(shared.max_payload, info.tracing()),
         bad_traces,
+        stamps: info.tracing().then_some((shared.uuid, shared.role)),
     };
-    let sink = SessionSink {
-        feed: Feed::new(&admitted, events.clone(), shared.write_timeout),
-        tracing: info.tracing().then_some((shared.uuid, shared.role)),
-    };
+    let feed = Feed::new(&admitted, events.clone(), shared.write_timeout);
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
         write_timeout: Some(shared.write_timeout),
@@ -149,7 +143,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
     if !newcomer.admitted() {
         return admission.started(Err(io::ErrorKind::TimedOut.into()));
     }
-    admission.started(Link::start(halves, decoder, admitted.outbox, sink, config));
+    admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
 }
 
 impl Shared {
@@ -210,10 +204,13 @@ fn receive_connect(
     }
 }
 
-/// The codec, with its count of bad traces where the core sees it.
+/// The codec, which stamps traced frames, and has its count of bad traces where
+/// the core sees it.
 struct Decoder {
     codec: Codec,
     bad_traces: Arc<AtomicU64>,
+    /// Who stamps, where the session agreed on tracing.
+    stamps: Option<(Uuid, Role)>,
 }
 
 impl Decode for Decoder {
@@ -221,7 +218,17 @@ impl Decode for Decoder {
     type Error = ProtocolError;
 
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        let before = items.len();
         let result = self.codec.decode(input, items);
+        if let Some((uuid, role)) = self.stamps {
+            for item in &mut items[before..] {
+                if let Item::Traced(frame) = item
+                    && let Some(trace) = frame.trace_mut()
+                {
+                    trace.stamp_received(uuid, role, unix_nanos());
+                }
+            }
+        }
         if self.codec.bad_traces() > 0 {
             self.bad_traces.store(self.codec.bad_traces(), Ordering::Relaxed);
         }
@@ -231,47 +238,4 @@ impl Decode for Decoder {
     fn wanted(&self) -> usize {
         self.codec.wanted()
     }
-}
-
-/// Stamps traced frames, and hands all to the dispatcher.
-struct SessionSink<H: Handler> {
-    feed: Feed<ServerCore<H>>,
-    /// Who stamps, where the session agreed on tracing.
-    tracing: Option<(uuid::Uuid, Role)>,
-}
-
-impl<H: Handler> Sink<Item> for SessionSink<H> {
-    fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
-        if let Some((uuid, role)) = self.tracing {
-            for item in items.iter_mut() {
-                if let Item::Traced(frame) = item
-                    && let Some(trace) = frame.trace_mut()
-                {
-                    trace.stamp_received(uuid, role, unix_nanos());
-                }
-            }
-        }
-        self.feed.items(items, bytes)
-    }
-
-    fn unfinished(&mut self, bytes: usize) -> bool {
-        self.feed.unfinished(bytes)
-    }
-
-    fn ended(&mut self, reason: EndReason) {
-        self.feed.ended(reason);
-    }
-
-    fn finished(&mut self) {
-        self.feed.finished();
-    }
-
-    fn room(&self) -> Box<dyn Fn() + Send> {
-        self.feed.room()
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a handshake has a deadline")]
-fn now() -> Instant {
-    Instant::now()
 }

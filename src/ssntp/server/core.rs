@@ -59,9 +59,9 @@ pub(crate) struct Grant {
 }
 
 /// A server with its application.
-pub(crate) struct ServerCore<H> {
+pub(crate) struct ServerCore {
     state: State,
-    handler: H,
+    handler: Box<dyn Handler>,
     /// What the handler said last.
     timer: Option<Instant>,
 }
@@ -106,30 +106,23 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl<H> std::fmt::Debug for ServerCore<H> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state.fmt(f)
-    }
-}
-
-impl<H: Handler> ServerCore<H> {
+impl ServerCore {
     pub(crate) fn new(
-        mut config: ServerConfig,
+        config: ServerConfig,
         shared: Arc<Shared>,
         max_sessions: usize,
-        handler: H,
+        handler: Box<dyn Handler>,
         open: Sender<Infallible>,
         now: Instant,
     ) -> Result<Self, super::RuleError> {
-        let check = config.take_check();
         let state = State {
             shared,
             sessions: Sessions::default(),
             rules: RuleTable::try_from(config.rules)?,
             filter: config.filter,
             configuration: config.configuration,
-            held: Held::new(config.held_frames, config.held_bytes, config.held_time),
-            check,
+            held: config.held,
+            check: config.configuration_check,
             takes_configure: config.takes_configure,
             slow_consumer: config.slow_consumer,
             max_sessions,
@@ -174,16 +167,16 @@ impl<H: Handler> ServerCore<H> {
 
     /// Runs code of the application; a panic in it is logged and goes no
     /// further.
-    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut H, &mut Context<'_>)) {
+    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut dyn Handler, &mut Context<'_>)) {
         let mut cx = Context {
             state: &mut self.state,
         };
-        let panic = guard(|| call(&mut self.handler, &mut cx));
+        let panic = guard(|| call(&mut *self.handler, &mut cx));
         self.state.note_panic(what, panic);
     }
 }
 
-impl<H: Handler> Core for ServerCore<H> {
+impl Core for ServerCore {
     type Item = Item;
     type Request = Request;
     type Grant = Grant;
@@ -318,7 +311,7 @@ impl<H: Handler> Core for ServerCore<H> {
     }
 }
 
-impl<H: Handler> ServerCore<H> {
+impl ServerCore {
     fn deal_with(&mut self, id: SessionId, item: Item) {
         // An item before it may have ended the session.
         let Some(session) = self.state.sessions.get_mut(id) else {
@@ -387,8 +380,7 @@ impl<H: Handler> ServerCore<H> {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let shared = Arc::clone(&self.state.shared);
-                let mut fan = Fan::new(frame, &shared);
+                let mut fan = Fan::new(frame, &self.state.shared);
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }

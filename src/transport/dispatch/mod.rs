@@ -183,6 +183,17 @@ pub(crate) enum Event<C: Core, T = Link> {
     Exit,
 }
 
+impl<C: Core> Events<Event<C>> {
+    /// Asks the dispatcher to admit a newcomer, and waits for its verdict; none
+    /// where the dispatcher is gone. It answers every request, also while it
+    /// stops.
+    pub(crate) fn admit(&self, request: C::Request) -> Option<Verdict<C>> {
+        let (reply, verdict) = crossbeam_channel::bounded(1);
+        self.send(Event::Admit(Box::new(request), reply)).ok()?;
+        verdict.recv().ok()
+    }
+}
+
 thread_local! {
     static IS_DISPATCHER: Cell<bool> = const { Cell::new(false) };
 }
