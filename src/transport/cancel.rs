@@ -113,6 +113,11 @@ impl Cancel {
     }
 }
 
+/// What a cancelled attempt fails with.
+pub(super) fn cancelled_error() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "cancelled")
+}
+
 /// While it lives, a [`Cancel`] ends what was registered with it.
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {

@@ -36,8 +36,8 @@ use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::dispatch::{Admission, Event, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Acceptance, Decode, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after, drain,
-    refuse,
+    Acceptance, Decode, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after,
+    drain, left, refuse,
 };
 
 /// How long after a refusal the peer may take to read it.
@@ -52,12 +52,12 @@ pub(super) fn start(
     max_handshakes: usize,
     events: ServerEvents,
 ) -> io::Result<Acceptance> {
-    let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
+    let serve = Box::new(move |newcomer: &Arc<Newcomer>| serve(&shared, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve(shared: &Arc<Shared>, events: &ServerEvents, newcomer: &Newcomer) {
+fn serve(shared: &Arc<Shared>, events: &ServerEvents, newcomer: &Arc<Newcomer>) {
     let deadline = after(newcomer.accepted(), shared.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -149,7 +149,7 @@ fn serve(shared: &Arc<Shared>, events: &ServerEvents, newcomer: &Newcomer) {
 impl Shared {
     /// Says in the log what became of a newcomer, for each address no more
     /// than it may cause.
-    fn say(&self, newcomer: &Newcomer, what: &'static str, why: &dyn fmt::Display) {
+    fn say(&self, newcomer: &Arc<Newcomer>, what: &'static str, why: &dyn fmt::Display) {
         let peer = newcomer.peer();
         let host = match peer {
             PeerAddress::Ip(address) => Some(address.ip()),
@@ -166,8 +166,7 @@ impl Shared {
 
 fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
     // None is left at the deadline, and a time limit of nothing is none.
-    let left = deadline.saturating_duration_since(now());
-    let limit = left.max(Duration::from_millis(1));
+    let limit = left(deadline).unwrap_or(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;
     halves.transmit.transmit(&[Outgoing::whole(connected, 1)])?;
     halves.transmit.idle();

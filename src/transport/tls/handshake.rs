@@ -11,17 +11,7 @@ use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
 use crate::transport::duplex::write_all;
-use crate::transport::{BufferPool, Duplex, Halves, Inbox, Transmit};
-
-#[expect(clippy::disallowed_methods, reason = "the handshake has a deadline")]
-fn left_until(deadline: Instant) -> Result<std::time::Duration, TlsError> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        Err(TlsError::Deadline)
-    } else {
-        Ok(left)
-    }
-}
+use crate::transport::{BufferPool, Duplex, Halves, Inbox, Transmit, left};
 
 /// Runs a handshake, and gives its connection to both directions. `recheck`
 /// verifies the chain of a peer whose session resumes.
@@ -80,7 +70,7 @@ pub(super) fn agree(
     inbox: &mut Inbox,
     deadline: Instant,
 ) -> Result<Agreed, TlsError> {
-    stream.set_write_timeout(Some(left_until(deadline)?))?;
+    stream.set_write_timeout(Some(left(deadline)?))?;
     loop {
         let opened = incoming.open(opener, inbox);
         // Before an error is told: what is left then is the alert.
@@ -92,7 +82,7 @@ pub(super) fn agree(
         if opener.noted()?.end {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        stream.set_read_timeout(Some(left_until(deadline)?))?;
+        stream.set_read_timeout(Some(left(deadline)?))?;
         if incoming.read(stream, false)? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
