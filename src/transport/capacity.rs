@@ -20,7 +20,7 @@ use std::thread::available_parallelism;
 use log::{info, warn};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
-use super::cgroup::{directories, number};
+use super::procfs::{directories, field, number, number_field};
 
 const THREADS_PER_SESSION: u64 = 2;
 /// Fewer sessions than this are worth a warning, where nobody has asked for
@@ -75,6 +75,18 @@ const fn mappings(per_thread: u64) -> Cost {
     }
 }
 
+impl Cost {
+    /// One limit that this counts against; none where it is not set.
+    fn limit(self, name: &'static str, value: Option<u64>, used: u64) -> Option<Limit> {
+        Some(Limit {
+            name,
+            value: value?,
+            used,
+            cost: self,
+        })
+    }
+}
+
 /// An arena of the C library's allocator, in KiB of address space; it makes
 /// eight for each core.
 const ARENA: u64 = 64 * 1024;
@@ -95,7 +107,7 @@ fn address_space() -> Cost {
 }
 
 /// One limit of the system.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
     name: &'static str,
     value: u64,
@@ -127,13 +139,8 @@ impl Limit {
         let (mut too_few, mut enough) = (0, u64::MAX);
         while enough - too_few > 1 {
             let value = too_few + (enough - too_few) / 2;
-            match (Self {
-                value,
-                ..self.clone()
-            })
-            .room(handshakes)
-            .0 >= sessions
-            {
+            let limit = Self { value, ..*self };
+            match limit.room(handshakes).0 >= sessions {
                 true => enough = value,
                 false => too_few = value,
             }
@@ -313,74 +320,34 @@ impl Capacity {
 
 /// Every limit that there is, for threads of so many memory mappings.
 fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
-    let system = Path::new("/proc/sys");
+    let sysctl = |name| number(&Path::new("/proc/sys").join(name));
+    let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
+    let (space, mapped) = (limit(Resource::As).map(|bytes| bytes / 1024), mapped());
     // A program's mappings come and go: so a count that is asked for again
     // somewhat later is the same.
     let maps = lines("/proc/self/maps").next_multiple_of(256);
-    let tasks = all_tasks();
-    let (pids, pids_used) = pids(Path::new("/")).unzip();
-    [
-        (
-            "the open files limit (ulimit -n)",
-            limit(Resource::Nofile),
-            entries("/proc/self/fd"),
-            DESCRIPTORS,
-        ),
-        (
-            "the address space limit (ulimit -v)",
-            limit(Resource::As).map(|bytes| bytes / 1024),
-            address_space_in_use(),
-            address_space(),
-        ),
-        (
-            "vm.max_map_count",
-            number(&system.join("vm/max_map_count")),
-            maps,
-            mappings(per_thread),
-        ),
-        (
-            "kernel.pid_max",
-            number(&system.join("kernel/pid_max")),
-            tasks,
-            TASKS,
-        ),
-        (
-            "kernel.threads-max",
-            number(&system.join("kernel/threads-max")),
-            tasks,
-            TASKS,
-        ),
-        (
-            "the user processes limit (ulimit -u)",
-            limit(Resource::Nproc),
-            tasks_of_this_user(),
-            TASKS,
-        ),
-        (
-            "pids.max of the control group",
-            pids,
-            pids_used.unwrap_or_default(),
-            TASKS,
-        ),
-    ]
-    .into_iter()
-    .filter_map(|(name, value, used, cost)| {
-        Some(Limit {
-            name,
-            value: value?,
-            used,
-            cost,
-        })
-    })
-    .collect()
+    let (tasks, own) = (all_tasks(), tasks_of_this_user());
+    let processes = limit(Resource::Nproc);
+    let (pids, in_group) = pids(Path::new("/")).unzip();
+    let limits = [
+        DESCRIPTORS.limit("the open files limit (ulimit -n)", files, open),
+        address_space().limit("the address space limit (ulimit -v)", space, mapped),
+        mappings(per_thread).limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
+        TASKS.limit("kernel.pid_max", sysctl("kernel/pid_max"), tasks),
+        TASKS.limit("kernel.threads-max", sysctl("kernel/threads-max"), tasks),
+        TASKS.limit("the user processes limit (ulimit -u)", processes, own),
+        TASKS.limit("pids.max of the control group", pids, in_group.unwrap_or(0)),
+    ];
+    limits.into_iter().flatten().collect()
 }
 
-/// In KiB.
-fn address_space_in_use() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    size.and_then(|size| size.trim().strip_suffix(" kB")?.parse().ok())
-        .unwrap_or(0)
+fn status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap_or_default()
+}
+
+/// The address space in use, in KiB.
+fn mapped() -> u64 {
+    number_field(&status(), "VmSize").unwrap_or_default()
 }
 
 fn lines(path: &str) -> u64 {
@@ -404,11 +371,8 @@ fn tasks_of_this_user() -> u64 {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let tasks = processes.filter_map(|process| {
         let status = fs::read_to_string(process.path().join("status")).ok()?;
-        let field = |name| {
-            let mut fields = status.lines().filter_map(|line| line.strip_prefix(name));
-            fields.next()?.split_whitespace().next()
-        };
-        (field("Uid:")? == user).then(|| field("Threads:")?.parse::<u64>().ok())?
+        let is_own = field(&status, "Uid")? == user;
+        number_field(&status, "Threads").filter(|_| is_own)
     });
     tasks.sum()
 }
@@ -416,13 +380,12 @@ fn tasks_of_this_user() -> u64 {
 /// The bound of the process's control groups that leaves the least, and how
 /// much of it is in use.
 fn pids(root: &Path) -> Option<(u64, u64)> {
-    directories(root, "pids")
-        .into_iter()
-        .filter_map(|group| {
-            let used = number(&group.join("pids.current")).unwrap_or(0);
-            Some((number(&group.join("pids.max"))?, used))
-        })
-        .min_by_key(|(max, used)| max.saturating_sub(*used))
+    let groups = directories(root, "pids").into_iter();
+    let bounds = groups.filter_map(|group| {
+        let used = number(&group.join("pids.current")).unwrap_or_default();
+        Some((number(&group.join("pids.max"))?, used))
+    });
+    bounds.min_by_key(|(max, used)| max.saturating_sub(*used))
 }
 
 /// Whether each thread has a signal stack: the standard library gives it one
@@ -430,10 +393,8 @@ fn pids(root: &Path) -> Option<(u64, u64)> {
 fn signal_stacks() -> bool {
     const SIGBUS: u32 = 7;
     const SIGSEGV: u32 = 11;
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let caught = status
-        .lines()
-        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    let status = status();
+    let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
     caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0)
 }
 
@@ -446,19 +407,14 @@ pub(crate) fn descriptors() -> Option<u64> {
 
 /// The limit, its soft part raised to the hard one.
 fn raise(resource: Resource) -> Option<u64> {
-    let Rlimit { current, maximum } = getrlimit(resource);
-    if current == maximum {
-        return current;
-    }
-    match setrlimit(
-        resource,
-        Rlimit {
-            current: maximum,
-            maximum,
-        },
-    ) {
-        Ok(()) => maximum,
-        Err(_) => current,
+    let before = getrlimit(resource);
+    let raised = Rlimit {
+        current: before.maximum,
+        ..before
+    };
+    match setrlimit(resource, raised) {
+        Ok(()) => raised.current,
+        Err(_) => before.current,
     }
 }
 

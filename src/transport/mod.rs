@@ -24,7 +24,7 @@
 //! | `buffers` | read and write buffers of busy links |
 //! | `codec` | what turns bytes into items |
 //! | `newcomers` | accept threads, and a thread for each handshake |
-//! | `capacity`, `available_memory`, `cgroup` | what the system can carry |
+//! | `capacity`, `available_memory`, `procfs` | what the system can carry |
 //! | `outgoing`, `outbox` | the way out of a connection |
 //! | `link` | the two threads |
 //! | `flow` | who may go on, and who waits for whom |
@@ -37,7 +37,6 @@ mod available_memory;
 mod buffers;
 mod cancel;
 mod capacity;
-mod cgroup;
 mod codec;
 mod deadline;
 pub(crate) mod dispatch;
@@ -51,6 +50,7 @@ pub mod memory;
 mod newcomers;
 pub(crate) mod outbox;
 mod outgoing;
+mod procfs;
 mod socket;
 mod table;
 mod target;
