@@ -20,7 +20,7 @@ use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,9 +39,6 @@ pub struct LinkConfig {
     /// How long, after the last byte was sent, the peer may take to end its
     /// side. Default: 1 s.
     pub linger: Duration,
-    /// The stack of each of its two threads in bytes, of which only what is
-    /// touched costs memory. Default: 128 KiB.
-    pub stack: usize,
 }
 
 impl Default for LinkConfig {
@@ -50,7 +47,6 @@ impl Default for LinkConfig {
             name: "link".into(),
             write_timeout: Some(Duration::from_secs(30)),
             linger: Duration::from_secs(1),
-            stack: threads::SMALL_STACK,
         }
     }
 }
@@ -140,12 +136,14 @@ impl Link {
         config: LinkConfig,
     ) -> io::Result<Self> {
         let stream = Arc::clone(&halves.stream);
-        let started = start(halves, decoder, outbox.clone(), sink, config);
+        let writer = WriterHandle::default();
+        let started = start(halves, decoder, outbox.clone(), sink, config, &writer);
         if started.is_err() {
             outbox.abort();
+            let _ = stream.shutdown(Shutdown::Both);
+            join(&writer);
             outbox.shut();
             outbox.discard();
-            let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(Self {
             outbox,
@@ -198,6 +196,7 @@ fn start<D: Decode>(
     outbox: Outbox,
     sink: impl Sink<D::Item>,
     config: LinkConfig,
+    joins: &WriterHandle,
 ) -> io::Result<JoinHandle<()>> {
     let Halves {
         stream,
@@ -211,11 +210,12 @@ fn start<D: Decode>(
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
         let room = sink.room();
-        threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
+        threads::spawn_small(format!("{}.w", config.name), move || {
             write(&outbox, &*stream, linger, &*room);
         })?
     };
-    let (abandoned, abandoned_stream) = (outbox.clone(), Arc::clone(&stream));
+    *lock(joins) = Some(writer);
+    let joins = Arc::clone(joins);
     // Boxed, so that the thread's own frames hold a pointer each.
     let mut reader = Box::new(Reader {
         stream,
@@ -227,25 +227,19 @@ fn start<D: Decode>(
         outbox,
         sink,
     });
-    let writer = WriterHandle::new(Mutex::new(Some(writer)));
-    let joins = Arc::clone(&writer);
-    let started = threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
-        reader.run(&joins)
-    });
-    if started.is_err() {
-        abandoned.abort();
-        let _ = abandoned_stream.shutdown(Shutdown::Both);
-        join(&writer);
-    }
-    started
+    threads::spawn_small(format!("{}.r", config.name), move || reader.run(&joins))
 }
 
 /// The writer's handle, which the reader takes at its end. Where no reader could
 /// be started, whoever tried to does.
 type WriterHandle = Arc<Mutex<Option<JoinHandle<()>>>>;
 
+fn lock(writer: &WriterHandle) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn join(writer: &WriterHandle) {
-    let handle = writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let handle = lock(writer).take();
     if let Some(handle) = handle {
         // A panic has been logged by the panic hook.
         let _ = handle.join();

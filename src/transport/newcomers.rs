@@ -106,11 +106,7 @@ impl Acceptance {
         max: usize,
         serve: Box<Serve>,
     ) -> io::Result<Self> {
-        let spawn = Box::new(|name: String, body: Body| threads::spawn(name, body));
-        Self::start_with(
-            listeners,
-            Handshakes::new(name, target, max, serve, spawn, PATIENCE),
-        )
+        Self::start_with(listeners, Handshakes::new(name, target, max, serve))
     }
 
     fn start_with(listeners: Vec<Listener>, handshakes: Handshakes) -> io::Result<Self> {
@@ -216,22 +212,15 @@ impl fmt::Debug for Handshakes {
 }
 
 impl Handshakes {
-    fn new(
-        name: &'static str,
-        target: &'static str,
-        max: usize,
-        serve: Box<Serve>,
-        spawn: Box<Spawn>,
-        patience: Patience,
-    ) -> Self {
+    fn new(name: &'static str, target: &'static str, max: usize, serve: Box<Serve>) -> Self {
         let (hand_over, handed_over) = crossbeam_channel::bounded(0);
         Self {
             name,
             target,
             max: max.max(1),
             serve,
-            spawn,
-            patience,
+            spawn: Box::new(threads::spawn),
+            patience: PATIENCE,
             idle: IDLE,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -568,7 +557,9 @@ mod tests {
     fn handshakes(max: usize, serve: Box<Serve>, spawn: Box<Spawn>, patience: Patience) -> Handshakes {
         Handshakes {
             idle: LONG,
-            ..Handshakes::new("test", "test", max, serve, spawn, patience)
+            spawn,
+            patience,
+            ..Handshakes::new("test", "test", max, serve)
         }
     }
 

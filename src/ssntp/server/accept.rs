@@ -137,7 +137,6 @@ fn serve(shared: &Arc<Shared>, events: &ServerEvents, newcomer: &Arc<Newcomer>) 
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
         write_timeout: Some(shared.write_timeout),
-        linger: LINGER,
         ..LinkConfig::default()
     };
     if !newcomer.admitted() {
