@@ -152,11 +152,6 @@ impl Link {
         })
     }
 
-    /// The queue towards the writer.
-    pub fn outbox(&self) -> &Outbox {
-        &self.outbox
-    }
-
     /// Sends what waits, tells the peer, and ends. Does not wait for it.
     pub fn close(&self) {
         self.outbox.close();
@@ -166,11 +161,6 @@ impl Link {
     pub fn abort(&self) {
         self.outbox.abort();
         let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    /// Whether both threads have ended.
-    pub fn is_finished(&self) -> bool {
-        self.reader.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits for both threads.
