@@ -156,26 +156,18 @@ impl Limit {
     }
 }
 
-/// What the tightest limit of the system has room for.
+/// What the tightest limit of the system has room for, and of it what a server
+/// takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Capacity {
-    sessions: usize,
+pub(crate) struct Room {
+    pub(crate) sessions: usize,
     /// At a time: those wanted, or fewer where limits are tight.
-    handshakes: usize,
+    pub(crate) handshakes: usize,
     /// How many handshakes are wanted.
     wanted: usize,
     tightest: Option<Limit>,
     /// What it would be without signal stacks, where there are some.
     without_signal_stacks: Option<Box<Self>>,
-}
-
-/// What a server may take, of which the system has enough.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
-    pub(crate) sessions: usize,
-    pub(crate) handshakes: usize,
-    /// The limit that is the tightest, with its value.
-    pub(crate) limit: String,
 }
 
 /// Whether a server that is to admit so many sessions had room for them only
@@ -188,11 +180,11 @@ pub(crate) struct Room {
 ///
 /// It only asks: soft limits count as what `Server::start` raises them to.
 pub fn more_without_signal_stacks(sessions: usize, handshakes: usize) -> bool {
-    let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+    let room = Room::of_this_system(handshakes, |resource| match resource {
         Resource::As => getrlimit(resource).current,
         _ => getrlimit(resource).maximum,
     });
-    capacity.is_enough_without_signal_stacks(sessions)
+    room.is_enough_without_signal_stacks(sessions)
 }
 
 impl Room {
@@ -205,23 +197,21 @@ impl Room {
     /// More are asked for than there is room for, or there is none for a
     /// single one: the text names the setting, its value, and what it needs.
     pub(crate) fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
-        let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+        let room = Self::of_this_system(handshakes, |resource| match resource {
             // Whoever has lowered it means it.
             Resource::As => getrlimit(resource).current,
             _ => raise(resource),
         });
-        let room = capacity.admit(asked)?;
-        if let Some(why) = capacity.few(asked) {
+        let sessions = room.admit(asked)?;
+        if let Some(why) = room.few(asked) {
             warn!(target: target, "{why}");
         }
-        if room.handshakes < capacity.wanted {
-            info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, capacity.wanted, room.limit);
+        if room.handshakes < room.wanted {
+            info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, room.wanted, room.limit());
         }
-        Ok(room)
+        Ok(Self { sessions, ..room })
     }
-}
 
-impl Capacity {
     /// Reads the system's limits, with so many handshakes beside the
     /// sessions; `limit` reads those of the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
@@ -254,7 +244,8 @@ impl Capacity {
             .is_some_and(|without| asked > self.sessions && asked <= without.sessions)
     }
 
-    fn admit(&self, asked: Option<usize>) -> Result<Room, String> {
+    /// How many sessions a server has that was asked for so many.
+    fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
         let sessions = asked.unwrap_or(self.sessions);
         if sessions == 0 && asked.is_none() {
             return Err(format!(
@@ -280,11 +271,7 @@ impl Capacity {
             }
             return Err(why);
         }
-        Ok(Room {
-            sessions,
-            handshakes: self.handshakes,
-            limit: self.limit(),
-        })
+        Ok(sessions)
     }
 
     /// What to say where nobody has asked for a number, and it is small.
@@ -307,7 +294,8 @@ impl Capacity {
         )
     }
 
-    fn limit(&self) -> String {
+    /// The limit that is the tightest, with its value.
+    pub(crate) fn limit(&self) -> String {
         let unknown = || "no limit that is known".to_owned();
         self.tightest.as_ref().map_or_else(unknown, Limit::shown)
     }
@@ -438,10 +426,9 @@ mod tests {
 
     #[test]
     fn a_system_has_room_for_some_sessions_and_names_its_limit() {
-        let capacity = Capacity::of_this_system(16, |resource| getrlimit(resource).maximum);
-        let room = capacity.admit(None).unwrap();
-        assert_eq!(room.sessions, capacity.sessions);
-        assert!(room.limit.contains(" = "), "{}", room.limit);
+        let room = Room::of_this_system(16, |resource| getrlimit(resource).maximum);
+        assert_eq!(room.admit(None), Ok(room.sessions));
+        assert!(room.limit().contains(" = "), "{}", room.limit());
     }
 
     #[test]
@@ -481,8 +468,8 @@ mod tests {
 
     #[test]
     fn no_room_for_a_session_is_refused_and_little_room_is_told() {
-        let capacity = |value| Capacity::of(vec![limit(TASKS, value, 7)], 128);
-        let error = capacity(20).admit(None).unwrap_err();
+        let room = |value| Room::of(vec![limit(TASKS, value, 7)], 128);
+        let error = room(20).admit(None).unwrap_err();
         let (one, few) = (
             limit(TASKS, 0, 7).needed(1, 128),
             limit(TASKS, 0, 7).needed(FEW, 128),
@@ -490,26 +477,26 @@ mod tests {
         for part in ["a limit = 20, 7 in use", &one.to_string(), &few.to_string()] {
             assert!(error.contains(part), "{error}");
         }
-        assert_eq!(capacity(one).admit(None).unwrap().sessions, 1);
-        assert!(capacity(20).admit(Some(1)).is_err());
-        let told = capacity(one).few(None).unwrap();
+        assert_eq!(room(one).admit(None).unwrap(), 1);
+        assert!(room(20).admit(Some(1)).is_err());
+        let told = room(one).few(None).unwrap();
         for part in ["1 sessions", "a limit = ", &few.to_string()] {
             assert!(told.contains(part), "{told}");
         }
-        assert_eq!(capacity(one).few(Some(1)), None);
-        assert_eq!(capacity(few).few(None), None);
+        assert_eq!(room(one).few(Some(1)), None);
+        assert_eq!(room(few).few(None), None);
     }
 
     /// As with `vm.max_map_count` = 65530 and 512 handshakes.
-    fn by_maps(signal_stacks: bool) -> Capacity {
+    fn by_maps(signal_stacks: bool) -> Room {
         let maps = |per_thread| Limit {
             name: "vm.max_map_count",
             value: 65_530,
             used: 256,
             cost: mappings(per_thread),
         };
-        let of = |per_thread| Capacity::of(vec![maps(per_thread)], 512);
-        Capacity {
+        let of = |per_thread| Room::of(vec![maps(per_thread)], 512);
+        Room {
             without_signal_stacks: signal_stacks.then(|| Box::new(of(2))),
             ..of(if signal_stacks { 4 } else { 2 })
         }
@@ -517,13 +504,13 @@ mod tests {
 
     #[test]
     fn asking_for_more_names_the_setting_and_what_it_needs() {
-        let capacity = by_maps(true);
-        assert_eq!(capacity.admit(Some(7_872)).unwrap().sessions, 7_872);
-        let error = capacity.admit(Some(10_000)).unwrap_err();
+        let room = by_maps(true);
+        assert_eq!(room.admit(Some(7_872)).unwrap(), 7_872);
+        let error = room.admit(Some(10_000)).unwrap_err();
         for part in ["vm.max_map_count = 65530", "10000", "82554", "SIGSEGV", "16000"] {
             assert!(error.contains(part), "{error}");
         }
-        let error = capacity.admit(Some(20_000)).unwrap_err();
+        let error = room.admit(Some(20_000)).unwrap_err();
         for part in ["162554", "SIGSEGV", "81530"] {
             assert!(error.contains(part), "{error}");
         }
@@ -534,8 +521,8 @@ mod tests {
     #[test]
     fn signal_stacks_are_in_the_way_where_they_cost_sessions_that_are_wanted() {
         for (asked, expected) in [(7_872, false), (7_873, true), (16_000, true), (16_001, false)] {
-            let capacity = by_maps(true);
-            assert_eq!(capacity.is_enough_without_signal_stacks(asked), expected);
+            let room = by_maps(true);
+            assert_eq!(room.is_enough_without_signal_stacks(asked), expected);
             assert!(!by_maps(false).is_enough_without_signal_stacks(asked));
         }
     }

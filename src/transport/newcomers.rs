@@ -153,17 +153,8 @@ fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
         match listener.accept() {
             Ok(Some(stream)) => threads.extend(handshakes.begin(index, stream)),
             Ok(None) => break,
-            // That one newcomer is gone; the system lacks nothing.
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
-                ) => {}
-            Err(e) => {
-                if handshakes.cannot_accept(&e) {
-                    break;
-                }
-            }
+            Err(e) if handshakes.cannot_accept(&e) => break,
+            Err(_) => {}
         }
         for finished in threads.extract_if(.., |thread| thread.is_finished()) {
             let _ = finished.join();
@@ -309,6 +300,12 @@ impl Handshakes {
     /// Says that accepting failed, and waits a moment; true once this is
     /// closed.
     fn cannot_accept(&self, error: &io::Error) -> bool {
+        use io::ErrorKind::{ConnectionAborted, Interrupted};
+
+        // That one newcomer is gone; the system lacks nothing.
+        if matches!(error.kind(), ConnectionAborted | Interrupted) {
+            return false;
+        }
         if let Some(more) = self.lock().log.admit((), "cannot accept", now()) {
             warn!(target: self.target, "cannot accept: {error}{more}");
         }

@@ -33,7 +33,6 @@
 //! limit, and only while it ends.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
@@ -205,7 +204,7 @@ pub(super) struct Admit {
 
 /// How many sessions each certificate has. A certificate is kept once, however
 /// many they are.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Certificates(Arc<Mutex<HashMap<KeptCertificate, usize>>>);
 
 impl Certificates {
@@ -234,12 +233,6 @@ impl Certificates {
     // given back on the dispatcher.
     fn lock(&self) -> MutexGuard<'_, HashMap<KeptCertificate, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Certificates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Certificates({})", self.lock().len())
     }
 }
 

@@ -168,7 +168,7 @@ impl Server {
             Some(accept::start(listeners, shared, room.handshakes, events).map_err(ServerError::Thread)?);
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
-            room.limit
+            room.limit()
         );
         Ok(server)
     }
