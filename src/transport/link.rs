@@ -239,20 +239,11 @@ fn join(writer: &WriterHandle) {
 /// From this length on an unfinished item is minded.
 const LONG: usize = 128 * 1024;
 
-/// A long item that did not come to its end.
-#[derive(Debug)]
-struct Unfinished {
-    held: usize,
+/// The end of a long item that did not come to its own.
+fn unfinished(held: usize) -> EndReason {
+    let why = format!("a frame did not come to its end, {held} bytes of it are here");
+    EndReason::Protocol(why.into())
 }
-
-impl fmt::Display for Unfinished {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held } = self;
-        write!(f, "a frame did not come to its end, {held} bytes of it are here")
-    }
-}
-
-impl std::error::Error for Unfinished {}
 
 struct Reader<D, S> {
     stream: Arc<dyn Duplex>,
@@ -340,8 +331,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 };
             }
             let held = self.inbox.bytes.len();
-            if let Err(fault) = self.mind_unfinished(held) {
-                return EndReason::Protocol(Box::new(fault));
+            if let Err(end) = self.mind_unfinished(held) {
+                return end;
             }
             let received = self.receive.receive(&mut self.inbox);
             counted += self.inbox.bytes.len() - held;
@@ -353,7 +344,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                     }
                 }
                 Err(e) if self.is_long && is_timeout(&e) => {
-                    return EndReason::Protocol(Box::new(Unfinished { held }));
+                    return unfinished(held);
                 }
                 // What came before it is delivered.
                 Err(e) => fault = Some(e),
@@ -364,7 +355,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// A long item that is not whole is to come to its end: its peer may be
     /// silent for as long as a write may take, and the owner may give it up.
     /// Short ones may take as long as they like, since they keep little.
-    fn mind_unfinished(&mut self, held: usize) -> Result<(), Unfinished> {
+    fn mind_unfinished(&mut self, held: usize) -> Result<(), EndReason> {
         let is_long = held > LONG;
         if std::mem::replace(&mut self.is_long, is_long) != is_long {
             // A stream that can't be told is cut, and the next read says so.
@@ -374,7 +365,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             }
         }
         if is_long && !self.sink.unfinished(held) {
-            return Err(Unfinished { held });
+            return Err(unfinished(held));
         }
         Ok(())
     }
