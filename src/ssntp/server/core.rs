@@ -422,7 +422,7 @@ impl State {
             of_certificate: self.certificates.sessions_of(&certificate),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, &certificate)),
         };
-        if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
+        if let Some(old) = self.admission.judge(newcomer, &standing)? {
             self.end(old, DisconnectReason::Replaced, false);
         }
         let shared = &self.shared;
