@@ -95,8 +95,8 @@ impl TestServer {
         let address = listeners[0].local_address();
         let listeners: Vec<_> = listeners.into_iter().map(Arc::new).collect();
         let mut threads = Vec::new();
-        for listener in listeners.iter().cloned() {
-            let sender = sender.clone();
+        for listener in &listeners {
+            let (listener, sender) = (Arc::clone(listener), sender.clone());
             let accept = move || {
                 while let Ok(Some(stream)) = listener.accept() {
                     sender.send(stream).unwrap();
