@@ -684,7 +684,7 @@ mod tests {
             }
             assert!(now() < end, "each has a thread of its own");
         }
-        // The others of these two cannot wait for the first.
+        // Each is served before those that came before it: none waits for another.
         let clients = [running.connect(), running.connect(), running.connect()];
         running.taken(3);
         for client in clients.into_iter().rev() {
