@@ -77,14 +77,10 @@ impl State {
         let mut decision = Decision::Discard;
         let panic = guard(|| decision = route(frame, info.uuid, &directory));
         self.note_panic("a routing function", panic);
-        let frame = &match decision {
-            Decision::Discard => return,
-            Decision::Queue | Decision::Forward(_) => apart(frame, memory),
-        };
         match decision {
             Decision::Discard => {}
             Decision::Queue => {
-                if let Err(held) = self.held.keep(info.uuid, frame.clone(), self.now) {
+                if let Err(held) = self.held.keep(info.uuid, apart(frame, memory), self.now) {
                     if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
                         warn!(target: "ssntp::server",
                             "{info}: {} finds the queue of held frames full{more}",
@@ -95,7 +91,8 @@ impl State {
                 }
             }
             Decision::Forward(targets) => {
-                let mut fan = Fan::new(frame, &self.shared);
+                let frame = apart(frame, memory);
+                let mut fan = Fan::new(&frame, &self.shared);
                 for uuid in targets {
                     if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
                         debug!(target: "ssntp::server", "{info}: {} is not forwarded: {e}", frame.kind());

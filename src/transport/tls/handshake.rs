@@ -4,9 +4,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{ServerName, UnixTime};
 
 use super::receive::{Incoming, TlsReceive};
+use super::resumption::Recheck;
 use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
@@ -14,13 +15,15 @@ use crate::transport::duplex::write_all;
 use crate::transport::{BufferPool, Duplex, Halves, Inbox, Transmit, left};
 
 /// Runs a handshake, and gives its connection to both directions. `recheck`
-/// verifies the chain of a peer whose session resumes.
+/// verifies the chain of a peer whose session resumes; `name` is what a server
+/// has to prove.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     (mut sealer, mut opener): (Sealer, Opener),
     pool: &BufferPool,
     deadline: Instant,
-    recheck: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
+    recheck: Option<&Recheck>,
+    name: Option<&ServerName<'_>>,
 ) -> Result<Secured, TlsError> {
     let mut incoming = Incoming::new(pool.clone());
     let mut inbox = Inbox::new(pool.clone());
@@ -34,7 +37,8 @@ pub(super) fn handshake(
     )?;
     let mut transmit = TlsTransmit::new(Arc::clone(&stream), sealer, pool.clone());
     if agreed.resumed
-        && let Err(e) = recheck(&agreed.peer)
+        && let Some(recheck) = recheck
+        && let Err(e) = recheck.check(&agreed.peer, name, UnixTime::now())
     {
         // The handshake is over, and no alert of it left: the end is told.
         let _ = transmit.finish();

@@ -42,7 +42,7 @@ use std::time::Instant;
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
@@ -131,11 +131,7 @@ impl Acceptor {
     ) -> Result<Secured, TlsError> {
         let config = self.resuming.as_ref().unwrap_or(&self.config);
         let connection = split::server(Arc::clone(config))?;
-        let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
-            Some(recheck) => recheck.check(chain, None, UnixTime::now()),
-            None => Ok(()),
-        };
-        handshake(stream, connection, pool, deadline, recheck)
+        handshake(stream, connection, pool, deadline, self.recheck.as_ref(), None)
     }
 }
 
@@ -252,11 +248,14 @@ impl Connector {
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
         let connection = split::client(Arc::clone(&self.config), name.clone())?;
-        let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
-            Some(recheck) => recheck.check(chain, Some(&name), UnixTime::now()),
-            None => Ok(()),
-        };
-        handshake(stream, connection, pool, deadline, recheck)
+        handshake(
+            stream,
+            connection,
+            pool,
+            deadline,
+            self.recheck.as_ref(),
+            Some(&name),
+        )
     }
 }
 
