@@ -113,6 +113,7 @@ pub mod printable;
 #[cfg(any(feature = "cluster", feature = "opflex"))]
 mod replace;
 mod role;
+mod setters;
 mod ssntp;
 pub mod transport;
 

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use super::application::Application;
 use super::network::{SimTransmit, Stream};
 use super::random::Random;
 use crate::pki::CertificateInfo;
@@ -22,7 +21,7 @@ use crate::transport::flow::Credit;
 use crate::transport::outbox::{Due, Outbox};
 use crate::transport::{ConnectionId, EndReason, Load, Outgoing, PeerAddress};
 
-pub(super) type Core = ServerCore<Application>;
+pub(super) type Core = ServerCore;
 pub(super) type SimEvent = DispatchEvent<Core, SimThreads>;
 pub(super) type SimEvents = Events<SimEvent>;
 

@@ -181,7 +181,7 @@ impl World {
             config,
             Arc::clone(&made.environment),
             max_sessions,
-            application,
+            Box::new(application),
             open,
             begin,
         )

@@ -43,11 +43,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     name: &str,
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
-    let (reply, verdict) = crossbeam_channel::bounded(1);
-    let asked = events.send(DispatchEvent::Admit(Box::new(request), reply));
-    asked.map_err(|_| None)?;
-    // The dispatcher answers every request, also while it stops.
-    let admitted = verdict.recv().map_err(|_| None)?.map_err(Some)?;
+    let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
         decoder,

@@ -258,12 +258,6 @@ impl Core for Engaging {
         Ok((connection, ()))
     }
 
-    fn admitted(&mut self, id: transport::ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
-        if !told {
-            self.ended(id, EndReason::Local, now, actions);
-        }
-    }
-
     fn item(
         &mut self,
         id: transport::ConnectionId,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::opflex::server::{ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
-    Acceptance, Address, Budget, BufferPool, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
     memory_for_queues, plain, threads,
 };
 
@@ -131,7 +131,7 @@ impl Server {
             write_timeout: config.write_timeout,
             log: Mutex::default(),
         };
-        let serve = Box::new(move |newcomer: &Newcomer| context.serve(newcomer));
+        let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
         let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
         server.acceptance = Some(acceptance);
@@ -223,7 +223,7 @@ impl HandshakeContext {
     }
 
     /// Brings one newcomer in, or refuses it.
-    fn serve(&self, newcomer: &Newcomer) {
+    fn serve(&self, newcomer: &Arc<Newcomer>) {
         let Some(place) = self.places.get(newcomer.listener()) else {
             return;
         };

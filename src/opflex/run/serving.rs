@@ -310,12 +310,6 @@ impl Core for Serving {
         Ok((connection, ()))
     }
 
-    fn admitted(&mut self, id: transport::ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
-        if !told {
-            self.ended(id, EndReason::Local, now, actions);
-        }
-    }
-
     fn item(
         &mut self,
         id: transport::ConnectionId,
@@ -384,8 +378,6 @@ impl Core for Serving {
         }
         false
     }
-
-    fn settle(&mut self, _: Instant, _: &mut Vec<Action>) {}
 
     fn next_deadline(&mut self) -> Option<Instant> {
         self.core.next_deadline()

@@ -224,7 +224,6 @@ impl Supervisor {
             name: "ssntp-client".into(),
             write_timeout: Some(self.write_timeout),
             linger: LINGER.min(self.grace),
-            ..LinkConfig::default()
         };
         // The reader waits at this lock with its first frame until the
         // application has been told of the session.

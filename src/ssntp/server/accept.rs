@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use log::info;
+use uuid::Uuid;
 
 use super::config::Environment;
 use super::core::{Request, ServerCore};
-use super::handler::Handler;
+use super::now;
 use super::sessions::SessionId;
 use crate::Role;
 use crate::pki::CertificateInfo;
@@ -35,28 +36,28 @@ use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::dispatch::{Admission, DispatchEvent, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Acceptance, Decode, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, Sink,
-    after, drain, refuse,
+    Acceptance, Decode, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after,
+    drain, left, refuse,
 };
 
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
 
-type CoreEvents<H> = Events<DispatchEvent<ServerCore<H>>>;
+type CoreEvents = Events<DispatchEvent<ServerCore>>;
 
 /// Starts to accept clients at the listeners.
-pub(super) fn start<H: Handler>(
+pub(super) fn start(
     listeners: Vec<Listener>,
     environment: Arc<Environment>,
     max_handshakes: usize,
-    events: CoreEvents<H>,
+    events: CoreEvents,
 ) -> io::Result<Acceptance> {
-    let serve = Box::new(move |newcomer: &Newcomer| serve(&environment, &events, newcomer));
+    let serve = Box::new(move |newcomer: &Arc<Newcomer>| serve(&environment, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve<H: Handler>(environment: &Arc<Environment>, events: &CoreEvents<H>, newcomer: &Newcomer) {
+fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<Newcomer>) {
     let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
@@ -106,7 +107,6 @@ fn serve<H: Handler>(environment: &Arc<Environment>, events: &CoreEvents<H>, new
             return;
         }
     };
-    let (reply, verdict) = crossbeam_channel::bounded(1);
     let bad_traces = Arc::new(AtomicU64::new(0));
     let request = Request {
         connect,
@@ -114,21 +114,14 @@ fn serve<H: Handler>(environment: &Arc<Environment>, events: &CoreEvents<H>, new
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    if events
-        .send(DispatchEvent::Admit(Box::new(request), reply))
-        .is_err()
-    {
-        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
-    }
-    // The dispatcher answers every request, also while it stops.
-    let admitted = match verdict.recv() {
-        Ok(Ok(admitted)) => admitted,
-        Ok(Err(refusal)) => {
+    let admitted = match events.admit(request) {
+        Some(Ok(admitted)) => admitted,
+        Some(Err(refusal)) => {
             let (uuid, role) = (connect.source, connect.role);
             environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
-        Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
+        None => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
     };
     let mut admission = Admission::new(admitted.id, events.clone());
     let info = Arc::clone(&admitted.grant.info);
@@ -139,27 +132,24 @@ fn serve<H: Handler>(environment: &Arc<Environment>, events: &CoreEvents<H>, new
     let decoder = Decoder {
         codec: Codec::new(environment.max_payload, info.tracing()),
         bad_traces,
+        stamps: info.tracing().then_some((environment.uuid, environment.role)),
     };
-    let sink = SessionSink {
-        feed: Feed::new(&admitted, events.clone(), environment.write_timeout),
-        tracing: info.tracing().then_some((environment.uuid, environment.role)),
-    };
+    let feed = Feed::new(&admitted, events.clone(), environment.write_timeout);
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
         write_timeout: Some(environment.write_timeout),
-        linger: LINGER,
         ..LinkConfig::default()
     };
     if !newcomer.admitted() {
         return admission.started(Err(io::ErrorKind::TimedOut.into()));
     }
-    admission.started(Link::start(halves, decoder, admitted.outbox, sink, config));
+    admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
 }
 
 impl Environment {
     /// Says in the log what became of a newcomer, for each address no more
     /// than it may cause.
-    fn say(&self, newcomer: &Newcomer, what: &'static str, why: &dyn fmt::Display) {
+    fn say(&self, newcomer: &Arc<Newcomer>, what: &'static str, why: &dyn fmt::Display) {
         let peer = newcomer.peer();
         let host = match peer {
             PeerAddress::Ip(address) => Some(address.ip()),
@@ -177,8 +167,7 @@ impl Environment {
 fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
     // At the deadline no time is left, but a socket takes a limit of zero
     // for no limit at all, so it is a millisecond at least.
-    let left = deadline.saturating_duration_since(now());
-    let limit = left.max(Duration::from_millis(1));
+    let limit = left(deadline).unwrap_or(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;
     halves.transmit.transmit(&[Outgoing::whole(connected, 1)])?;
     halves.transmit.idle();
@@ -215,10 +204,13 @@ fn receive_connect(
     }
 }
 
-/// The codec, with its count of bad traces where the core sees it.
+/// The codec, which stamps traced frames, and has its count of bad traces where
+/// the core sees it.
 struct Decoder {
     codec: Codec,
     bad_traces: Arc<AtomicU64>,
+    /// Who stamps, where the session agreed on tracing.
+    stamps: Option<(Uuid, Role)>,
 }
 
 impl Decode for Decoder {
@@ -226,7 +218,17 @@ impl Decode for Decoder {
     type Error = ProtocolError;
 
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        let before = items.len();
         let result = self.codec.decode(input, items);
+        if let Some((uuid, role)) = self.stamps {
+            for item in &mut items[before..] {
+                if let Item::Traced(frame) = item
+                    && let Some(trace) = frame.trace_mut()
+                {
+                    trace.stamp_received(uuid, role, unix_nanos());
+                }
+            }
+        }
         if self.codec.bad_traces() > 0 {
             self.bad_traces.store(self.codec.bad_traces(), Ordering::Relaxed);
         }
@@ -236,47 +238,4 @@ impl Decode for Decoder {
     fn wanted(&self) -> usize {
         self.codec.wanted()
     }
-}
-
-/// Stamps traced frames, and hands all to the dispatcher.
-struct SessionSink<H: Handler> {
-    feed: Feed<ServerCore<H>>,
-    /// Who stamps, where the session agreed on tracing.
-    tracing: Option<(uuid::Uuid, Role)>,
-}
-
-impl<H: Handler> Sink<Item> for SessionSink<H> {
-    fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
-        if let Some((uuid, role)) = self.tracing {
-            for item in items.iter_mut() {
-                if let Item::Traced(frame) = item
-                    && let Some(trace) = frame.trace_mut()
-                {
-                    trace.stamp_received(uuid, role, unix_nanos());
-                }
-            }
-        }
-        self.feed.items(items, bytes)
-    }
-
-    fn unfinished(&mut self, bytes: usize) -> bool {
-        self.feed.unfinished(bytes)
-    }
-
-    fn ended(&mut self, reason: EndReason) {
-        self.feed.ended(reason);
-    }
-
-    fn finished(&mut self) {
-        self.feed.finished();
-    }
-
-    fn room(&self) -> Box<dyn Fn() + Send> {
-        self.feed.room()
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a handshake has a deadline")]
-fn now() -> Instant {
-    Instant::now()
 }

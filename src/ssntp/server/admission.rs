@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Candidate: the newcomer ──┐
-//!  Standing: who is there ───┼─▶ AdmissionPolicy::judge ─▶ Ok(Admit { replaces }) or Refusal
+//!  Standing: who is there ───┼─▶ AdmissionPolicy::judge ─▶ Ok(whom it replaces) or Refusal
 //!  AdmissionPolicy ──────────┘
 //! ```
 //!
@@ -32,7 +32,6 @@
 //! there is one session at most beyond each limit, and only while it ends.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
@@ -80,11 +79,16 @@ impl AdmissionPolicy {
         self
     }
 
-    /// Decides about one newcomer.
+    /// Decides about one newcomer: where it is admitted, which session it takes
+    /// over, which is to end first.
     ///
     /// # Errors
     /// The [`Refusal`] of the first row of the table that applies.
-    pub(super) fn judge(&self, newcomer: Candidate, standing: &Standing) -> Result<Admit, Refusal> {
+    pub(super) fn judge(
+        &self,
+        newcomer: Candidate,
+        standing: &Standing,
+    ) -> Result<Option<SessionId>, Refusal> {
         let uuid = newcomer.uuid;
         if standing.stopping {
             return Err(Refusal::Busy("the server is shutting down"));
@@ -116,9 +120,7 @@ impl AdmissionPolicy {
         if standing.of_certificate >= share.saturating_add(freed) {
             return Err(Refusal::CertificateLimit(share));
         }
-        Ok(Admit {
-            replaces: standing.holder.as_ref().map(|holder| holder.id),
-        })
+        Ok(standing.holder.as_ref().map(|holder| holder.id))
     }
 
     /// How many of `maximum` sessions one certificate may have.
@@ -195,16 +197,9 @@ pub(super) enum Likeness {
     Different,
 }
 
-/// A newcomer is to be admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Admit {
-    /// The session that it takes over, which is to end first.
-    pub(super) replaces: Option<SessionId>,
-}
-
 /// How many sessions each certificate has. A certificate is kept once, however
 /// many they are.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Certificates(Arc<Mutex<HashMap<KeptCertificate, usize>>>);
 
 impl Certificates {
@@ -233,12 +228,6 @@ impl Certificates {
     // given back on the dispatcher.
     fn lock(&self) -> MutexGuard<'_, HashMap<KeptCertificate, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Certificates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Certificates({})", self.lock().len())
     }
 }
 
@@ -283,8 +272,8 @@ mod tests {
     const OTHER: Uuid = Uuid::from_u128(3);
     const OLD: SessionId = SessionId(ConnectionId(7));
 
-    const FRESH: Result<Admit, Refusal> = Ok(Admit { replaces: None });
-    const TAKES_OVER: Result<Admit, Refusal> = Ok(Admit { replaces: Some(OLD) });
+    const FRESH: Result<Option<SessionId>, Refusal> = Ok(None);
+    const TAKES_OVER: Result<Option<SessionId>, Refusal> = Ok(Some(OLD));
 
     fn candidate(bound: bool) -> Candidate {
         Candidate {
@@ -549,7 +538,7 @@ mod tests {
             self.leaving.push(place);
         }
 
-        fn connect(&mut self, number: usize, uuid: Uuid) -> Result<Admit, Refusal> {
+        fn connect(&mut self, number: usize, uuid: Uuid) -> Result<Option<SessionId>, Refusal> {
             let (bound, authority) = CERTIFICATES[number];
             let likeness = |old: usize| match CERTIFICATES[old].1 == authority {
                 _ if old == number => Same,
@@ -571,7 +560,7 @@ mod tests {
             };
             let bound = bound.map(Uuid::from_u128);
             let verdict = self.policy.judge(Candidate { uuid, bound }, &standing)?;
-            if let Some(old) = verdict.replaces {
+            if let Some(old) = verdict {
                 let at = self.sessions.iter().position(|(id, ..)| *id == old);
                 self.end(at.expect("who is replaced is there"));
             }

@@ -59,9 +59,9 @@ pub(crate) struct Grant {
 }
 
 /// A server with its application.
-pub(crate) struct ServerCore<H> {
+pub(crate) struct ServerCore {
     state: State,
-    handler: H,
+    handler: Box<dyn Handler>,
     /// What the handler said last.
     timer: Option<Instant>,
 }
@@ -108,30 +108,23 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl<H> std::fmt::Debug for ServerCore<H> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state.fmt(f)
-    }
-}
-
-impl<H: Handler> ServerCore<H> {
+impl ServerCore {
     pub(crate) fn new(
-        mut config: ServerConfig,
+        config: ServerConfig,
         environment: Arc<Environment>,
         max_sessions: usize,
-        handler: H,
+        handler: Box<dyn Handler>,
         open: Sender<Infallible>,
         now: Instant,
     ) -> Result<Self, super::RuleError> {
-        let check = config.take_check();
         let state = State {
             environment,
             sessions: Sessions::default(),
             rules: RuleTable::try_from(config.rules)?,
             filter: config.filter,
             configuration: config.configuration,
-            held: Held::new(config.held_frames, config.held_bytes, config.held_time),
-            check,
+            held: config.held,
+            check: config.configuration_check,
             takes_configure: config.takes_configure,
             slow_consumer: config.slow_consumer,
             max_sessions,
@@ -177,16 +170,16 @@ impl<H: Handler> ServerCore<H> {
 
     /// Runs code of the application; a panic in it is logged and goes no
     /// further.
-    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut H, &mut Context<'_>)) {
+    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut dyn Handler, &mut Context<'_>)) {
         let mut cx = Context {
             state: &mut self.state,
         };
-        let panic = guard(|| call(&mut self.handler, &mut cx));
+        let panic = guard(|| call(&mut *self.handler, &mut cx));
         self.state.note_panic(what, panic);
     }
 }
 
-impl<H: Handler> Core for ServerCore<H> {
+impl Core for ServerCore {
     type Item = Item;
     type Request = Request;
     type Grant = Grant;
@@ -321,7 +314,7 @@ impl<H: Handler> Core for ServerCore<H> {
     }
 }
 
-impl<H: Handler> ServerCore<H> {
+impl ServerCore {
     fn deal_with(&mut self, id: SessionId, item: Item) {
         // The session may be over already: items come in batches, and an
         // earlier one of its batch may have ended it.
@@ -391,8 +384,7 @@ impl<H: Handler> ServerCore<H> {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let environment = Arc::clone(&self.state.environment);
-                let mut fan = Fan::new(frame, &environment);
+                let mut fan = Fan::new(frame, &self.state.environment);
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
@@ -434,7 +426,7 @@ impl State {
             of_certificate: self.certificates.sessions_of(&certificate),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, &certificate)),
         };
-        if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
+        if let Some(old) = self.admission.judge(newcomer, &standing)? {
             self.end(old, DisconnectReason::Replaced, false);
         }
         let environment = &self.environment;

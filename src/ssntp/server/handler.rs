@@ -224,13 +224,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`].
     pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        let from = from.id();
-        self.state.send_where(frame, |sessions, each| {
-            sessions
-                .with_role(to)
-                .filter(|s| s.info.id != from)
-                .for_each(each);
-        })
+        self.state.send_all(Some(from.id()), to, frame)
     }
 
     /// Queues a frame for every session with at least one of the roles, and
@@ -239,8 +233,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        self.state
-            .send_where(frame, |sessions, each| sessions.with_role(to).for_each(each))
+        self.state.send_all(None, to, frame)
     }
 
     /// Queues a frame for every session, and says for how many.
@@ -248,8 +241,8 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn broadcast(&mut self, frame: &Frame) -> Result<usize, SendError> {
-        self.state
-            .send_where(frame, |sessions, each| sessions.iter().for_each(each))
+        // Everybody has a role.
+        self.state.send_all(None, Role::ALL, frame)
     }
 
     /// Who is connected.

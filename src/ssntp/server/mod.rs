@@ -144,6 +144,7 @@ impl Server {
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
         let (stopped, stopping) = crossbeam_channel::bounded(0);
+        let handler = Box::new(handler);
         let core = ServerCore::new(
             config,
             Arc::clone(&environment),
@@ -159,7 +160,7 @@ impl Server {
             .map_err(ServerError::Thread)?;
         let mut server = Self {
             handle: ServerHandle {
-                dispatcher: Arc::new(events.clone()),
+                events: events.clone(),
                 uuid,
                 role,
             },
@@ -175,7 +176,7 @@ impl Server {
         );
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
-            room.limit
+            room.limit()
         );
         Ok(server)
     }
@@ -218,55 +219,21 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let dispatcher = &self.handle.dispatcher;
+        let events = &self.handle.events;
         // Sending waits while the queue is full, but not for long: the
-        // dispatcher takes events until it finds the one that `exit` sends.
-        dispatcher.stop();
+        // dispatcher takes events until it finds the last one.
+        let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
-        dispatcher.exit();
+        let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
     }
 }
 
-/// Something to be done on the dispatcher.
-type Call = Box<dyn FnOnce(&mut Context<'_>) + Send>;
-
-/// A dispatcher as other threads see it, whatever its application is.
-trait Dispatcher: Send + Sync {
-    /// Has something done; waits for room in its queue.
-    fn call(&self, call: Call) -> Result<(), SendError>;
-    /// The same without waiting.
-    fn try_call(&self, call: Call) -> Result<(), SendError>;
-    fn stop(&self);
-    fn exit(&self);
-}
-
-impl<H: Handler> Dispatcher for Events<DispatchEvent<ServerCore<H>>> {
-    fn call(&self, call: Call) -> Result<(), SendError> {
-        self.send(event(call)).map_err(|_| SendError::Stopped)
-    }
-
-    fn try_call(&self, call: Call) -> Result<(), SendError> {
-        self.try_send(event(call)).map_err(|e| match e {
-            TrySendError::Full(_) => SendError::Busy,
-            TrySendError::Disconnected(_) => SendError::Stopped,
-        })
-    }
-
-    fn stop(&self) {
-        let _ = self.send(DispatchEvent::Stop);
-    }
-
-    fn exit(&self) {
-        let _ = self.send(DispatchEvent::Exit);
-    }
-}
-
-fn event<H: Handler>(call: Call) -> DispatchEvent<ServerCore<H>> {
+fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
     DispatchEvent::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
 }
 
@@ -281,7 +248,7 @@ fn event<H: Handler>(call: Call) -> DispatchEvent<ServerCore<H>> {
 /// could wait for each other.
 #[derive(Clone)]
 pub struct ServerHandle {
-    dispatcher: Arc<dyn Dispatcher>,
+    events: Events<DispatchEvent<ServerCore>>,
     uuid: Uuid,
     role: Role,
 }
@@ -307,9 +274,10 @@ impl ServerHandle {
             return Err(SendError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        self.dispatcher.call(Box::new(move |cx| {
+        let replying = self::call(move |cx| {
             let _ = reply.send(call(cx));
-        }))?;
+        });
+        self.events.send(replying).map_err(|_| SendError::Stopped)?;
         result.recv().map_err(|_| SendError::Stopped)
     }
 
@@ -320,7 +288,10 @@ impl ServerHandle {
     /// [`SendError::Busy`] where the dispatcher's queue is full;
     /// [`SendError::Stopped`].
     pub fn post(&self, call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> Result<(), SendError> {
-        self.dispatcher.try_call(Box::new(call))
+        self.events.try_send(self::call(call)).map_err(|e| match e {
+            TrySendError::Full(_) => SendError::Busy,
+            TrySendError::Disconnected(_) => SendError::Stopped,
+        })
     }
 
     /// Begins to stop the server, as [`Server::stop`] does, and returns at
@@ -329,7 +300,7 @@ impl ServerHandle {
         // Where the queue is full this waits for room in it, except on a
         // dispatcher: that one is busy, and its queue moves on.
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
-            self.dispatcher.stop();
+            let _ = self.events.send(DispatchEvent::Stop);
         }
     }
 

@@ -91,7 +91,11 @@ pub(crate) trait Core: Send + Sized + 'static {
     ) -> Result<(Self::Grant, Self::Place), Self::Refusal>;
 
     /// The newcomer has been told, or could not be and is gone again.
-    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>);
+    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+        if !told {
+            self.ended(id, EndReason::Local, now, actions);
+        }
+    }
 
     /// Deals with at most about so many frames of an item. Gives back how many
     /// they were, and what is left of the item.
@@ -120,7 +124,9 @@ pub(crate) trait Core: Send + Sized + 'static {
 
     /// Something has been dealt with: a chance to tell an application of what
     /// came of it. Called until it appends no more.
-    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>);
+    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let _ = (now, actions);
+    }
 
     /// When [`tick`](Self::tick) is to be called, if nothing happens before.
     fn next_deadline(&mut self) -> Option<Instant>;
@@ -181,6 +187,17 @@ pub(crate) enum DispatchEvent<C: Core, T = Link> {
     Stop,
     /// Nobody will send anything more but the readers and writers.
     Exit,
+}
+
+impl<C: Core> Events<DispatchEvent<C>> {
+    /// Asks the dispatcher to admit a newcomer, and waits for its verdict; none
+    /// where the dispatcher is gone. It answers every request, also while it
+    /// stops.
+    pub(crate) fn admit(&self, request: C::Request) -> Option<Verdict<C>> {
+        let (reply, verdict) = crossbeam_channel::bounded(1);
+        self.send(DispatchEvent::Admit(Box::new(request), reply)).ok()?;
+        verdict.recv().ok()
+    }
 }
 
 thread_local! {

@@ -47,6 +47,7 @@ pub(super) fn server(config: Arc<ServerConfig>) -> Result<(Sealer, Opener), rust
 }
 
 /// The sending half.
+#[derive(Debug)]
 pub(super) struct Sealer(Arc<Mutex<Session>>);
 
 /// What [`Sealer::seal`] made.
@@ -100,6 +101,7 @@ impl Sealer {
 
 /// The receiving half. It also makes the handshake, with [`Sealer::take_pending`]
 /// for the flights that it answers.
+#[derive(Debug)]
 pub(super) struct Opener(Arc<Mutex<Session>>);
 
 impl Opener {
@@ -183,18 +185,6 @@ pub(super) struct Agreed {
     pub(super) resumed: bool,
 }
 
-impl fmt::Debug for Sealer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sealer")
-    }
-}
-
-impl fmt::Debug for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Opener")
-    }
-}
-
 fn split(connection: Connection) -> (Sealer, Opener) {
     let session = Arc::new(Mutex::new(Session {
         connection,
@@ -233,6 +223,12 @@ pub(super) struct Session {
     /// can be sealed meanwhile; a peer that splits a message over records and
     /// lets time pass between them loses its connection.
     part: bool,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session")
+    }
 }
 
 enum Connection {

@@ -1,4 +1,4 @@
-//! The control groups that a process is in.
+//! What Linux says about limits and their use, in `/proc` and `/sys`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,4 +38,17 @@ pub(super) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
 /// The number in a file; none where it says `max`, or is not there.
 pub(super) fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The first word after `NAME:` in a file of such lines.
+pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let mut values = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    values.next()?.split_whitespace().next()
+}
+
+/// The same where it is a number.
+pub(super) fn number_field(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.parse().ok()
 }
