@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use rustls::sign::SingleCertAndKey;
 use rustls::{AlertDescription, ProtocolVersion, SupportedProtocolVersion};
+use socket2::Socket;
 use ssntp::Role;
 use ssntp::pki;
 use ssntp::transport::Limits;
@@ -47,12 +48,12 @@ fn tcp() -> (Stream, Stream) {
     let (server, _) = listener.accept().unwrap();
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
-    (Arc::new(client), Arc::new(server))
+    (Arc::new(Socket::from(client)), Arc::new(Socket::from(server)))
 }
 
 fn unix() -> (Stream, Stream) {
     let (client, server) = UnixStream::pair().unwrap();
-    (Arc::new(client), Arc::new(server))
+    (Arc::new(Socket::from(client)), Arc::new(Socket::from(server)))
 }
 
 fn in_memory() -> (Stream, Stream) {
@@ -146,6 +147,7 @@ impl Sink<Bytes> for Notes {
 /// A link under test, and what it tells.
 struct Side {
     link: Link,
+    outbox: Outbox,
     told: Receiver<Told>,
     received: usize,
 }
@@ -167,7 +169,8 @@ impl Side {
 
     fn start(halves: Halves, outbox: Outbox, config: LinkConfig, notes: Notes, told: Receiver<Told>) -> Self {
         Self {
-            link: Link::start(halves, Anything, outbox, notes, config).unwrap(),
+            link: Link::start(halves, Anything, outbox.clone(), notes, config).unwrap(),
+            outbox,
             told,
             received: 0,
         }
@@ -175,7 +178,7 @@ impl Side {
 
     /// Queues the next part of the pattern, in pieces.
     fn push(&self, from: usize, len: usize, piece: usize) {
-        queue(self.link.outbox(), from, len, piece);
+        queue(&self.outbox, from, len, piece);
     }
 
     /// Receives the next `len` bytes of the pattern.
@@ -492,7 +495,7 @@ fn a_writer_stuck_on_a_full_socket_keeps_nothing_from_arriving() {
             raw.send(&pattern(n * 1000, 1000));
             server.expect(1000);
         }
-        let waiting = server.link.outbox().waiting().bytes;
+        let waiting = server.outbox.waiting().bytes;
         assert!(
             waiting > 0,
             "the queue was to be longer than the socket's buffers"
@@ -554,7 +557,7 @@ fn what_goes_past_the_writer_keeps_its_place() {
             let mut sent = 0;
             for len in LENGTHS.into_iter().cycle().take(600) {
                 let item = Outgoing::whole(pattern(sent, len), 1);
-                server.link.outbox().push_now(item).unwrap();
+                server.outbox.push_now(item).unwrap();
                 sent += len;
             }
             drop(gate);
@@ -574,7 +577,7 @@ fn key_updates_of_the_peer_come_before_what_goes_past_the_writer() {
         raw.send(&pattern(n * 10, 10));
         side.expect(10);
         let item = Outgoing::whole(pattern(n * 20_000, 20_000), 1);
-        side.link.outbox().push_now(item).unwrap();
+        side.outbox.push_now(item).unwrap();
         raw.expect(n * 20_000, 20_000);
     }
     raw.close();
@@ -615,7 +618,7 @@ fn a_reset_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (server, _) = listener.accept().unwrap();
-    let mut side = Side::new(plain(Arc::new(server), BufferPool::new()));
+    let mut side = Side::new(plain(Arc::new(Socket::from(server)), BufferPool::new()));
     // Closed with a linger time of zero, a socket resets its connection.
     socket2::SockRef::from(&client)
         .set_linger(Some(Duration::ZERO))
@@ -771,7 +774,7 @@ fn a_cut_ends_the_handshake_and_the_session_wherever_it_strikes() {
         // The cut may strike while this is being queued.
         for start in (0..1 << 20).step_by(1000) {
             let item = Outgoing::whole(pattern(start, 1000), 1);
-            if server.link.outbox().push(item).is_err() {
+            if server.outbox.push(item).is_err() {
                 break;
             }
         }
@@ -871,7 +874,7 @@ fn frames_that_wait_share_their_records() {
     assert!(raw.tap.records <= 2 * fewest, "{} records", raw.tap.records);
     // The peer may read faster than the writer counts.
     let deadline = Instant::now() + LIMIT;
-    while side.link.outbox().waiting().frames > 0 {
+    while side.outbox.waiting().frames > 0 {
         assert!(Instant::now() < deadline, "what was taken is not counted");
         std::thread::yield_now();
     }

@@ -1,7 +1,7 @@
 //! Where to listen and where to connect.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -75,59 +75,41 @@ impl FromStr for Address {
             text: text.to_owned(),
             why,
         };
-        if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() {
-                Err(bad("no path after unix:"))
-            } else {
-                Ok(Self::Unix(path.into()))
-            };
-        }
-        if text.is_empty() {
-            return Err(bad("it is empty"));
-        }
-        // As a host it would be written as something else: unix:8888.
-        if text == "unix" {
-            return Err(bad("no path after unix:"));
+        match text.strip_prefix("unix:") {
+            Some("") => return Err(bad("no path after unix:")),
+            Some(path) => return Ok(Self::Unix(path.into())),
+            // Taken for a host it would be shown with its port, as unix:8888, and
+            // that reads as a socket's path.
+            None if text == "unix" => return Err(bad("no path after unix:")),
+            None if text.is_empty() => return Err(bad("it is empty")),
+            None => {}
         }
         if let Ok(ip) = text.parse::<Ipv6Addr>() {
             return Ok(Self::tcp(ip.to_string(), DEFAULT_PORT));
         }
-        let (host, port) = match text.strip_prefix('[') {
-            Some(rest) => {
-                let (ip, after) = rest
-                    .split_once(']')
-                    .ok_or_else(|| bad("the bracket is not closed"))?;
-                let ip: Ipv6Addr = ip.parse().map_err(|_| bad("no IPv6 address in the brackets"))?;
-                let port = match after {
-                    "" => None,
-                    _ => Some(
-                        after
-                            .strip_prefix(':')
-                            .ok_or_else(|| bad("no colon after the bracket"))?,
-                    ),
-                };
-                (ip.to_string(), port)
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let bracket = rest.split_once(']');
+            let (ip, after) = bracket.ok_or_else(|| bad("the bracket is not closed"))?;
+            let ip: Ipv6Addr = ip.parse().map_err(|_| bad("no IPv6 address in the brackets"))?;
+            let port = after.strip_prefix(':');
+            if port.is_none() && !after.is_empty() {
+                return Err(bad("no colon after the bracket"));
             }
-            None => match text.split_once(':') {
-                Some((host, port)) => (host.to_owned(), Some(port)),
-                None => (text.to_owned(), None),
-            },
+            (ip.to_string(), port)
+        } else {
+            let (host, port) = match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            };
+            let is_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+            if !host.chars().all(is_of_a_name) {
+                return Err(bad("the host is neither a name nor an IP address"));
+            }
+            (host.to_owned(), port)
         };
-        let port = match port {
-            Some(port) => port
-                .parse()
-                .map_err(|_| bad("the port is not a number from 0 to 65535"))?,
-            None => DEFAULT_PORT,
-        };
-        let is_ip = host.parse::<IpAddr>().is_ok();
-        if !is_ip
-            && !host
-                .chars()
-                .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        {
-            return Err(bad("the host is neither a name nor an IP address"));
-        }
-        Ok(Self::tcp(host, port))
+        let port = port.map(str::parse).transpose();
+        let port = port.map_err(|_| bad("the port is not a number from 0 to 65535"))?;
+        Ok(Self::tcp(host, port.unwrap_or(DEFAULT_PORT)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::cgroup::{directories, number};
+use super::procfs::{directories, number, number_field};
 
 /// A quarter of the memory that this process may have: the default budget of
 /// all queues. The rest is for what is not counted as queued: buffers,
@@ -32,9 +32,7 @@ fn memory(root: &Path, address_space: Option<u64>) -> u64 {
 
 fn physical(root: &Path) -> Option<u64> {
     let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+    number_field(&info, "MemTotal")?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -74,7 +72,7 @@ mod tests {
         assert_eq!(of(&[own, (max, "max\n")]), 8192);
         assert_eq!(of(&[own, (max, "1073741824\n")]), 1024);
         assert_eq!(of(&[own, (max, "1073741824\n"), (high, "536870912\n")]), 512);
-        // Somebody else's.
+        // A group that this process is not in does not count.
         assert_eq!(of(&[own, ("sys/fs/cgroup/user.slice/memory.max", "1")]), 8192);
     }
 

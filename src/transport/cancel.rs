@@ -8,7 +8,6 @@
 //! ```
 
 use std::convert::Infallible;
-use std::fmt;
 use std::io::{self, PipeReader, PipeWriter};
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +29,7 @@ pub(crate) struct Cancel {
     done: Receiver<Infallible>,
 }
 
+#[derive(Debug)]
 struct State {
     /// `None` once cancelled: that disconnects `done`.
     open: Option<Sender<Infallible>>,
@@ -37,17 +37,10 @@ struct State {
 }
 
 /// What the thread waits in, and so what has to be ended to wake it.
+#[derive(Debug)]
 enum Awaited {
     Stream(Arc<dyn Duplex>),
     Pipe(#[expect(dead_code, reason = "it is there to be dropped")] PipeWriter),
-}
-
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
-            .field("cancelled", &self.open.is_none())
-            .finish_non_exhaustive()
-    }
 }
 
 impl Cancel {
@@ -111,6 +104,11 @@ impl Cancel {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a cancelled attempt fails with.
+pub(super) fn cancelled_error() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "cancelled")
 }
 
 /// While it lives, a [`Cancel`] ends what was registered with it.

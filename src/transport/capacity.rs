@@ -20,7 +20,7 @@ use std::thread::available_parallelism;
 use log::{info, warn};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
-use super::cgroup::{directories, number};
+use super::procfs::{directories, field, number, number_field};
 
 const THREADS_PER_SESSION: u64 = 2;
 /// Fewer sessions than this are worth a warning, where nobody has asked for
@@ -75,6 +75,18 @@ const fn mappings(per_thread: u64) -> Cost {
     }
 }
 
+impl Cost {
+    /// One limit that this counts against; none where it is not set.
+    fn limit(self, name: &'static str, value: Option<u64>, used: u64) -> Option<Limit> {
+        Some(Limit {
+            name,
+            value: value?,
+            used,
+            cost: self,
+        })
+    }
+}
+
 /// An arena of the C library's allocator, in KiB of address space; it makes
 /// eight for each core.
 const ARENA: u64 = 64 * 1024;
@@ -95,7 +107,7 @@ fn address_space() -> Cost {
 }
 
 /// One limit of the system.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
     name: &'static str,
     value: u64,
@@ -127,13 +139,8 @@ impl Limit {
         let (mut too_few, mut enough) = (0, u64::MAX);
         while enough - too_few > 1 {
             let value = too_few + (enough - too_few) / 2;
-            match (Self {
-                value,
-                ..self.clone()
-            })
-            .room(handshakes)
-            .0 >= sessions
-            {
+            let limit = Self { value, ..*self };
+            match limit.room(handshakes).0 >= sessions {
                 true => enough = value,
                 false => too_few = value,
             }
@@ -149,26 +156,18 @@ impl Limit {
     }
 }
 
-/// What the tightest limit of the system has room for.
+/// What the tightest limit of the system has room for, and of it what a server
+/// takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Capacity {
-    sessions: usize,
+pub(crate) struct Room {
+    pub(crate) sessions: usize,
     /// At a time: those wanted, or fewer where limits are tight.
-    handshakes: usize,
+    pub(crate) handshakes: usize,
     /// How many handshakes are wanted.
     wanted: usize,
     tightest: Option<Limit>,
     /// What it would be without signal stacks, where there are some.
     without_signal_stacks: Option<Box<Self>>,
-}
-
-/// What a server may take, of which the system has enough.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
-    pub(crate) sessions: usize,
-    pub(crate) handshakes: usize,
-    /// The limit that is the tightest, with its value.
-    pub(crate) limit: String,
 }
 
 /// Whether a server that is to admit so many sessions had room for them only
@@ -181,11 +180,11 @@ pub(crate) struct Room {
 ///
 /// It only asks: soft limits count as what `Server::start` raises them to.
 pub fn more_without_signal_stacks(sessions: usize, handshakes: usize) -> bool {
-    let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+    let room = Room::of_this_system(handshakes, |resource| match resource {
         Resource::As => getrlimit(resource).current,
         _ => getrlimit(resource).maximum,
     });
-    capacity.is_enough_without_signal_stacks(sessions)
+    room.is_enough_without_signal_stacks(sessions)
 }
 
 impl Room {
@@ -198,23 +197,21 @@ impl Room {
     /// More are asked for than there is room for, or there is none for a
     /// single one: the text names the setting, its value, and what it needs.
     pub(crate) fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
-        let capacity = Capacity::of_this_system(handshakes, |resource| match resource {
+        let room = Self::of_this_system(handshakes, |resource| match resource {
             // Whoever has lowered it means it.
             Resource::As => getrlimit(resource).current,
             _ => raise(resource),
         });
-        let room = capacity.admit(asked)?;
-        if let Some(why) = capacity.few(asked) {
+        let sessions = room.admit(asked)?;
+        if let Some(why) = room.few(asked) {
             warn!(target: target, "{why}");
         }
-        if room.handshakes < capacity.wanted {
-            info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, capacity.wanted, room.limit);
+        if room.handshakes < room.wanted {
+            info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, room.wanted, room.limit());
         }
-        Ok(room)
+        Ok(Self { sessions, ..room })
     }
-}
 
-impl Capacity {
     /// Reads the system's limits, with so many handshakes beside the
     /// sessions; `limit` reads those of the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
@@ -247,7 +244,8 @@ impl Capacity {
             .is_some_and(|without| asked > self.sessions && asked <= without.sessions)
     }
 
-    fn admit(&self, asked: Option<usize>) -> Result<Room, String> {
+    /// How many sessions a server has that was asked for so many.
+    fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
         let sessions = asked.unwrap_or(self.sessions);
         if sessions == 0 && asked.is_none() {
             return Err(format!(
@@ -273,11 +271,7 @@ impl Capacity {
             }
             return Err(why);
         }
-        Ok(Room {
-            sessions,
-            handshakes: self.handshakes,
-            limit: self.limit(),
-        })
+        Ok(sessions)
     }
 
     /// What to say where nobody has asked for a number, and it is small.
@@ -300,7 +294,8 @@ impl Capacity {
         )
     }
 
-    fn limit(&self) -> String {
+    /// The limit that is the tightest, with its value.
+    pub(crate) fn limit(&self) -> String {
         let unknown = || "no limit that is known".to_owned();
         self.tightest.as_ref().map_or_else(unknown, Limit::shown)
     }
@@ -313,74 +308,34 @@ impl Capacity {
 
 /// Every limit that there is, for threads of so many memory mappings.
 fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
-    let system = Path::new("/proc/sys");
+    let sysctl = |name| number(&Path::new("/proc/sys").join(name));
+    let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
+    let (space, mapped) = (limit(Resource::As).map(|bytes| bytes / 1024), mapped());
     // A program's mappings come and go: so a count that is asked for again
     // somewhat later is the same.
     let maps = lines("/proc/self/maps").next_multiple_of(256);
-    let tasks = all_tasks();
-    let (pids, pids_used) = pids(Path::new("/")).unzip();
-    [
-        (
-            "the open files limit (ulimit -n)",
-            limit(Resource::Nofile),
-            entries("/proc/self/fd"),
-            DESCRIPTORS,
-        ),
-        (
-            "the address space limit (ulimit -v)",
-            limit(Resource::As).map(|bytes| bytes / 1024),
-            address_space_in_use(),
-            address_space(),
-        ),
-        (
-            "vm.max_map_count",
-            number(&system.join("vm/max_map_count")),
-            maps,
-            mappings(per_thread),
-        ),
-        (
-            "kernel.pid_max",
-            number(&system.join("kernel/pid_max")),
-            tasks,
-            TASKS,
-        ),
-        (
-            "kernel.threads-max",
-            number(&system.join("kernel/threads-max")),
-            tasks,
-            TASKS,
-        ),
-        (
-            "the user processes limit (ulimit -u)",
-            limit(Resource::Nproc),
-            tasks_of_this_user(),
-            TASKS,
-        ),
-        (
-            "pids.max of the control group",
-            pids,
-            pids_used.unwrap_or_default(),
-            TASKS,
-        ),
-    ]
-    .into_iter()
-    .filter_map(|(name, value, used, cost)| {
-        Some(Limit {
-            name,
-            value: value?,
-            used,
-            cost,
-        })
-    })
-    .collect()
+    let (tasks, own) = (all_tasks(), tasks_of_this_user());
+    let processes = limit(Resource::Nproc);
+    let (pids, in_group) = pids(Path::new("/")).unzip();
+    let limits = [
+        DESCRIPTORS.limit("the open files limit (ulimit -n)", files, open),
+        address_space().limit("the address space limit (ulimit -v)", space, mapped),
+        mappings(per_thread).limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
+        TASKS.limit("kernel.pid_max", sysctl("kernel/pid_max"), tasks),
+        TASKS.limit("kernel.threads-max", sysctl("kernel/threads-max"), tasks),
+        TASKS.limit("the user processes limit (ulimit -u)", processes, own),
+        TASKS.limit("pids.max of the control group", pids, in_group.unwrap_or(0)),
+    ];
+    limits.into_iter().flatten().collect()
 }
 
-/// In KiB.
-fn address_space_in_use() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    size.and_then(|size| size.trim().strip_suffix(" kB")?.parse().ok())
-        .unwrap_or(0)
+fn status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap_or_default()
+}
+
+/// The address space in use, in KiB.
+fn mapped() -> u64 {
+    number_field(&status(), "VmSize").unwrap_or_default()
 }
 
 fn lines(path: &str) -> u64 {
@@ -404,11 +359,8 @@ fn tasks_of_this_user() -> u64 {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let tasks = processes.filter_map(|process| {
         let status = fs::read_to_string(process.path().join("status")).ok()?;
-        let field = |name| {
-            let mut fields = status.lines().filter_map(|line| line.strip_prefix(name));
-            fields.next()?.split_whitespace().next()
-        };
-        (field("Uid:")? == user).then(|| field("Threads:")?.parse::<u64>().ok())?
+        let is_own = field(&status, "Uid")? == user;
+        number_field(&status, "Threads").filter(|_| is_own)
     });
     tasks.sum()
 }
@@ -416,13 +368,12 @@ fn tasks_of_this_user() -> u64 {
 /// The bound of the process's control groups that leaves the least, and how
 /// much of it is in use.
 fn pids(root: &Path) -> Option<(u64, u64)> {
-    directories(root, "pids")
-        .into_iter()
-        .filter_map(|group| {
-            let used = number(&group.join("pids.current")).unwrap_or(0);
-            Some((number(&group.join("pids.max"))?, used))
-        })
-        .min_by_key(|(max, used)| max.saturating_sub(*used))
+    let groups = directories(root, "pids").into_iter();
+    let bounds = groups.filter_map(|group| {
+        let used = number(&group.join("pids.current")).unwrap_or_default();
+        Some((number(&group.join("pids.max"))?, used))
+    });
+    bounds.min_by_key(|(max, used)| max.saturating_sub(*used))
 }
 
 /// Whether each thread has a signal stack: the standard library gives it one
@@ -430,10 +381,8 @@ fn pids(root: &Path) -> Option<(u64, u64)> {
 fn signal_stacks() -> bool {
     const SIGBUS: u32 = 7;
     const SIGSEGV: u32 = 11;
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let caught = status
-        .lines()
-        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    let status = status();
+    let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
     caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0)
 }
 
@@ -446,19 +395,14 @@ pub(crate) fn descriptors() -> Option<u64> {
 
 /// The limit, its soft part raised to the hard one.
 fn raise(resource: Resource) -> Option<u64> {
-    let Rlimit { current, maximum } = getrlimit(resource);
-    if current == maximum {
-        return current;
-    }
-    match setrlimit(
-        resource,
-        Rlimit {
-            current: maximum,
-            maximum,
-        },
-    ) {
-        Ok(()) => maximum,
-        Err(_) => current,
+    let before = getrlimit(resource);
+    let raised = Rlimit {
+        current: before.maximum,
+        ..before
+    };
+    match setrlimit(resource, raised) {
+        Ok(()) => raised.current,
+        Err(_) => before.current,
     }
 }
 
@@ -482,10 +426,9 @@ mod tests {
 
     #[test]
     fn a_system_has_room_for_some_sessions_and_names_its_limit() {
-        let capacity = Capacity::of_this_system(16, |resource| getrlimit(resource).maximum);
-        let room = capacity.admit(None).unwrap();
-        assert_eq!(room.sessions, capacity.sessions);
-        assert!(room.limit.contains(" = "), "{}", room.limit);
+        let room = Room::of_this_system(16, |resource| getrlimit(resource).maximum);
+        assert_eq!(room.admit(None), Ok(room.sessions));
+        assert!(room.limit().contains(" = "), "{}", room.limit());
     }
 
     #[test]
@@ -525,8 +468,8 @@ mod tests {
 
     #[test]
     fn no_room_for_a_session_is_refused_and_little_room_is_told() {
-        let capacity = |value| Capacity::of(vec![limit(TASKS, value, 7)], 128);
-        let error = capacity(20).admit(None).unwrap_err();
+        let room = |value| Room::of(vec![limit(TASKS, value, 7)], 128);
+        let error = room(20).admit(None).unwrap_err();
         let (one, few) = (
             limit(TASKS, 0, 7).needed(1, 128),
             limit(TASKS, 0, 7).needed(FEW, 128),
@@ -534,26 +477,26 @@ mod tests {
         for part in ["a limit = 20, 7 in use", &one.to_string(), &few.to_string()] {
             assert!(error.contains(part), "{error}");
         }
-        assert_eq!(capacity(one).admit(None).unwrap().sessions, 1);
-        assert!(capacity(20).admit(Some(1)).is_err());
-        let told = capacity(one).few(None).unwrap();
+        assert_eq!(room(one).admit(None).unwrap(), 1);
+        assert!(room(20).admit(Some(1)).is_err());
+        let told = room(one).few(None).unwrap();
         for part in ["1 sessions", "a limit = ", &few.to_string()] {
             assert!(told.contains(part), "{told}");
         }
-        assert_eq!(capacity(one).few(Some(1)), None);
-        assert_eq!(capacity(few).few(None), None);
+        assert_eq!(room(one).few(Some(1)), None);
+        assert_eq!(room(few).few(None), None);
     }
 
     /// As with `vm.max_map_count` = 65530 and 512 handshakes.
-    fn by_maps(signal_stacks: bool) -> Capacity {
+    fn by_maps(signal_stacks: bool) -> Room {
         let maps = |per_thread| Limit {
             name: "vm.max_map_count",
             value: 65_530,
             used: 256,
             cost: mappings(per_thread),
         };
-        let of = |per_thread| Capacity::of(vec![maps(per_thread)], 512);
-        Capacity {
+        let of = |per_thread| Room::of(vec![maps(per_thread)], 512);
+        Room {
             without_signal_stacks: signal_stacks.then(|| Box::new(of(2))),
             ..of(if signal_stacks { 4 } else { 2 })
         }
@@ -561,13 +504,13 @@ mod tests {
 
     #[test]
     fn asking_for_more_names_the_setting_and_what_it_needs() {
-        let capacity = by_maps(true);
-        assert_eq!(capacity.admit(Some(7_872)).unwrap().sessions, 7_872);
-        let error = capacity.admit(Some(10_000)).unwrap_err();
+        let room = by_maps(true);
+        assert_eq!(room.admit(Some(7_872)).unwrap(), 7_872);
+        let error = room.admit(Some(10_000)).unwrap_err();
         for part in ["vm.max_map_count = 65530", "10000", "82554", "SIGSEGV", "16000"] {
             assert!(error.contains(part), "{error}");
         }
-        let error = capacity.admit(Some(20_000)).unwrap_err();
+        let error = room.admit(Some(20_000)).unwrap_err();
         for part in ["162554", "SIGSEGV", "81530"] {
             assert!(error.contains(part), "{error}");
         }
@@ -578,8 +521,8 @@ mod tests {
     #[test]
     fn signal_stacks_are_in_the_way_where_they_cost_sessions_that_are_wanted() {
         for (asked, expected) in [(7_872, false), (7_873, true), (16_000, true), (16_001, false)] {
-            let capacity = by_maps(true);
-            assert_eq!(capacity.is_enough_without_signal_stacks(asked), expected);
+            let room = by_maps(true);
+            assert_eq!(room.is_enough_without_signal_stacks(asked), expected);
             assert!(!by_maps(false).is_enough_without_signal_stacks(asked));
         }
     }

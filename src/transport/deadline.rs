@@ -7,12 +7,29 @@ use std::time::{Duration, Instant};
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// The end of a time limit that begins now.
-#[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
 pub(crate) fn deadline(limit: Duration) -> Instant {
-    after(Instant::now(), limit)
+    after(now(), limit)
 }
 
 /// The end of a time limit that begins at `start`.
 pub(crate) fn after(start: Instant, limit: Duration) -> Instant {
     start + limit.min(NEVER)
+}
+
+/// What is left until a deadline.
+///
+/// # Errors
+/// `TimedOut` once it has passed.
+pub(crate) fn left(deadline: Instant) -> std::io::Result<Duration> {
+    let left = deadline.saturating_duration_since(now());
+    match left.is_zero() {
+        true => Err(std::io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+/// The time, for the parts of the transport that wait.
+#[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
+pub(super) fn now() -> Instant {
+    Instant::now()
 }

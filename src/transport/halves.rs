@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::deadline::{deadline, left};
 use super::duplex::{is_timeout, try_write_all, write_all};
 use super::outgoing::Outgoing;
 use super::{BufferPool, Duplex, Inbox};
@@ -23,7 +24,7 @@ pub trait Receive: Send + fmt::Debug {
 }
 
 /// What [`Receive::receive`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     /// The peer is done; nothing more will come.
     pub end: bool,
@@ -103,11 +104,7 @@ impl Halves {
     /// `TimedOut` at the deadline, else as [`Receive::receive`] and
     /// [`Transmit::flush`].
     pub(crate) fn receive_until(&mut self, deadline: Instant) -> io::Result<Received> {
-        let left = deadline.saturating_duration_since(now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
+        self.stream.set_read_timeout(Some(left(deadline)?))?;
         match self.receive.receive(&mut self.inbox) {
             Ok(received) => {
                 if received.flush {
@@ -139,22 +136,12 @@ pub(crate) fn refuse(halves: &mut Halves, answer: Option<Outgoing>, linger: Dura
 /// Reads until the peer ends its side, for `linger` at most: closing a socket
 /// that holds unread input would destroy what is on its way to the peer.
 pub(crate) fn drain(stream: &dyn Duplex, linger: Duration) {
-    let end = super::deadline(linger);
+    let end = deadline(linger);
     let mut scratch = [0; 4096];
-    loop {
-        let left = end.saturating_duration_since(now());
-        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
-            return;
-        }
-        if !matches!(stream.read(&mut scratch), Ok(n) if n > 0) {
-            return;
-        }
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "deadlines of handshakes and partings")]
-fn now() -> Instant {
-    Instant::now()
+    while let Ok(left) = left(end)
+        && stream.set_read_timeout(Some(left)).is_ok()
+        && matches!(stream.read(&mut scratch), Ok(n) if n > 0)
+    {}
 }
 
 /// Both directions of `stream` in clear.
@@ -169,7 +156,7 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
             stream: Arc::clone(&stream),
             pool: pool.clone(),
             buffer: None,
-            rest: None,
+            rest: Vec::new(),
         }),
         stream,
         inbox: Inbox::new(pool),
@@ -198,10 +185,7 @@ impl Receive for PlainReceive {
         let n = match read {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 self.pool.give(buffer);
-                return Ok(Received {
-                    end: false,
-                    flush: false,
-                });
+                return Ok(Received::default());
             }
             Err(e) => {
                 self.pool.give(buffer);
@@ -228,39 +212,33 @@ struct PlainTransmit {
     stream: Arc<dyn Duplex>,
     pool: BufferPool,
     buffer: Option<Box<[u8]>>,
-    /// What was begun, and how many bytes of it are sent.
-    rest: Option<(Outgoing, usize)>,
+    /// What was begun and is not sent.
+    rest: Vec<u8>,
 }
 
 impl PlainTransmit {
     fn send_rest(&mut self) -> io::Result<()> {
-        let Some((item, mut skip)) = self.rest.take() else {
-            return Ok(());
-        };
-        for part in item.parts() {
-            let sent = skip.min(part.len());
-            skip -= sent;
-            write_all(&*self.stream, &part[sent..])?;
-        }
-        Ok(())
+        let rest = std::mem::take(&mut self.rest);
+        write_all(&*self.stream, &rest)
     }
 }
 
 impl Transmit for PlainTransmit {
     fn try_transmit(&mut self, item: &Outgoing) -> Tried {
-        if item.len() > AT_ONCE || self.rest.is_some() {
+        if item.len() > AT_ONCE || !self.rest.is_empty() {
             return Tried::Not;
         }
-        let mut sent = 0;
         for part in item.parts() {
-            let written = try_write_all(&*self.stream, part);
-            sent += written;
-            if written < part.len() {
-                self.rest = Some((item.clone(), sent));
-                return Tried::Begun;
-            }
+            let sent = match self.rest.is_empty() {
+                true => try_write_all(&*self.stream, part),
+                false => 0,
+            };
+            self.rest.extend_from_slice(&part[sent..]);
         }
-        Tried::Sent
+        match self.rest.is_empty() {
+            true => Tried::Sent,
+            false => Tried::Begun,
+        }
     }
 
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {

@@ -20,7 +20,7 @@ use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,9 +39,6 @@ pub struct LinkConfig {
     /// How long, after the last byte was sent, the peer may take to end its
     /// side. Default: 1 s.
     pub linger: Duration,
-    /// The stack of each of its two threads in bytes, of which only what is
-    /// touched costs memory. Default: 128 KiB.
-    pub stack: usize,
 }
 
 impl Default for LinkConfig {
@@ -50,7 +47,6 @@ impl Default for LinkConfig {
             name: "link".into(),
             write_timeout: Some(Duration::from_secs(30)),
             linger: Duration::from_secs(1),
-            stack: threads::SMALL_STACK,
         }
     }
 }
@@ -140,23 +136,20 @@ impl Link {
         config: LinkConfig,
     ) -> io::Result<Self> {
         let stream = Arc::clone(&halves.stream);
-        let started = start(halves, decoder, outbox.clone(), sink, config);
+        let writer = WriterHandle::default();
+        let started = start(halves, decoder, outbox.clone(), sink, config, &writer);
         if started.is_err() {
             outbox.abort();
+            let _ = stream.shutdown(Shutdown::Both);
+            join(&writer);
             outbox.shut();
             outbox.discard();
-            let _ = stream.shutdown(Shutdown::Both);
         }
         Ok(Self {
             outbox,
             stream,
             reader: Some(started?),
         })
-    }
-
-    /// The queue towards the writer.
-    pub fn outbox(&self) -> &Outbox {
-        &self.outbox
     }
 
     /// Sends what waits, tells the peer, and ends. Does not wait for it.
@@ -168,11 +161,6 @@ impl Link {
     pub fn abort(&self) {
         self.outbox.abort();
         let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    /// Whether both threads have ended.
-    pub fn is_finished(&self) -> bool {
-        self.reader.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits for both threads.
@@ -198,6 +186,7 @@ fn start<D: Decode>(
     outbox: Outbox,
     sink: impl Sink<D::Item>,
     config: LinkConfig,
+    joins: &WriterHandle,
 ) -> io::Result<JoinHandle<()>> {
     let Halves {
         stream,
@@ -211,11 +200,12 @@ fn start<D: Decode>(
     let writer = {
         let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
         let room = sink.room();
-        threads::spawn_small(format!("{}.w", config.name), config.stack, move || {
+        threads::spawn_small(format!("{}.w", config.name), move || {
             write(&outbox, &*stream, linger, &*room);
         })?
     };
-    let (abandoned, abandoned_stream) = (outbox.clone(), Arc::clone(&stream));
+    *lock(joins) = Some(writer);
+    let joins = Arc::clone(joins);
     // Boxed, so that the thread's own frames hold a pointer each.
     let mut reader = Box::new(Reader {
         stream,
@@ -227,25 +217,19 @@ fn start<D: Decode>(
         outbox,
         sink,
     });
-    let writer = WriterHandle::new(Mutex::new(Some(writer)));
-    let joins = Arc::clone(&writer);
-    let started = threads::spawn_small(format!("{}.r", config.name), config.stack, move || {
-        reader.run(&joins)
-    });
-    if started.is_err() {
-        abandoned.abort();
-        let _ = abandoned_stream.shutdown(Shutdown::Both);
-        join(&writer);
-    }
-    started
+    threads::spawn_small(format!("{}.r", config.name), move || reader.run(&joins))
 }
 
 /// The writer's handle, which the reader takes at its end. Where no reader could
 /// be started, whoever tried to does.
 type WriterHandle = Arc<Mutex<Option<JoinHandle<()>>>>;
 
+fn lock(writer: &WriterHandle) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn join(writer: &WriterHandle) {
-    let handle = writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let handle = lock(writer).take();
     if let Some(handle) = handle {
         // A panic has been logged by the panic hook.
         let _ = handle.join();
@@ -255,20 +239,11 @@ fn join(writer: &WriterHandle) {
 /// From this length on an unfinished item is minded.
 const LONG: usize = 128 * 1024;
 
-/// A long item that did not come to its end.
-#[derive(Debug)]
-struct Unfinished {
-    held: usize,
+/// The end of a long item that did not come to its own.
+fn unfinished(held: usize) -> EndReason {
+    let why = format!("a frame did not come to its end, {held} bytes of it are here");
+    EndReason::Protocol(why.into())
 }
-
-impl fmt::Display for Unfinished {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held } = self;
-        write!(f, "a frame did not come to its end, {held} bytes of it are here")
-    }
-}
-
-impl std::error::Error for Unfinished {}
 
 struct Reader<D, S> {
     stream: Arc<dyn Duplex>,
@@ -356,8 +331,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 };
             }
             let held = self.inbox.bytes.len();
-            if let Err(fault) = self.mind_unfinished(held) {
-                return EndReason::Protocol(Box::new(fault));
+            if let Err(end) = self.mind_unfinished(held) {
+                return end;
             }
             let received = self.receive.receive(&mut self.inbox);
             counted += self.inbox.bytes.len() - held;
@@ -369,7 +344,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                     }
                 }
                 Err(e) if self.is_long && is_timeout(&e) => {
-                    return EndReason::Protocol(Box::new(Unfinished { held }));
+                    return unfinished(held);
                 }
                 // What came before it is delivered.
                 Err(e) => fault = Some(e),
@@ -380,7 +355,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// A long item that is not whole is to come to its end: its peer may be
     /// silent for as long as a write may take, and the owner may give it up.
     /// Short ones may take as long as they like, since they keep little.
-    fn mind_unfinished(&mut self, held: usize) -> Result<(), Unfinished> {
+    fn mind_unfinished(&mut self, held: usize) -> Result<(), EndReason> {
         let is_long = held > LONG;
         if std::mem::replace(&mut self.is_long, is_long) != is_long {
             // A stream that can't be told is cut, and the next read says so.
@@ -390,7 +365,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             }
         }
         if is_long && !self.sink.unfinished(held) {
-            return Err(Unfinished { held });
+            return Err(unfinished(held));
         }
         Ok(())
     }

@@ -13,9 +13,9 @@
 //! ```
 //!
 //! A thread that is left alone holds a name and its stack, nothing of whoever
-//! asked, and nobody joins it: it is the one thread of which that is so. There
+//! asked. It is the only kind of thread in this crate that nobody joins. There
 //! are at most [`MOST`] at a time in a process; beyond that a look-up fails at
-//! once. An address in figures needs none.
+//! once. An address in figures needs no thread.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -24,8 +24,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{after, select};
 
-use super::cancel::Cancel;
-use super::tcp::cancelled_error;
+use super::cancel::{Cancel, cancelled_error};
+use super::deadline::now;
 use super::threads;
 
 /// Look-ups that may be under way in a process.
@@ -95,11 +95,6 @@ fn look_up<T: Send + 'static>(
     // A panic has been logged by the panic hook.
     let _ = thread.join();
     found.unwrap_or_else(|_| Err(io::Error::other("the name look-up panicked")))
-}
-
-#[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

@@ -10,7 +10,11 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::tcp::cancelled_error;
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, select};
+
+use super::cancel::cancelled_error;
+use super::deadline::{after, deadline, left, now};
 use super::{Cancel, Duplex, PeerAddress};
 
 /// The bytes that one direction holds before its writer blocks.
@@ -39,18 +43,12 @@ pub fn pair() -> (MemoryStream, MemoryStream) {
 pub fn pair_with(first: Faults, second: Faults) -> (MemoryStream, MemoryStream) {
     let to_first = Arc::new(Pipe::new(first));
     let to_second = Arc::new(Pipe::new(second));
-    (
-        MemoryStream {
-            incoming: Arc::clone(&to_first),
-            outgoing: Arc::clone(&to_second),
-            limits: Mutex::default(),
-        },
-        MemoryStream {
-            incoming: to_second,
-            outgoing: to_first,
-            limits: Mutex::default(),
-        },
-    )
+    let end = |incoming: &Arc<Pipe>, outgoing: &Arc<Pipe>| MemoryStream {
+        incoming: Arc::clone(incoming),
+        outgoing: Arc::clone(outgoing),
+        limits: Mutex::default(),
+    };
+    (end(&to_first, &to_second), end(&to_second, &to_first))
 }
 
 /// One end of an in-memory stream. Dropping it ends both directions, as
@@ -72,7 +70,7 @@ struct Pipe {
 #[derive(Debug, Default)]
 struct State {
     /// Pieces with the time from which they may be read.
-    pieces: VecDeque<(Option<Instant>, VecDeque<u8>)>,
+    pieces: VecDeque<(Instant, Bytes)>,
     held: usize,
     passed: u64,
     /// The writer is done: the reader gets the rest, then the end.
@@ -82,6 +80,7 @@ struct State {
     cut: bool,
 }
 
+#[derive(Clone, Copy)]
 enum Wait {
     Never,
     Until(Option<Instant>),
@@ -100,15 +99,13 @@ impl Pipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, buffer: &mut [u8], wait: &Wait, take: bool) -> io::Result<usize> {
+    fn read(&self, buffer: &mut [u8], wait: Wait, take: bool) -> io::Result<usize> {
         let mut state = self.lock();
         loop {
-            let now = now();
             let ready_at = match state.pieces.front() {
-                Some((Some(at), _)) if *at > now => Some(*at),
-                Some(_) => {
-                    return Ok(self.take(&mut state, buffer, take));
-                }
+                Some((at, _)) if *at > now() => Some(*at),
+                Some(_) if take => return Ok(self.take(&mut state, buffer)),
+                Some((_, piece)) => return Ok(piece.len()),
                 None if state.cut => return Err(io::ErrorKind::ConnectionReset.into()),
                 None if state.finished || state.abandoned => return Ok(0),
                 None => None,
@@ -117,21 +114,13 @@ impl Pipe {
         }
     }
 
-    fn take(&self, state: &mut State, buffer: &mut [u8], take: bool) -> usize {
+    fn take(&self, state: &mut State, buffer: &mut [u8]) -> usize {
         let Some((_, piece)) = state.pieces.front_mut() else {
             return 0;
         };
-        let n = buffer
-            .len()
-            .min(piece.len())
-            .min(self.faults.short_reads.unwrap_or(usize::MAX))
-            .max(1);
-        if !take {
-            return n;
-        }
-        for (to, from) in buffer.iter_mut().zip(piece.drain(..n)) {
-            *to = from;
-        }
+        let most = self.faults.short_reads.unwrap_or(usize::MAX).max(1);
+        let n = buffer.len().min(piece.len()).min(most);
+        buffer[..n].copy_from_slice(&piece.split_to(n));
         if piece.is_empty() {
             state.pieces.pop_front();
         }
@@ -140,41 +129,31 @@ impl Pipe {
         n
     }
 
-    fn write(&self, bytes: &[u8], wait: &Wait) -> io::Result<usize> {
+    fn write(&self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
         let mut state = self.lock();
-        loop {
-            if state.cut {
-                return Err(io::ErrorKind::ConnectionReset.into());
-            }
-            if state.finished || state.abandoned {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            if state.held < CAPACITY {
-                break;
-            }
+        while !state.cut && !state.finished && !state.abandoned && state.held >= CAPACITY {
             state = self.wait(state, wait, None)?;
         }
-        let mut n = bytes.len().min(CAPACITY - state.held);
+        if !state.cut && (state.finished || state.abandoned) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let mut n = bytes.len().min(CAPACITY.saturating_sub(state.held));
         if let Some(limit) = self.faults.cut_after {
-            let left = usize::try_from(limit.saturating_sub(state.passed)).unwrap_or(usize::MAX);
-            if n >= left {
-                n = left;
-                state.cut = true;
-            }
+            let left = usize::try_from(limit - state.passed).unwrap_or(usize::MAX);
+            state.cut |= n >= left;
+            n = n.min(left);
         }
         if n > 0 {
-            let ready_at = self.faults.delay.map(|delay| now() + delay);
-            state
-                .pieces
-                .push_back((ready_at, bytes[..n].iter().copied().collect()));
+            let ready_at = after(now(), self.faults.delay.unwrap_or_default());
+            let piece = Bytes::copy_from_slice(&bytes[..n]);
+            state.pieces.push_back((ready_at, piece));
             state.held += n;
             state.passed += n as u64;
         }
         self.changed.notify_all();
-        if n == 0 && !bytes.is_empty() {
-            Err(io::ErrorKind::ConnectionReset.into())
-        } else {
-            Ok(n)
+        match n {
+            0 if state.cut => Err(io::ErrorKind::ConnectionReset.into()),
+            n => Ok(n),
         }
     }
 
@@ -182,27 +161,17 @@ impl Pipe {
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, State>,
-        wait: &Wait,
+        wait: Wait,
         ready_at: Option<Instant>,
     ) -> io::Result<MutexGuard<'a, State>> {
         let Wait::Until(limit) = wait else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        let now = now();
-        if limit.is_some_and(|limit| limit <= now) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let until = [*limit, ready_at].into_iter().flatten().min();
-        Ok(match until {
-            Some(until) => {
-                let left = until.saturating_duration_since(now);
-                self.changed
-                    .wait_timeout(state, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
-            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-        })
+        limit.map(left).transpose()?;
+        let until = [limit, ready_at].into_iter().flatten().min();
+        let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(now()));
+        let waited = self.changed.wait_timeout(state, left);
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     fn end(&self, change: impl FnOnce(&mut State)) {
@@ -217,34 +186,34 @@ impl MemoryStream {
     }
 
     fn read_limit(&self) -> Wait {
-        Wait::Until(self.limits().0.map(super::deadline))
+        Wait::Until(self.limits().0.map(deadline))
     }
 }
 
 impl Duplex for MemoryStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.incoming.read(buffer, &self.read_limit(), true)
+        self.incoming.read(buffer, self.read_limit(), true)
     }
 
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.incoming.read(buffer, &Wait::Never, true)
+        self.incoming.read(buffer, Wait::Never, true)
     }
 
     fn wait_readable(&self) -> io::Result<()> {
-        self.incoming.read(&mut [0], &self.read_limit(), false).map(drop)
+        self.incoming.read(&mut [0], self.read_limit(), false).map(drop)
     }
 
     fn is_readable(&self) -> bool {
-        self.incoming.read(&mut [0], &Wait::Never, false).is_ok()
+        self.incoming.read(&mut [0], Wait::Never, false).is_ok()
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let limit = self.limits().1.map(super::deadline);
-        self.outgoing.write(bytes, &Wait::Until(limit))
+        let limit = self.limits().1.map(deadline);
+        self.outgoing.write(bytes, Wait::Until(limit))
     }
 
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.outgoing.write(bytes, &Wait::Never)
+        self.outgoing.write(bytes, Wait::Never)
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -284,11 +253,9 @@ impl Drop for MemoryStream {
 /// to be accepted; a further [`connect`](Self::connect) waits for room.
 #[derive(Clone, Debug)]
 pub struct MemoryListener {
-    sender: crossbeam_channel::Sender<MemoryStream>,
-    receiver: crossbeam_channel::Receiver<MemoryStream>,
-    /// Closed by dropping what is inside.
-    open: Arc<Mutex<Option<crossbeam_channel::Sender<()>>>>,
-    closed: crossbeam_channel::Receiver<()>,
+    sender: Sender<MemoryStream>,
+    receiver: Receiver<MemoryStream>,
+    closed: Cancel,
 }
 
 impl Default for MemoryListener {
@@ -301,12 +268,10 @@ impl MemoryListener {
     /// A place nobody waits at yet.
     pub fn new() -> Self {
         let (sender, receiver) = crossbeam_channel::bounded(64);
-        let (open, closed) = crossbeam_channel::bounded(0);
         Self {
             sender,
             receiver,
-            open: Arc::new(Mutex::new(Some(open))),
-            closed,
+            closed: Cancel::new(),
         }
     }
 
@@ -316,41 +281,38 @@ impl MemoryListener {
     /// # Errors
     /// `ConnectionRefused` once it is closed.
     pub fn connect(&self, first: Faults, second: Faults) -> io::Result<MemoryStream> {
-        let (client, server) = pair_with(first, second);
-        crossbeam_channel::select! {
-            send(self.sender, server) -> sent => sent.map_err(|_| io::ErrorKind::ConnectionRefused)?,
-            recv(self.closed) -> _ => return Err(io::ErrorKind::ConnectionRefused.into()),
-        }
-        Ok(client)
+        self.enter(pair_with(first, second), &Cancel::new())
     }
 
     /// As [`connect`](Self::connect) without faults, and ends at once when
     /// it is cancelled.
     pub(super) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
-        let (client, server) = pair();
-        crossbeam_channel::select! {
+        self.enter(pair(), cancel)
+    }
+
+    fn enter(
+        &self,
+        (client, server): (MemoryStream, MemoryStream),
+        cancel: &Cancel,
+    ) -> io::Result<MemoryStream> {
+        select! {
             send(self.sender, server) -> sent => sent.map_err(|_| io::ErrorKind::ConnectionRefused)?,
-            recv(self.closed) -> _ => return Err(io::ErrorKind::ConnectionRefused.into()),
+            recv(self.closed.done()) -> _ => return Err(io::ErrorKind::ConnectionRefused.into()),
             recv(cancel.done()) -> _ => return Err(cancelled_error()),
         }
         Ok(client)
     }
 
     pub(super) fn accept(&self) -> io::Result<MemoryStream> {
-        crossbeam_channel::select! {
+        select! {
             recv(self.receiver) -> stream => stream.map_err(|_| io::ErrorKind::NotConnected.into()),
-            recv(self.closed) -> _ => Err(io::ErrorKind::NotConnected.into()),
+            recv(self.closed.done()) -> _ => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
     pub(super) fn close(&self) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.closed.cancel();
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "time limits and delays of the stream")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

@@ -17,13 +17,14 @@
 //! |---|---|
 //! | `address`, `target`, `lookup` | where to listen or connect, and names to addresses |
 //! | `duplex` | a raw, blocking byte stream that two threads share |
-//! | `tcp`, `unix`, `memory`, `listener` | what implements it, and how it is accepted |
+//! | `socket`, `memory` | what implements it |
+//! | `tcp`, `unix`, `listener` | how sockets connect, and are accepted |
 //! | `halves` | its two directions, in clear |
 //! | `tls` | both as TLS |
 //! | `buffers` | read and write buffers of busy links |
 //! | `codec` | what turns bytes into items |
 //! | `newcomers` | accept threads, and a thread for each handshake |
-//! | `capacity`, `available_memory`, `cgroup` | what the system can carry |
+//! | `capacity`, `available_memory`, `procfs` | what the system can carry |
 //! | `outgoing`, `outbox` | the way out of a connection |
 //! | `link` | the two threads |
 //! | `flow` | who may go on, and who waits for whom |
@@ -36,7 +37,6 @@ mod available_memory;
 mod buffers;
 mod cancel;
 mod capacity;
-mod cgroup;
 mod codec;
 mod deadline;
 pub(crate) mod dispatch;
@@ -50,6 +50,8 @@ pub mod memory;
 mod newcomers;
 pub(crate) mod outbox;
 mod outgoing;
+mod procfs;
+mod socket;
 mod table;
 mod target;
 mod tcp;
@@ -66,7 +68,7 @@ pub(crate) use self::capacity::Room;
 pub(crate) use self::capacity::descriptors;
 pub use self::capacity::more_without_signal_stacks;
 pub(crate) use self::codec::{Decode, Inbox};
-pub(crate) use self::deadline::{after, deadline};
+pub(crate) use self::deadline::{after, deadline, left};
 pub(crate) use self::duplex::Duplex;
 pub use self::duplex::PeerAddress;
 #[cfg(all(test, feature = "opflex"))]
@@ -76,7 +78,7 @@ pub(crate) use self::flow::{Budget, PATIENCE};
 pub(crate) use self::halves::plain;
 pub(crate) use self::halves::{Halves, Receive, Received, Transmit, drain, refuse};
 pub(crate) use self::link::{EndReason, Link, LinkConfig, Sink};
-pub(crate) use self::listener::{Listener, Waker};
+pub(crate) use self::listener::Listener;
 pub use self::newcomers::default_max_handshakes;
 pub(crate) use self::newcomers::{Acceptance, Newcomer};
 pub use self::outbox::Limits;
@@ -99,7 +101,7 @@ pub mod raw {
     pub use super::duplex::Duplex;
     pub use super::halves::{Halves, Receive, Received, Transmit, Tried, plain};
     pub use super::link::{EndReason, Link, LinkConfig, Sink};
-    pub use super::listener::{Listener, Waker};
+    pub use super::listener::Listener;
     pub use super::outbox::{Outbox, PushError};
     pub use super::outgoing::{Load, Outgoing};
     pub use super::tcp::connect_tcp;

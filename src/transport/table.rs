@@ -56,7 +56,8 @@ impl Numbers {
         ConnectionId::new(self.sequence, slot)
     }
 
-    /// The connection is over and out of every table.
+    /// Takes back the slot of a connection that is over and in no table any
+    /// more.
     pub(crate) fn give(&mut self, id: ConnectionId) {
         self.free.push(id.slot());
     }
@@ -98,17 +99,13 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn get(&self, id: ConnectionId) -> Option<&T> {
-        match self.slots.get(id.slot())? {
-            Some(entry) if entry.0 == id => Some(&entry.1),
-            _ => None,
-        }
+        let entry = self.slots.get(id.slot())?.as_ref()?;
+        (entry.0 == id).then_some(&entry.1)
     }
 
     pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut T> {
-        match self.slots.get_mut(id.slot())? {
-            Some(entry) if entry.0 == id => Some(&mut entry.1),
-            _ => None,
-        }
+        let entry = self.slots.get_mut(id.slot())?.as_mut()?;
+        (entry.0 == id).then_some(&mut entry.1)
     }
 
     pub(crate) fn contains(&self, id: ConnectionId) -> bool {

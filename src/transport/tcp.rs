@@ -1,16 +1,16 @@
-//! TCP streams: options, connecting, and [`Duplex`] for them.
-#![expect(clippy::disallowed_types, reason = "this module owns the TCP sockets")]
+//! TCP: options, connecting, listening.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::{Cancel, Duplex, PeerAddress};
+use super::cancel::cancelled_error;
+use super::deadline::{deadline, left, now};
+use super::{Cancel, Duplex, lookup};
 
 /// How the kernel probes a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +57,8 @@ impl Default for TcpOptions {
 }
 
 impl TcpOptions {
-    pub(super) fn apply(&self, stream: &TcpStream) -> io::Result<()> {
-        stream.set_nodelay(true)?;
-        let socket = SockRef::from(stream);
+    pub(super) fn apply(&self, socket: &Socket) -> io::Result<()> {
+        socket.set_tcp_nodelay(true)?;
         match self.keep_alive {
             Some(k) => {
                 let keep_alive = TcpKeepalive::new()
@@ -98,7 +97,7 @@ const BACKLOG: i32 = 4096;
 ///
 /// # Errors
 /// The last address's error, or `NotFound` when the name has no address.
-pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration) -> io::Result<TcpStream> {
+pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration) -> io::Result<Socket> {
     connect_unless(host, port, options, limit, &Cancel::new())
 }
 
@@ -109,11 +108,11 @@ pub(crate) fn connect_unless(
     options: &TcpOptions,
     limit: Duration,
     cancel: &Cancel,
-) -> io::Result<TcpStream> {
+) -> io::Result<Socket> {
     let host = if host.is_empty() { "localhost" } else { host };
-    let deadline = super::deadline(limit);
-    let addresses = super::lookup::addresses(host, port, deadline, cancel)?;
-    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    let deadline = deadline(limit);
+    let addresses = lookup::addresses(host, port, deadline, cancel)?;
+    let mut last = no_address(host);
     for (tried, address) in addresses.iter().enumerate() {
         // One that swallows packets leaves the others their share of the time.
         let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
@@ -132,14 +131,14 @@ pub(crate) fn connect_unless(
     Err(last)
 }
 
-fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<TcpStream> {
+fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let (pipe, _watch) = cancel.pipe()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     without_pacing(&socket, address);
     match socket.connect(&SockAddr::from(address)) {
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-            wait_writable(&socket, &pipe, super::deadline(limit))?;
+            wait_writable(&socket, &pipe, deadline(limit))?;
             if let Some(e) = socket.take_error()? {
                 return Err(e);
             }
@@ -147,25 +146,19 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
         other => other?,
     }
     socket.set_nonblocking(false)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Waits until the socket's connection attempt is over.
 fn wait_writable(socket: &Socket, cancelled: &io::PipeReader, deadline: Instant) -> io::Result<()> {
     loop {
-        let left = deadline.saturating_duration_since(now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
+        // None would be without a limit: longer than any process runs.
+        let left = Timespec::try_from(left(deadline)?).ok();
         let mut polled = [
             PollFd::new(socket, PollFlags::OUT),
             PollFd::new(cancelled, PollFlags::IN),
         ];
-        let left = Timespec::try_from(left).unwrap_or(Timespec {
-            tv_sec: 3600,
-            tv_nsec: 0,
-        });
-        match poll(&mut polled, Some(&left)) {
+        match poll(&mut polled, left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -178,49 +171,36 @@ fn wait_writable(socket: &Socket, cancelled: &io::PipeReader, deadline: Instant)
     }
 }
 
-/// What a cancelled attempt fails with.
-pub(super) fn cancelled_error() -> io::Error {
-    io::Error::new(io::ErrorKind::Interrupted, "cancelled")
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a time limit over several attempts needs the clock"
-)]
-fn now() -> Instant {
-    Instant::now()
+fn no_address(host: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"))
 }
 
 /// Listens at every address of `host`; an empty host is every interface, both
 /// IP versions.
-pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
-    let addresses: Vec<_> = if host.is_empty() {
+pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<Socket>> {
+    let addresses = if host.is_empty() {
         vec![([0u16; 8], port).into()]
     } else {
         (host, port).to_socket_addrs()?.collect()
     };
-    let none = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-    listen_at(addresses, port, host.is_empty(), none)
+    listen_at(host, addresses)
 }
 
-fn listen_at(
-    addresses: Vec<SocketAddr>,
-    port: u16,
-    both_versions: bool,
-    mut last: io::Error,
-) -> io::Result<Vec<TcpListener>> {
-    let mut listeners: Vec<TcpListener> = Vec::new();
+fn listen_at(host: &str, addresses: Vec<SocketAddr>) -> io::Result<Vec<Socket>> {
+    let mut listeners: Vec<Socket> = Vec::new();
+    let mut last = no_address(host);
     for mut address in addresses {
+        let is_chosen = address.port() == 0;
         // A port chosen by the system is chosen once for all addresses.
-        if let (0, Some(first)) = (port, listeners.first()) {
-            address.set_port(first.local_addr()?.port());
+        if is_chosen && let Some(first) = listeners.first().and_then(Duplex::local) {
+            address.set_port(first.port());
         }
-        match bind(address, both_versions) {
+        match bind(address, host.is_empty()) {
             Ok(listener) => listeners.push(listener),
             // localhost resolves to ::1 on hosts without IPv6, and a port that
             // is free at one address need not be at the other. But one that
             // was asked for is not half somebody else's.
-            Err(e) if port == 0 || is_not_here(&e) => last = e,
+            Err(e) if is_chosen || is_not_here(&e) => last = e,
             Err(e) => return Err(e),
         }
     }
@@ -245,11 +225,11 @@ fn is_not_here(error: &io::Error) -> bool {
 /// fills a gigabit over 2 ms.
 const RECEIVE_BUFFER: usize = 256 * 1024;
 
-fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
         Ok(socket) => socket,
         Err(_) if both_versions => {
-            return bind((std::net::Ipv4Addr::UNSPECIFIED, address.port()).into(), false);
+            return bind((Ipv4Addr::UNSPECIFIED, address.port()).into(), false);
         }
         Err(e) => return Err(e),
     };
@@ -262,93 +242,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<TcpListener> {
     socket.bind(&SockAddr::from(address))?;
     without_pacing(&socket, address);
     socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
-impl Duplex for TcpStream {
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        received(|| recv(self, &mut *buffer, RecvFlags::empty()))
-    }
-
-    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        received(|| recv(self, &mut *buffer, RecvFlags::DONTWAIT))
-    }
-
-    fn wait_readable(&self) -> io::Result<()> {
-        let mut one = [0u8; 1];
-        received(|| recv(self, &mut one, RecvFlags::PEEK)).map(drop)
-    }
-
-    fn is_readable(&self) -> bool {
-        let mut one = [0u8; 1];
-        received(|| recv(self, &mut one, RecvFlags::PEEK | RecvFlags::DONTWAIT)).is_ok()
-    }
-
-    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        io::Write::write(&mut &*self, bytes)
-    }
-
-    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        sent(|| send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL))
-    }
-
-    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        ended(TcpStream::shutdown(self, how))
-    }
-
-    fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
-        TcpStream::set_read_timeout(self, at_least_a_tick(limit))
-    }
-
-    fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
-        TcpStream::set_write_timeout(self, at_least_a_tick(limit))
-    }
-
-    fn peer(&self) -> PeerAddress {
-        // A peer that is gone already has no address any more.
-        PeerAddress::Ip(
-            self.peer_addr()
-                .unwrap_or((std::net::Ipv4Addr::UNSPECIFIED, 0).into()),
-        )
-    }
-
-    fn local(&self) -> Option<std::net::SocketAddr> {
-        self.local_addr().ok()
-    }
-}
-
-/// Calls until it is not interrupted by a signal.
-pub(super) fn received<N>(mut call: impl FnMut() -> rustix::io::Result<(N, usize)>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Ok((_, n)) => return Ok(n),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-}
-
-/// As [`received`], for what is sent.
-pub(super) fn sent(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Err(rustix::io::Errno::INTR) => {}
-            other => return Ok(other?),
-        }
-    }
-}
-
-/// A direction that ended before is no error.
-pub(super) fn ended(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
-        other => other,
-    }
-}
-
-/// A zero timeout means none to the system and is refused by std.
-pub(super) fn at_least_a_tick(limit: Option<Duration>) -> Option<Duration> {
-    limit.map(|limit| limit.max(Duration::from_millis(1)))
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -357,15 +251,14 @@ mod tests {
 
     #[test]
     fn a_port_is_listened_at_on_every_address_that_is_here_or_not_at_all() {
-        let none = || io::Error::from(io::ErrorKind::NotFound);
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = taken.local_addr().unwrap().port();
+        let taken = listen("127.0.0.1", 0).unwrap();
+        let port = taken[0].local().unwrap().port();
         let at = |ip: [u8; 4]| SocketAddr::from((ip, port));
         let free = at([127, 0, 0, 2]);
-        let error = listen_at(vec![free, at([127, 0, 0, 1])], port, false, none()).unwrap_err();
+        let error = listen_at("here", vec![free, at([127, 0, 0, 1])]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         // TEST-NET-1 is nobody's.
-        let listeners = listen_at(vec![at([192, 0, 2, 1]), free], port, false, none()).unwrap();
+        let listeners = listen_at("here", vec![at([192, 0, 2, 1]), free]).unwrap();
         assert_eq!(listeners.len(), 1);
     }
 }

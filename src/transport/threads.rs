@@ -6,7 +6,7 @@ use std::thread::{Builder, JoinHandle};
 /// Stack of a session's reader and writer. They hold no frame-sized array;
 /// a TLS record and a log line need some 20 KiB in a debug build. What is not
 /// touched costs address space only.
-pub(super) const SMALL_STACK: usize = 128 * 1024;
+const SMALL_STACK: usize = 128 * 1024;
 
 /// Stack of threads that run TLS handshakes or an application's code.
 const FULL_STACK: usize = 2 * 1024 * 1024;
@@ -23,11 +23,13 @@ pub(crate) fn spawn<T: Send + 'static>(
         .spawn(body)
 }
 
-/// Starts a thread with a stack of its own size, for one direction of a link.
-pub(crate) fn spawn_small<T: Send + 'static>(
+/// Starts a thread with a small stack, for one direction of a link.
+pub(super) fn spawn_small<T: Send + 'static>(
     name: impl Into<String>,
-    stack: usize,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    Builder::new().name(name.into()).stack_size(stack).spawn(body)
+    Builder::new()
+        .name(name.into())
+        .stack_size(SMALL_STACK)
+        .spawn(body)
 }

@@ -11,7 +11,7 @@ use log::{info, warn};
 use super::goal::Goal;
 use super::order::{CommandError, OrderError};
 use super::{Change, LOG, Shown, View};
-use crate::client::{ClientError, ClientHandle, Event};
+use crate::client::{ClientError, ClientEvent, ClientHandle};
 use crate::log_limit::LogLimit;
 use crate::printable::excerpt;
 use crate::proto::Frame;
@@ -93,7 +93,7 @@ impl Shared {
     }
 
     /// Takes in events until there are no more.
-    pub(super) fn feed(&self, events: &Receiver<Event>, client: &ClientHandle) {
+    pub(super) fn feed(&self, events: &Receiver<ClientEvent>, client: &ClientHandle) {
         loop {
             let look_at = self.lock().look_at;
             let event = match look_at {
@@ -109,10 +109,10 @@ impl Shared {
                 }
             };
             match event {
-                Event::Frame(frame) => self.frame(&frame, wall_clock()),
-                Event::Connected(server) => self.online(server.to_string(), client.configuration()),
-                Event::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
-                Event::Closed(_) => {}
+                ClientEvent::Frame(frame) => self.frame(&frame, wall_clock()),
+                ClientEvent::Connected(server) => self.online(server.to_string(), client.configuration()),
+                ClientEvent::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
+                ClientEvent::Closed(_) => {}
             }
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);

@@ -17,8 +17,8 @@
 //!
 //! All state is plain fields on the dispatcher thread, and the time is what the
 //! server says it is. Nothing in it waits for a peer. It reads YAML of at most
-//! [`MAX_DOCUMENT_LEN`]. The one thing that blocks is writing the configuration
-//! file, some kilobytes whenever a controller sends another configuration.
+//! [`MAX_DOCUMENT_LEN`]. What would block, writing the configuration file, has a
+//! thread of its own.
 //!
 //! # What the protocol leaves open
 //! * **Who is answered.** A failure that the scheduler makes goes to every
@@ -60,7 +60,8 @@
 //! * **Going back.** Only the refusal of the current configuration, byte for
 //!   byte, makes the scheduler go back, and only one step. The controller that
 //!   had sent it gets InvalidConfiguration. A CONFIGURE that cannot be kept in
-//!   the file is refused.
+//!   the file is refused, and so is one that another one follows before it
+//!   began to be written.
 //!
 //! | file | holds |
 //! |---|---|
@@ -75,7 +76,8 @@
 //! | `nodes` | agents: their status, and what a new controller is told |
 //! | `cncis` | what concentrators have told, and are to be told |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
-//! | `configuration` | the configuration of the cluster and its file |
+//! | `configuration` | the configuration of the cluster |
+//! | `keeper` | the thread that writes its file |
 
 mod answers;
 mod cncis;
@@ -84,6 +86,7 @@ mod configuration;
 mod controllers;
 mod held;
 mod instances;
+mod keeper;
 mod nodes;
 pub mod placement;
 mod relay;
@@ -129,7 +132,9 @@ use crate::server::{
 /// ```
 ///
 /// # Threads
-/// Everything happens on the server's dispatcher thread.
+/// Everything happens on the server's dispatcher thread, but for writing the
+/// configuration file. Where the server ends while that is under way, its end
+/// waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
     mode: ControllerMode,
@@ -187,8 +192,13 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`ServerError`]; nothing runs then.
-    pub fn start(self, server: ServerConfig) -> Result<Server, ServerError> {
-        Server::start(self.serve_with(server), self)
+    pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
+        let keeper = self.configuration.start().map_err(ServerError::Thread)?;
+        let server = Server::start(self.serve_with(server), self)?;
+        if let Some(keeper) = keeper {
+            let _ = keeper.send(server.handle());
+        }
+        Ok(server)
     }
 
     /// The configuration of a server whose application is this.
@@ -293,6 +303,7 @@ impl Handler for Scheduler {
             self.controllers.next_telling(),
             self.instances.next_due(),
             self.nodes.next_due(),
+            self.configuration.is_due().then(at_once),
         ]
         .into_iter()
         .flatten()
@@ -301,8 +312,14 @@ impl Handler for Scheduler {
 
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
+        self.proceed_with_configuration(cx);
         self.expire_nodes(cx, now);
         self.expire_starts(cx, now);
         self.controllers.tell(cx, &self.nodes, now);
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a timer that is due has some time")]
+fn at_once() -> Instant {
+    Instant::now()
 }

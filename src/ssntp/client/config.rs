@@ -10,6 +10,7 @@ use super::uuid_file::{self, Claimed};
 use crate::Role;
 use crate::pki::{Host, Identity, Trust};
 use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::setters::setters;
 use crate::transport::memory::MemoryListener;
 use crate::transport::{Address, DEFAULT_PORT, Limits, Target, TcpOptions};
 
@@ -87,7 +88,7 @@ impl Backoff {
 
     /// A pause after `failures` failed rounds.
     pub(super) fn pause(&self, failures: u32) -> Duration {
-        // 48 random bits of a UUID that is made for nothing else.
+        // The random bits of a new UUID serve as a source of randomness.
         let random = Uuid::new_v4().as_u128() >> 80;
         #[expect(clippy::cast_precision_loss, reason = "48 bits fit a double")]
         let share = random as f64 / (1u64 << 48) as f64;
@@ -199,73 +200,6 @@ impl ClientConfig {
         self
     }
 
-    /// The roles to advertise. Default: all that the certificate holds.
-    #[must_use]
-    pub fn role(mut self, role: Role) -> Self {
-        self.role = role;
-        self
-    }
-
-    /// Where the client's UUID comes from; a [`Uuid`] is taken as it is.
-    /// Default: the one that the certificate is bound to, else
-    /// [`UuidSource::Random`].
-    #[must_use]
-    pub fn uuid(mut self, source: impl Into<UuidSource>) -> Self {
-        self.uuid = source.into();
-        self
-    }
-
-    /// Whether to ask the server for trace blocks. Without them, or where the
-    /// server has none, traces are taken off frames that are sent.
-    /// Default: false.
-    #[must_use]
-    pub fn tracing(mut self, tracing: bool) -> Self {
-        self.tracing = tracing;
-        self
-    }
-
-    /// Whether a client that reconnects resumes its TLS session where the
-    /// server lets it, which saves both the signatures; certificates are
-    /// verified again all the same. Default: true.
-    #[must_use]
-    pub fn resumption(mut self, wanted: bool) -> Self {
-        self.resumption = wanted;
-        self
-    }
-
-    /// The longest payload to receive or send, in bytes. Default: 16 MiB.
-    #[must_use]
-    pub fn max_payload(mut self, bytes: u32) -> Self {
-        self.max_payload = bytes;
-        self
-    }
-
-    /// How long connecting to one server may take, all addresses of its name
-    /// together. Looking the name up comes before and has the system's own
-    /// limit. Default: 10 s.
-    #[must_use]
-    pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.connect_timeout = limit;
-        self
-    }
-
-    /// How long TLS and CONNECTED together may take. Default: 10 s.
-    #[must_use]
-    pub fn handshake_timeout(mut self, limit: Duration) -> Self {
-        self.handshake_timeout = limit;
-        self
-    }
-
-    /// The pauses between rounds of attempts, a round being one attempt at
-    /// each server. Also after the loss of a session there is one. It grows
-    /// with every round that fails, and with every session that lasts no
-    /// longer than the pause could have been. Default: see [`Backoff`].
-    #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = backoff;
-        self
-    }
-
     /// How many rounds may fail in a row, at least one, before the client
     /// ends. Default: any number.
     #[must_use]
@@ -283,70 +217,75 @@ impl ClientConfig {
         self
     }
 
-    /// Whether to connect again after a session was lost. Default: true.
-    #[must_use]
-    pub fn reconnect(mut self, reconnect: bool) -> Self {
-        self.reconnect = reconnect;
-        self
-    }
+    setters! {
+        /// The roles to advertise. Default: all that the certificate holds.
+        role: Role;
 
-    /// What becomes of frames that are sent while no session stands.
-    /// Default: [`Offline::Fail`].
-    #[must_use]
-    pub fn offline(mut self, offline: Offline) -> Self {
-        self.offline = offline;
-        self
-    }
+        /// Where the client's UUID comes from; a [`Uuid`] is taken as it is.
+        /// Default: the one that the certificate is bound to, else
+        /// [`UuidSource::Random`].
+        uuid: impl Into<UuidSource>;
 
-    /// How much may wait to be sent on a session; `send` waits when this much
-    /// does. Default: see [`Limits`].
-    #[must_use]
-    pub fn queue(mut self, limits: Limits) -> Self {
-        self.queue = limits;
-        self
-    }
+        /// Whether to ask the server for trace blocks. Without them, or where the
+        /// server has none, traces are taken off frames that are sent.
+        /// Default: false.
+        tracing: bool;
 
-    /// How long `send` waits for room in a full queue; `None` for as long as
-    /// it takes. Default: 30 s.
-    #[must_use]
-    pub fn send_timeout(mut self, limit: impl Into<Option<Duration>>) -> Self {
-        self.send_timeout = limit.into();
-        self
-    }
+        /// Whether a client that reconnects resumes its TLS session where the
+        /// server lets it, which saves both the signatures; certificates are
+        /// verified again all the same. Default: true.
+        resumption: bool;
 
-    /// How much may wait for the application to receive it, in events and
-    /// in bytes of frames; one frame may always wait alone. Then the server
-    /// is held back. The channel takes memory for all its events at once,
-    /// some 64 bytes each, and has room for 1,048,576 at most. Default: 1024
-    /// events, 64 MiB.
-    #[must_use]
-    pub fn inbound(mut self, limits: Limits) -> Self {
-        self.inbound = limits;
-        self
-    }
+        /// The longest payload to receive or send, in bytes. Default: 16 MiB.
+        max_payload: u32;
 
-    /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
-    #[must_use]
-    pub fn tcp(mut self, options: TcpOptions) -> Self {
-        self.tcp = options;
-        self
-    }
+        /// How long connecting to one server may take, all addresses of its name
+        /// together. Looking the name up comes before and has the system's own
+        /// limit. Default: 10 s.
+        connect_timeout: Duration;
 
-    /// How long the server may take none of the data that waits for it before
-    /// the session counts as lost, and how long the rest of the queue may take
-    /// once the server has ended the session. Default: 30 s.
-    #[must_use]
-    pub fn write_timeout(mut self, limit: Duration) -> Self {
-        self.write_timeout = limit;
-        self
-    }
+        /// How long TLS and CONNECTED together may take. Default: 10 s.
+        handshake_timeout: Duration;
 
-    /// How long closing may take to send what waits and to part from the
-    /// server. Default: 1 s.
-    #[must_use]
-    pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
-        self
+        /// The pauses between rounds of attempts, a round being one attempt at
+        /// each server. Also after the loss of a session there is one. It grows
+        /// with every round that fails, and with every session that lasts no
+        /// longer than the pause could have been. Default: see [`Backoff`].
+        backoff: Backoff;
+
+        /// Whether to connect again after a session was lost. Default: true.
+        reconnect: bool;
+
+        /// What becomes of frames that are sent while no session stands.
+        /// Default: [`Offline::Fail`].
+        offline: Offline;
+
+        /// How much may wait to be sent on a session; `send` waits when this much
+        /// does. Default: see [`Limits`].
+        queue: Limits;
+
+        /// How long `send` waits for room in a full queue; `None` for as long as
+        /// it takes. Default: 30 s.
+        send_timeout: impl Into<Option<Duration>>;
+
+        /// How much may wait for the application to receive it, in events and
+        /// in bytes of frames; one frame may always wait alone. Then the server
+        /// is held back. The channel takes memory for all its events at once,
+        /// some 64 bytes each, and has room for 1,048,576 at most. Default: 1024
+        /// events, 64 MiB.
+        inbound: Limits;
+
+        /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
+        tcp: TcpOptions;
+
+        /// How long the server may take none of the data that waits for it before
+        /// the session counts as lost, and how long the rest of the queue may take
+        /// once the server has ended the session. Default: 30 s.
+        write_timeout: Duration;
+
+        /// How long closing may take to send what waits and to part from the
+        /// server. Default: 1 s.
+        grace: Duration;
     }
 
     /// The servers to try, the defaults where none was given.
@@ -355,7 +294,7 @@ impl ClientConfig {
             return self.targets.clone();
         }
         let named = self.trust.names().iter().filter_map(|host| match host {
-            // A pattern is no place.
+            // A wildcard names no host that could be dialled.
             Host::Name(name) if name.starts_with('*') => None,
             host => Some(host.to_string()),
         });

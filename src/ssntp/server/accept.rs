@@ -2,10 +2,10 @@
 //! deadline, until their session's own threads run.
 //!
 //! ```text
-//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Event::Admit ─▶ dispatcher
-//!                                      │ Admitted
-//!                                      ▼
-//!                          CONNECTED goes out ─▶ Link::start ─▶ Event::Started
+//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Admit ─▶ dispatcher
+//!                                               │ Admitted
+//!                                               ▼
+//!                          CONNECTED goes out ─▶ Link::start ─▶ Started
 //! ```
 //!
 //! CONNECTED is sent by this thread, still under the handshake's deadline and
@@ -22,53 +22,55 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use log::info;
+use uuid::Uuid;
 
-use super::config::Shared;
+use super::config::Environment;
 use super::core::{Request, ServerCore};
-use super::handler::Handler;
+use super::now;
 use super::sessions::SessionId;
 use crate::Role;
 use crate::pki::CertificateInfo;
 use crate::printable::excerpt;
 use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::dispatch::{Admission, Event, Events, Feed};
+use crate::transport::dispatch::{Admission, DispatchEvent, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
-    Acceptance, Decode, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, Sink,
-    after, drain, refuse,
+    Acceptance, Decode, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after,
+    drain, left, refuse,
 };
 
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
 
-type ServerEvents<H> = Events<Event<ServerCore<H>>>;
+type CoreEvents = Events<DispatchEvent<ServerCore>>;
 
 /// Starts to accept clients at the listeners.
-pub(super) fn start<H: Handler>(
+pub(super) fn start(
     listeners: Vec<Listener>,
-    shared: Arc<Shared>,
+    environment: Arc<Environment>,
     max_handshakes: usize,
-    events: ServerEvents<H>,
+    events: CoreEvents,
 ) -> io::Result<Acceptance> {
-    let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
+    let serve = Box::new(move |newcomer: &Arc<Newcomer>| serve(&environment, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &Newcomer) {
-    let deadline = after(newcomer.accepted(), shared.handshake_timeout);
+fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<Newcomer>) {
+    let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
-    let secured = match shared
+    let secured = match environment
         .acceptor
-        .accept(Arc::clone(&stream), &shared.pool, deadline)
+        .accept(Arc::clone(&stream), &environment.pool, deadline)
     {
         Ok(secured) => secured,
         Err(e) => {
-            shared.say(newcomer, "no TLS", &e);
+            environment.say(newcomer, "no TLS", &e);
             if matches!(e, TlsError::Tls(_)) {
-                // The alert says why; let the peer read it.
+                // The alert that was sent says why. Closing a socket with unread
+                // input would destroy it on its way, so the input is read first.
                 let _ = stream.shutdown(Shutdown::Write);
                 drain(&*stream, LINGER);
             }
@@ -80,12 +82,12 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         let answer = answer.map(|code| outgoing(&Frame::new(code), false));
         refuse(halves, answer, LINGER);
     };
-    // The verifier demands a certificate, so one is there.
+    // Always there: the verifier refuses who shows no certificate.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
-            shared.say(newcomer, "refused", &e);
+            environment.say(newcomer, "refused", &e);
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
@@ -93,7 +95,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
             let subject = excerpt(&certificate.subject);
-            shared.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
+            environment.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(_)) if newcomer.is_stopping() => {
@@ -101,11 +103,10 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         }
         Err(Ended::Lost(e)) => {
             let subject = excerpt(&certificate.subject);
-            shared.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
+            environment.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
             return;
         }
     };
-    let (reply, verdict) = crossbeam_channel::bounded(1);
     let bad_traces = Arc::new(AtomicU64::new(0));
     let request = Request {
         connect,
@@ -113,18 +114,14 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    if events.send(Event::Admit(Box::new(request), reply)).is_err() {
-        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
-    }
-    // The dispatcher answers every request, also while it stops.
-    let admitted = match verdict.recv() {
-        Ok(Ok(admitted)) => admitted,
-        Ok(Err(refusal)) => {
+    let admitted = match events.admit(request) {
+        Some(Ok(admitted)) => admitted,
+        Some(Err(refusal)) => {
             let (uuid, role) = (connect.source, connect.role);
-            shared.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
+            environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
-        Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
+        None => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
     };
     let mut admission = Admission::new(admitted.id, events.clone());
     let info = Arc::clone(&admitted.grant.info);
@@ -133,29 +130,26 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         return admission.started(Err(e));
     }
     let decoder = Decoder {
-        codec: Codec::new(shared.max_payload, info.tracing()),
+        codec: Codec::new(environment.max_payload, info.tracing()),
         bad_traces,
+        stamps: info.tracing().then_some((environment.uuid, environment.role)),
     };
-    let sink = SessionSink {
-        feed: Feed::new(&admitted, events.clone(), shared.write_timeout),
-        tracing: info.tracing().then_some((shared.uuid, shared.role)),
-    };
+    let feed = Feed::new(&admitted, events.clone(), environment.write_timeout);
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
-        write_timeout: Some(shared.write_timeout),
-        linger: LINGER,
+        write_timeout: Some(environment.write_timeout),
         ..LinkConfig::default()
     };
     if !newcomer.admitted() {
         return admission.started(Err(io::ErrorKind::TimedOut.into()));
     }
-    admission.started(Link::start(halves, decoder, admitted.outbox, sink, config));
+    admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
 }
 
-impl Shared {
+impl Environment {
     /// Says in the log what became of a newcomer, for each address no more
     /// than it may cause.
-    fn say(&self, newcomer: &Newcomer, what: &'static str, why: &dyn fmt::Display) {
+    fn say(&self, newcomer: &Arc<Newcomer>, what: &'static str, why: &dyn fmt::Display) {
         let peer = newcomer.peer();
         let host = match peer {
             PeerAddress::Ip(address) => Some(address.ip()),
@@ -171,9 +165,9 @@ impl Shared {
 }
 
 fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
-    // None is left at the deadline, and a time limit of nothing is none.
-    let left = deadline.saturating_duration_since(now());
-    let limit = left.max(Duration::from_millis(1));
+    // At the deadline no time is left, but a socket takes a limit of zero
+    // for no limit at all, so it is a millisecond at least.
+    let limit = left(deadline).unwrap_or(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;
     halves.transmit.transmit(&[Outgoing::whole(connected, 1)])?;
     halves.transmit.idle();
@@ -210,10 +204,13 @@ fn receive_connect(
     }
 }
 
-/// The codec, with its count of bad traces where the core sees it.
+/// The codec, which stamps traced frames, and has its count of bad traces where
+/// the core sees it.
 struct Decoder {
     codec: Codec,
     bad_traces: Arc<AtomicU64>,
+    /// Who stamps, where the session agreed on tracing.
+    stamps: Option<(Uuid, Role)>,
 }
 
 impl Decode for Decoder {
@@ -221,7 +218,17 @@ impl Decode for Decoder {
     type Error = ProtocolError;
 
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        let before = items.len();
         let result = self.codec.decode(input, items);
+        if let Some((uuid, role)) = self.stamps {
+            for item in &mut items[before..] {
+                if let Item::Traced(frame) = item
+                    && let Some(trace) = frame.trace_mut()
+                {
+                    trace.stamp_received(uuid, role, unix_nanos());
+                }
+            }
+        }
         if self.codec.bad_traces() > 0 {
             self.bad_traces.store(self.codec.bad_traces(), Ordering::Relaxed);
         }
@@ -231,47 +238,4 @@ impl Decode for Decoder {
     fn wanted(&self) -> usize {
         self.codec.wanted()
     }
-}
-
-/// Stamps traced frames, and hands all to the dispatcher.
-struct SessionSink<H: Handler> {
-    feed: Feed<ServerCore<H>>,
-    /// Who stamps, where the session agreed on tracing.
-    tracing: Option<(uuid::Uuid, Role)>,
-}
-
-impl<H: Handler> Sink<Item> for SessionSink<H> {
-    fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
-        if let Some((uuid, role)) = self.tracing {
-            for item in items.iter_mut() {
-                if let Item::Traced(frame) = item
-                    && let Some(trace) = frame.trace_mut()
-                {
-                    trace.stamp_received(uuid, role, unix_nanos());
-                }
-            }
-        }
-        self.feed.items(items, bytes)
-    }
-
-    fn unfinished(&mut self, bytes: usize) -> bool {
-        self.feed.unfinished(bytes)
-    }
-
-    fn ended(&mut self, reason: EndReason) {
-        self.feed.ended(reason);
-    }
-
-    fn finished(&mut self) {
-        self.feed.finished();
-    }
-
-    fn room(&self) -> Box<dyn Fn() + Send> {
-        self.feed.room()
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a handshake has a deadline")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Candidate: the newcomer ──┐
-//!  Standing: who is there ───┼─▶ AdmissionPolicy::judge ─▶ Ok(Admit { replaces }) or Refusal
+//!  Standing: who is there ───┼─▶ AdmissionPolicy::judge ─▶ Ok(whom it replaces) or Refusal
 //!  AdmissionPolicy ──────────┘
 //! ```
 //!
@@ -25,15 +25,13 @@
 //! | the server has as many sessions as it may | ConnectionFailure |
 //! | its certificate has as many sessions as one may | ConnectionFailure |
 //!
-//! A session counts from its admission until its threads are joined. For the
-//! count of each certificate [`Certificates`] stands, and whoever holds a
-//! [`Place`] is in it. The place of a
-//! session that is taken over counts as free for who takes over, although its
-//! threads end a moment later. So there is one session at most beyond each
-//! limit, and only while it ends.
+//! A session counts from its admission until its threads are joined.
+//! [`Certificates`] counts those of each certificate, by the [`Place`] that each
+//! session holds as long. A newcomer that takes a session over may have its
+//! place at once, although the old session's threads end a moment later. So
+//! there is one session at most beyond each limit, and only while it ends.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
@@ -81,11 +79,16 @@ impl AdmissionPolicy {
         self
     }
 
-    /// Decides about one newcomer.
+    /// Decides about one newcomer: where it is admitted, which session it takes
+    /// over, which is to end first.
     ///
     /// # Errors
     /// The [`Refusal`] of the first row of the table that applies.
-    pub(super) fn judge(&self, newcomer: Candidate, standing: &Standing) -> Result<Admit, Refusal> {
+    pub(super) fn judge(
+        &self,
+        newcomer: Candidate,
+        standing: &Standing,
+    ) -> Result<Option<SessionId>, Refusal> {
         let uuid = newcomer.uuid;
         if standing.stopping {
             return Err(Refusal::Busy("the server is shutting down"));
@@ -117,9 +120,7 @@ impl AdmissionPolicy {
         if standing.of_certificate >= share.saturating_add(freed) {
             return Err(Refusal::CertificateLimit(share));
         }
-        Ok(Admit {
-            replaces: standing.holder.as_ref().map(|holder| holder.id),
-        })
+        Ok(standing.holder.as_ref().map(|holder| holder.id))
     }
 
     /// How many of `maximum` sessions one certificate may have.
@@ -196,16 +197,9 @@ pub(super) enum Likeness {
     Different,
 }
 
-/// A newcomer is to be admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Admit {
-    /// The session that it takes over, which is to end first.
-    pub(super) replaces: Option<SessionId>,
-}
-
 /// How many sessions each certificate has. A certificate is kept once, however
 /// many they are.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Certificates(Arc<Mutex<HashMap<KeptCertificate, usize>>>);
 
 impl Certificates {
@@ -234,12 +228,6 @@ impl Certificates {
     // given back on the dispatcher.
     fn lock(&self) -> MutexGuard<'_, HashMap<KeptCertificate, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Certificates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Certificates({})", self.lock().len())
     }
 }
 
@@ -284,8 +272,8 @@ mod tests {
     const OTHER: Uuid = Uuid::from_u128(3);
     const OLD: SessionId = SessionId(ConnectionId(7));
 
-    const FRESH: Result<Admit, Refusal> = Ok(Admit { replaces: None });
-    const TAKES_OVER: Result<Admit, Refusal> = Ok(Admit { replaces: Some(OLD) });
+    const FRESH: Result<Option<SessionId>, Refusal> = Ok(None);
+    const TAKES_OVER: Result<Option<SessionId>, Refusal> = Ok(Some(OLD));
 
     fn candidate(bound: bool) -> Candidate {
         Candidate {
@@ -325,7 +313,8 @@ mod tests {
         let in_use = Err(Refusal::UuidInUse(CLIENT));
         let owned = Err(Refusal::UuidOwned(CLIENT));
         let other = Err(Refusal::OtherAuthority(CLIENT));
-        // The newcomer is bound, the old one is, how they are related.
+        // The columns: whether the newcomer is bound, whether the session that
+        // stands is, and how their certificates are related.
         let rows = [
             (false, false, Same, TAKES_OVER),
             (true, true, Same, TAKES_OVER),
@@ -421,7 +410,8 @@ mod tests {
             (full(8, 6, held(Same, true)), TAKES_OVER),
             (full(7, 7, held(Same, true)), share.clone()),
             (full(9, 6, held(Same, true)), limit.clone()),
-            // It frees a place of another certificate's share.
+            // The session that it replaces belongs to another certificate, so
+            // that does not free a place in its own share.
             (full(8, 5, held(SameAuthority, true)), TAKES_OVER),
             (full(8, 6, held(SameAuthority, true)), share),
             (full(8, 0, held(Different, false)), TAKES_OVER),
@@ -548,7 +538,7 @@ mod tests {
             self.leaving.push(place);
         }
 
-        fn connect(&mut self, number: usize, uuid: Uuid) -> Result<Admit, Refusal> {
+        fn connect(&mut self, number: usize, uuid: Uuid) -> Result<Option<SessionId>, Refusal> {
             let (bound, authority) = CERTIFICATES[number];
             let likeness = |old: usize| match CERTIFICATES[old].1 == authority {
                 _ if old == number => Same,
@@ -570,7 +560,7 @@ mod tests {
             };
             let bound = bound.map(Uuid::from_u128);
             let verdict = self.policy.judge(Candidate { uuid, bound }, &standing)?;
-            if let Some(old) = verdict.replaces {
+            if let Some(old) = verdict {
                 let at = self.sessions.iter().position(|(id, ..)| *id == old);
                 self.end(at.expect("who is replaced is there"));
             }

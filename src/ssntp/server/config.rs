@@ -11,11 +11,13 @@ use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::filter::Filter;
+use super::held::Held;
 use super::routing::{RuleError, Rules};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::pki::{Identity, Trust};
 use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::setters::setters;
 use crate::transport::dispatch::Settings;
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::TlsError;
@@ -63,7 +65,7 @@ pub struct ServerConfig {
     pub(super) rules: Rules,
     pub(super) filter: Filter,
     pub(super) configuration: Bytes,
-    pub(super) configuration_check: Option<Box<ConfigurationCheck>>,
+    pub(super) configuration_check: Box<ConfigurationCheck>,
     pub(super) takes_configure: bool,
     pub(super) tracing: bool,
     pub(super) resumption: bool,
@@ -76,11 +78,9 @@ pub struct ServerConfig {
     pub(super) slow_consumer: SlowConsumer,
     pub(super) write_timeout: Duration,
     pub(super) tcp: TcpOptions,
-    pub(super) held_frames: usize,
-    pub(super) held_bytes: usize,
-    pub(super) held_time: Duration,
+    pub(super) held: Held,
     pub(super) grace: Duration,
-    pub(super) budget: Option<u64>,
+    pub(super) queue_budget: Option<u64>,
     pub(super) patience: Duration,
 }
 
@@ -109,7 +109,7 @@ impl ServerConfig {
             rules: Rules::new(),
             filter: Filter::allow_all(),
             configuration: Bytes::new(),
-            configuration_check: None,
+            configuration_check: Box::new(is_text),
             takes_configure: true,
             tracing: true,
             resumption: true,
@@ -122,11 +122,9 @@ impl ServerConfig {
             slow_consumer: SlowConsumer::default(),
             write_timeout: Duration::from_secs(30),
             tcp: TcpOptions::default(),
-            held_frames: 1024,
-            held_bytes: 16 << 20,
-            held_time: Duration::from_secs(60),
+            held: Held::new(1024, 16 << 20, Duration::from_secs(60)),
             grace: Duration::from_secs(1),
-            budget: None,
+            queue_budget: None,
             patience: PATIENCE,
         }
     }
@@ -145,43 +143,6 @@ impl ServerConfig {
         self
     }
 
-    /// The server's UUID. Default: the one that the certificate is bound to,
-    /// else a random one.
-    #[must_use]
-    pub fn uuid(mut self, uuid: Uuid) -> Self {
-        self.uuid = uuid;
-        self
-    }
-
-    /// The roles to advertise. Default: all that the certificate holds.
-    #[must_use]
-    pub fn role(mut self, role: Role) -> Self {
-        self.role = role;
-        self
-    }
-
-    /// The forwarding rules. Default: none.
-    #[must_use]
-    pub fn rules(mut self, rules: Rules) -> Self {
-        self.rules = rules;
-        self
-    }
-
-    /// Who may send what. Default: [`Filter::allow_all`].
-    #[must_use]
-    pub fn filter(mut self, filter: Filter) -> Self {
-        self.filter = filter;
-        self
-    }
-
-    /// The cluster configuration that CONNECTED carries, as YAML. A CONFIGURE
-    /// from a controller replaces it. Default: empty.
-    #[must_use]
-    pub fn configuration(mut self, yaml: impl Into<Bytes>) -> Self {
-        self.configuration = yaml.into();
-        self
-    }
-
     /// Checks a controller's CONFIGURE before it replaces the configuration;
     /// one that fails goes back as InvalidConfiguration and is not forwarded.
     /// Runs on the dispatcher. Default: it has to be UTF-8 and not empty.
@@ -190,122 +151,7 @@ impl ServerConfig {
         mut self,
         check: impl Fn(&[u8]) -> Result<(), String> + Send + 'static,
     ) -> Self {
-        self.configuration_check = Some(Box::new(check));
-        self
-    }
-
-    /// Whether the server itself takes a controller's CONFIGURE: checks it,
-    /// refuses it, or lets it replace the configuration. Without that it is a
-    /// frame like any other, for a handler that does all of this with
-    /// [`Context::set_configuration`](super::Context::set_configuration).
-    /// Default: true.
-    #[must_use]
-    pub fn takes_configure(mut self, takes: bool) -> Self {
-        self.takes_configure = takes;
-        self
-    }
-
-    /// Whether clients that ask for trace blocks get them. Default: true.
-    #[must_use]
-    pub fn tracing(mut self, tracing: bool) -> Self {
-        self.tracing = tracing;
-        self
-    }
-
-    /// Whether returning clients may resume their TLS session, for at most
-    /// twelve hours after it began; their certificates are verified again. The
-    /// server keeps nothing for it: the client holds a ticket. Default: true.
-    #[must_use]
-    pub fn resumption(mut self, allowed: bool) -> Self {
-        self.resumption = allowed;
-        self
-    }
-
-    /// The longest payload to receive or send, in bytes. Default: 16 MiB.
-    #[must_use]
-    pub fn max_payload(mut self, bytes: u32) -> Self {
-        self.max_payload = bytes;
-        self
-    }
-
-    /// The most sessions at a time; further clients get ConnectionFailure.
-    /// Default: what the system has threads, memory maps and descriptors for.
-    #[must_use]
-    pub fn max_sessions(mut self, sessions: usize) -> Self {
-        self.max_sessions = Some(sessions);
-        self
-    }
-
-    /// Whom to admit. Default: see [`AdmissionPolicy`].
-    #[must_use]
-    pub fn admission(mut self, policy: AdmissionPolicy) -> Self {
-        self.admission = policy;
-        self
-    }
-
-    /// The most handshakes at a time, each on a thread of its own. When so
-    /// many are under way, the one that has waited longest for its peer makes
-    /// room for a newcomer. A system with tight limits gets fewer. Default:
-    /// [`default_max_handshakes`].
-    #[must_use]
-    pub fn max_handshakes(mut self, handshakes: usize) -> Self {
-        self.max_handshakes = handshakes.max(1);
-        self
-    }
-
-    /// How long TLS and CONNECT together may take. Default: 10 s.
-    #[must_use]
-    pub fn handshake_timeout(mut self, limit: Duration) -> Self {
-        self.handshake_timeout = limit;
-        self
-    }
-
-    /// How much may wait for one session. Default: see [`Limits`].
-    #[must_use]
-    pub fn queue(mut self, limits: Limits) -> Self {
-        self.queue = limits;
-        self
-    }
-
-    /// How much memory all queues of the server may take together, in bytes,
-    /// with what has been received and is not dealt with. No queue grows beyond
-    /// what is still free, but each may have 64 KiB, or one frame. Default: a
-    /// quarter of the memory that the process may have.
-    #[must_use]
-    pub fn queue_budget(mut self, bytes: u64) -> Self {
-        self.budget = Some(bytes);
-        self
-    }
-
-    /// How long others are held back for a session that takes less than 4 MiB
-    /// and 20,000 frames a second while its queue is half full. After that
-    /// nobody waits for it, and its queue fills. Default: 1 s.
-    #[must_use]
-    pub fn patience(mut self, limit: Duration) -> Self {
-        self.patience = limit;
-        self
-    }
-
-    /// What happens when that much waits. Default:
-    /// [`SlowConsumer::Disconnect`].
-    #[must_use]
-    pub fn slow_consumer(mut self, policy: SlowConsumer) -> Self {
-        self.slow_consumer = policy;
-        self
-    }
-
-    /// How long a peer with waiting data may take none of it, and how long a
-    /// session that ends may take to send what waits. Default: 30 s.
-    #[must_use]
-    pub fn write_timeout(mut self, limit: Duration) -> Self {
-        self.write_timeout = limit;
-        self
-    }
-
-    /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
-    #[must_use]
-    pub fn tcp(mut self, options: TcpOptions) -> Self {
-        self.tcp = options;
+        self.configuration_check = Box::new(check);
         self
     }
 
@@ -315,15 +161,89 @@ impl ServerConfig {
     /// one whose time is over is. Default: 1024 frames, 16 MiB, 60 s.
     #[must_use]
     pub fn held(mut self, frames: usize, bytes: usize, time: Duration) -> Self {
-        (self.held_frames, self.held_bytes, self.held_time) = (frames, bytes, time);
+        self.held = Held::new(frames, bytes, time);
         self
     }
 
-    /// How long a stop may take to flush the queues. Default: 1 s.
-    #[must_use]
-    pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
-        self
+    setters! {
+        /// The server's UUID. Default: the one that the certificate is bound to,
+        /// else a random one.
+        uuid: Uuid;
+
+        /// The roles to advertise. Default: all that the certificate holds.
+        role: Role;
+
+        /// The forwarding rules. Default: none.
+        rules: Rules;
+
+        /// Who may send what. Default: [`Filter::allow_all`].
+        filter: Filter;
+
+        /// The cluster configuration that CONNECTED carries, as YAML. A CONFIGURE
+        /// from a controller replaces it. Default: empty.
+        configuration: impl Into<Bytes>;
+
+        /// Whether the server itself takes a controller's CONFIGURE: checks it,
+        /// refuses it, or lets it replace the configuration. Without that it is a
+        /// frame like any other, for a handler that does all of this with
+        /// [`Context::set_configuration`](super::Context::set_configuration).
+        /// Default: true.
+        takes_configure: bool;
+
+        /// Whether clients that ask for trace blocks get them. Default: true.
+        tracing: bool;
+
+        /// Whether returning clients may resume their TLS session, for at most
+        /// twelve hours after it began; their certificates are verified again. The
+        /// server keeps nothing for it: the client holds a ticket. Default: true.
+        resumption: bool;
+
+        /// The longest payload to receive or send, in bytes. Default: 16 MiB.
+        max_payload: u32;
+
+        /// The most sessions at a time; further clients get ConnectionFailure.
+        /// Default: what the system has threads, memory maps and descriptors for.
+        max_sessions: usize;
+
+        /// Whom to admit. Default: see [`AdmissionPolicy`].
+        admission: AdmissionPolicy;
+
+        /// The most handshakes at a time, each on a thread of its own. When so
+        /// many are under way, the one that has waited longest for its peer makes
+        /// room for a newcomer. A system with tight limits gets fewer. Default:
+        /// [`default_max_handshakes`].
+        max_handshakes: usize;
+
+        /// How long TLS and CONNECT together may take. Default: 10 s.
+        handshake_timeout: Duration;
+
+        /// How much may wait for one session. Default: see [`Limits`].
+        queue: Limits;
+
+        /// How much memory all queues of the server may take together, in bytes,
+        /// with what has been received and is not dealt with. No queue grows beyond
+        /// what is still free, but each may have 64 KiB, or one frame. Default: a
+        /// quarter of the memory that the process may have.
+        queue_budget: u64;
+
+        /// How long others are held back for a session that takes less than 4 MiB
+        /// and 20,000 frames a second while its queue is half full. After that
+        /// nobody waits for it, and its queue fills. Default: 1 s.
+        patience: Duration;
+
+        /// What happens when that much waits. Default:
+        /// [`SlowConsumer::Disconnect`].
+        slow_consumer: SlowConsumer;
+
+        /// How long a peer with waiting data may take none of it, and how long a
+        /// session that ends may take to send what waits. Default: 30 s.
+        write_timeout: Duration;
+
+        /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
+        tcp: TcpOptions;
+
+        /// How long a stop may take to flush the queues. Default: 1 s.
+        grace: Duration;
     }
 }
 
@@ -407,7 +327,7 @@ impl From<TlsError> for ServerError {
 impl ServerConfig {
     /// How its connections are treated.
     pub(super) fn runner(&self) -> Settings {
-        let memory = self.budget.unwrap_or_else(memory_for_queues);
+        let memory = self.queue_budget.unwrap_or_else(memory_for_queues);
         let (budget, received) = Budget::for_queues_and_received(memory);
         Settings {
             queue: self.queue,
@@ -439,22 +359,20 @@ impl ServerConfig {
         self.rules.check()?;
         Ok(())
     }
+}
 
-    /// What a CONFIGURE payload has to pass.
-    pub(super) fn take_check(&mut self) -> Box<ConfigurationCheck> {
-        self.configuration_check.take().unwrap_or_else(|| {
-            Box::new(|payload| match std::str::from_utf8(payload) {
-                Ok("") => Err("it is empty".into()),
-                Ok(_) => Ok(()),
-                Err(e) => Err(format!("it is not UTF-8: {e}")),
-            })
-        })
+/// What a CONFIGURE payload has to pass by default.
+fn is_text(payload: &[u8]) -> Result<(), String> {
+    match std::str::from_utf8(payload) {
+        Ok("") => Err("it is empty".into()),
+        Ok(_) => Ok(()),
+        Err(e) => Err(format!("it is not UTF-8: {e}")),
     }
 }
 
 /// What every thread of a server reads.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct Environment {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) tracing: bool,
@@ -467,7 +385,7 @@ pub(super) struct Shared {
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
 }
 
-impl Shared {
+impl Environment {
     pub(super) fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
         Ok(Arc::new(Self {
             uuid: config.uuid,

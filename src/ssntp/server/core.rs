@@ -24,13 +24,13 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
-use super::config::{ConfigurationCheck, ServerConfig, Shared, SlowConsumer};
+use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame};
 use super::held::Held;
 use super::routing::{Rule, RuleTable};
-use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::pki::CertificateInfo;
@@ -59,16 +59,16 @@ pub(crate) struct Grant {
 }
 
 /// A server with its application.
-pub(crate) struct ServerCore<H> {
+pub(crate) struct ServerCore {
     state: State,
-    handler: H,
+    handler: Box<dyn Handler>,
     /// What the handler said last.
     timer: Option<Instant>,
 }
 
 /// Everything a server owns but the application.
 pub(super) struct State {
-    pub(super) shared: Arc<Shared>,
+    pub(super) environment: Arc<Environment>,
     pub(super) sessions: Sessions,
     pub(super) rules: RuleTable,
     pub(super) filter: Filter,
@@ -80,6 +80,8 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// What sessions that are gone have lost.
+    pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
     pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
@@ -106,35 +108,29 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl<H> std::fmt::Debug for ServerCore<H> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state.fmt(f)
-    }
-}
-
-impl<H: Handler> ServerCore<H> {
+impl ServerCore {
     pub(crate) fn new(
-        mut config: ServerConfig,
-        shared: Arc<Shared>,
+        config: ServerConfig,
+        environment: Arc<Environment>,
         max_sessions: usize,
-        handler: H,
+        handler: Box<dyn Handler>,
         open: Sender<Infallible>,
         now: Instant,
     ) -> Result<Self, super::RuleError> {
-        let check = config.take_check();
         let state = State {
-            shared,
+            environment,
             sessions: Sessions::default(),
             rules: RuleTable::try_from(config.rules)?,
             filter: config.filter,
             configuration: config.configuration,
-            held: Held::new(config.held_frames, config.held_bytes, config.held_time),
-            check,
+            held: config.held,
+            check: config.configuration_check,
             takes_configure: config.takes_configure,
             slow_consumer: config.slow_consumer,
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
             open: Some(open),
@@ -174,20 +170,20 @@ impl<H: Handler> ServerCore<H> {
 
     /// Runs code of the application; a panic in it is logged and goes no
     /// further.
-    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut H, &mut Context<'_>)) {
+    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut dyn Handler, &mut Context<'_>)) {
         let mut cx = Context {
             state: &mut self.state,
         };
-        let panic = guard(|| call(&mut self.handler, &mut cx));
+        let panic = guard(|| call(&mut *self.handler, &mut cx));
         self.state.note_panic(what, panic);
     }
 }
 
-impl<H: Handler> Core for ServerCore<H> {
+impl Core for ServerCore {
     type Item = Item;
     type Request = Request;
     type Grant = Grant;
-    type Place = Place;
+    type Place = (Place, LossCount);
     type Refusal = Refusal;
 
     fn admit(
@@ -198,7 +194,7 @@ impl<H: Handler> Core for ServerCore<H> {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(Grant, Place), Refusal> {
+    ) -> Result<(Grant, Self::Place), Refusal> {
         self.at(now, actions, |core| {
             core.state.admit(SessionId(id), request, gauge, standing)
         })
@@ -319,9 +315,10 @@ impl<H: Handler> Core for ServerCore<H> {
     }
 }
 
-impl<H: Handler> ServerCore<H> {
+impl ServerCore {
     fn deal_with(&mut self, id: SessionId, item: Item) {
-        // An item before it may have ended the session.
+        // The session may be over already: items come in batches, and an
+        // earlier one of its batch may have ended it.
         let Some(session) = self.state.sessions.get_mut(id) else {
             return;
         };
@@ -388,8 +385,7 @@ impl<H: Handler> ServerCore<H> {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let shared = Arc::clone(&self.state.shared);
-                let mut fan = Fan::new(frame, &shared);
+                let mut fan = Fan::new(frame, &self.state.environment);
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
@@ -408,7 +404,7 @@ impl State {
         request: Request,
         gauge: Gauge,
         standing: usize,
-    ) -> Result<(Grant, Place), Refusal> {
+    ) -> Result<(Grant, (Place, LossCount)), Refusal> {
         let Request {
             connect,
             certificate,
@@ -424,22 +420,22 @@ impl State {
             .id_of(connect.source)
             .and_then(|id| self.sessions.get(id));
         let standing = Standing {
-            server: self.shared.uuid,
+            server: self.environment.uuid,
             stopping: self.open.is_none(),
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(&certificate),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, &certificate)),
         };
-        if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
+        if let Some(old) = self.admission.judge(newcomer, &standing)? {
             self.end(old, DisconnectReason::Replaced, false);
         }
-        let shared = &self.shared;
+        let environment = &self.environment;
         let connected = ServerHandshake::connected(
             &connect,
-            shared.uuid,
-            shared.role,
-            shared.tracing,
+            environment.uuid,
+            environment.role,
+            environment.tracing,
             self.configuration.clone(),
         );
         let place = self.certificates.take(&certificate);
@@ -451,9 +447,13 @@ impl State {
             certificate: place.certificate().clone(),
             tracing: connected.trace,
         });
+        let loss = LossCount {
+            gauge: gauge.clone(),
+            of_server: Arc::clone(&self.frames_lost),
+        };
         self.sessions
             .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
-        Ok((Grant { info, connected }, place))
+        Ok((Grant { info, connected }, (place, loss)))
     }
 
     /// Logs a panic of the application, which may come with each frame.
@@ -472,7 +472,8 @@ impl State {
             return;
         };
         self.actions.push(Action::End { id: id.0, abort });
-        // Of one that ends before the application heard of it, it never does.
+        // A session that ends before the application was told that it stands
+        // is not mentioned to the application at all.
         if session.told {
             self.departed.push((session.info, reason));
         }

@@ -7,11 +7,11 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use super::config::{Shared, SlowConsumer};
+use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
 use super::handler::{DisconnectReason, SendError};
 use super::routing::{Decision, Rule};
-use super::sessions::{Directory, Session, SessionId, SessionInfo, Sessions};
+use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::Role;
 use crate::printable::excerpt;
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered, may_be_sent};
@@ -23,16 +23,16 @@ use crate::transport::dispatch::Action;
 /// once without, each only where somebody needs it.
 pub(super) struct Fan<'a> {
     frame: &'a Frame,
-    shared: &'a Arc<Shared>,
+    environment: Arc<Environment>,
     plain: Option<Outgoing>,
     traced: Option<Outgoing>,
 }
 
 impl<'a> Fan<'a> {
-    pub(super) fn new(frame: &'a Frame, shared: &'a Arc<Shared>) -> Self {
+    pub(super) fn new(frame: &'a Frame, environment: &Arc<Environment>) -> Self {
         Self {
             frame,
-            shared,
+            environment: Arc::clone(environment),
             plain: None,
             traced: None,
         }
@@ -43,7 +43,7 @@ impl<'a> Fan<'a> {
             let traced = self.traced.get_or_insert_with(|| {
                 let mut stamped = self.frame.clone();
                 if let Some(trace) = stamped.trace_mut() {
-                    trace.stamp_sent(self.shared.uuid, self.shared.role, unix_nanos());
+                    trace.stamp_sent(self.environment.uuid, self.environment.role, unix_nanos());
                 }
                 outgoing(&stamped, true)
             });
@@ -77,14 +77,10 @@ impl State {
         let mut decision = Decision::Discard;
         let panic = guard(|| decision = route(frame, info.uuid, &directory));
         self.note_panic("a routing function", panic);
-        let frame = &match decision {
-            Decision::Discard => return,
-            Decision::Queue | Decision::Forward(_) => apart(frame, memory),
-        };
         match decision {
             Decision::Discard => {}
             Decision::Queue => {
-                if let Err(held) = self.held.keep(info.uuid, frame.clone(), self.now) {
+                if let Err(held) = self.held.keep(info.uuid, apart(frame, memory), self.now) {
                     if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
                         warn!(target: "ssntp::server",
                             "{info}: {} finds the queue of held frames full{more}",
@@ -95,10 +91,10 @@ impl State {
                 }
             }
             Decision::Forward(targets) => {
-                let shared = Arc::clone(&self.shared);
-                let mut fan = Fan::new(frame, &shared);
+                let frame = apart(frame, memory);
+                let mut fan = Fan::new(&frame, &self.environment);
                 for uuid in targets {
-                    if let Err(e) = self.forward_fanned(info.id, uuid, &mut fan) {
+                    if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
                         debug!(target: "ssntp::server", "{info}: {} is not forwarded: {e}", frame.kind());
                     }
                 }
@@ -106,10 +102,10 @@ impl State {
         }
     }
 
-    /// Sends a frame of one session to another.
-    fn forward_fanned(&mut self, from: SessionId, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
+    /// Sends a frame to a session, but never back.
+    fn send_fanned(&mut self, from: Option<SessionId>, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
-        if id == from {
+        if Some(id) == from {
             return Err(SendError::ToSender(to));
         }
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
@@ -125,8 +121,7 @@ impl State {
         if !may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
         }
-        let shared = Arc::clone(&self.shared);
-        self.forward_fanned(from, to, &mut Fan::new(frame, &shared))
+        self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
     }
 
     /// Sends an item to one session; false where there is no room for it and
@@ -182,7 +177,7 @@ impl State {
 
     /// Whether the application may send this at all.
     fn check(&self, frame: &Frame) -> Result<(), SendError> {
-        let (len, limit) = (frame.payload_bytes().len(), self.shared.max_payload);
+        let (len, limit) = (frame.payload_bytes().len(), self.environment.max_payload);
         if !may_be_sent(frame.kind()) {
             Err(SendError::Kind(frame.kind()))
         } else if u32::try_from(len).is_ok_and(|len| len <= limit) {
@@ -194,34 +189,28 @@ impl State {
 
     pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.check(frame)?;
-        let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
-        let shared = Arc::clone(&self.shared);
-        let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
-        let item = Fan::new(frame, &shared).for_session(session);
-        if self.push(id, item) {
-            Ok(())
-        } else {
-            Err(SendError::QueueFull(to))
-        }
+        self.send_fanned(None, to, &mut Fan::new(frame, &self.environment))
     }
 
-    /// Sends a frame to several sessions, and says to how many.
-    pub(super) fn send_where(
+    /// Sends a frame to every session with a role but the sender, and says to
+    /// how many.
+    pub(super) fn send_all(
         &mut self,
+        from: Option<SessionId>,
+        to: Role,
         frame: &Frame,
-        targets: impl FnOnce(&Sessions, &mut dyn FnMut(&Session)),
     ) -> Result<usize, SendError> {
         self.check(frame)?;
-        let shared = Arc::clone(&self.shared);
-        let mut fan = Fan::new(frame, &shared);
-        let mut items = Vec::new();
-        targets(&self.sessions, &mut |session| {
-            items.push((session.info.id, fan.for_session(session)));
-        });
-        Ok(items
+        let mut fan = Fan::new(frame, &self.environment);
+        let sessions = self.sessions.with_role(to);
+        let others = sessions.filter(|session| Some(session.info.id) != from);
+        let items: Vec<_> = others
+            .map(|session| (session.info.id, fan.for_session(session)))
+            .collect();
+        let queued = items
             .into_iter()
-            .filter(|(id, item)| self.push(*id, item.clone()))
-            .count())
+            .filter(|(id, item)| self.push(*id, item.clone()));
+        Ok(queued.count())
     }
 
     /// Sends the same frame back so many times to the session that caused it.

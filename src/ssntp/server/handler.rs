@@ -1,6 +1,7 @@
 //! What an application implements, and what it may do from there.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use super::core::State;
 use super::filter::Filter;
 use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
-use super::sessions::{Counters, Directory, SessionInfo};
+use super::sessions::{Directory, SessionCounters, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run};
@@ -187,7 +188,7 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.state.shared.uuid
+        self.state.environment.uuid
     }
 
     /// The time of what is being dealt with: the dispatcher's, so that handlers
@@ -198,7 +199,7 @@ impl Context<'_> {
 
     /// The roles that the server advertises.
     pub fn role(&self) -> Role {
-        self.state.shared.role
+        self.state.environment.role
     }
 
     /// Sends a frame to one entity. From [`Handler::frame`] and
@@ -235,13 +236,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`].
     pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        let from = from.id();
-        self.state.send_where(frame, |sessions, each| {
-            sessions
-                .with_role(to)
-                .filter(|s| s.info.id != from)
-                .for_each(each);
-        })
+        self.state.send_all(Some(from.id()), to, frame)
     }
 
     /// Queues a frame for every session with at least one of the roles, and
@@ -250,8 +245,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        self.state
-            .send_where(frame, |sessions, each| sessions.with_role(to).for_each(each))
+        self.state.send_all(None, to, frame)
     }
 
     /// Queues a frame for every session, and says for how many.
@@ -259,8 +253,8 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn broadcast(&mut self, frame: &Frame) -> Result<usize, SendError> {
-        self.state
-            .send_where(frame, |sessions, each| sessions.iter().for_each(each))
+        // Everybody has a role.
+        self.state.send_all(None, Role::ALL, frame)
     }
 
     /// Who is connected.
@@ -271,9 +265,17 @@ impl Context<'_> {
     }
 
     /// What the session of `uuid` has carried so far.
-    pub fn counters(&self, uuid: Uuid) -> Option<Counters> {
+    pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
         let id = self.state.sessions.id_of(uuid)?;
         self.state.sessions.get(id).map(|session| session.counters())
+    }
+
+    /// How many frames the sessions that are gone have lost: frames that waited
+    /// when a connection ended, or were meant for it and came too late.
+    /// Counted for a session when its threads have ended, some time after
+    /// [`Handler::disconnected`].
+    pub fn frames_lost(&self) -> u64 {
+        self.state.frames_lost.load(Ordering::Relaxed)
     }
 
     /// Ends the session of `uuid` once its queue is flushed; false where

@@ -48,7 +48,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
-//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`Counters`] |
+//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
@@ -93,12 +93,12 @@ pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
 pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
-pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
+pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
 pub use crate::transport::default_max_handshakes;
-use crate::transport::dispatch::{self, EVENTS, Event, Events, Runner};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
 use crate::transport::{Acceptance, Address, Listener, Room, threads};
 
 /// A running server.
@@ -132,7 +132,7 @@ impl Server {
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
-        let shared = config::Shared::new(&config)?;
+        let environment = config::Environment::new(&config)?;
         let mut listeners = Vec::new();
         for address in std::mem::take(&mut config.listen) {
             let bound = Listener::bind(&address, config.tcp).map_err(|e| ServerError::Listen(address, e))?;
@@ -144,7 +144,15 @@ impl Server {
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
         let (stopped, stopping) = crossbeam_channel::bounded(0);
-        let core = ServerCore::new(config, Arc::clone(&shared), max_sessions, handler, stopped, now())?;
+        let handler = Box::new(handler);
+        let core = ServerCore::new(
+            config,
+            Arc::clone(&environment),
+            max_sessions,
+            handler,
+            stopped,
+            now(),
+        )?;
         let (events, queue) = dispatch::events::channel(EVENTS);
         let watch = queue.watch();
         let runner = Runner::new(core, settings, move || watch.is_empty());
@@ -152,7 +160,7 @@ impl Server {
             .map_err(ServerError::Thread)?;
         let mut server = Self {
             handle: ServerHandle {
-                dispatcher: Arc::new(events.clone()),
+                events: events.clone(),
                 uuid,
                 role,
             },
@@ -163,11 +171,12 @@ impl Server {
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        server.acceptance =
-            Some(accept::start(listeners, shared, room.handshakes, events).map_err(ServerError::Thread)?);
+        server.acceptance = Some(
+            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?,
+        );
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
-            room.limit
+            room.limit()
         );
         Ok(server)
     }
@@ -196,7 +205,8 @@ impl Server {
     /// [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
     /// programs that do nothing else.
     pub fn wait(self) {
-        // Nothing is ever sent; the dispatcher lets go of the other end.
+        // Nothing is ever sent in this channel. The receive fails, and so ends
+        // the wait, when the dispatcher drops the sending end at a stop.
         let _ = self.stopping.recv();
     }
 
@@ -209,56 +219,22 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let dispatcher = &self.handle.dispatcher;
-        // The dispatcher takes events until the last one, so nothing here
-        // waits for long.
-        dispatcher.stop();
+        let events = &self.handle.events;
+        // Sending waits while the queue is full, but not for long: the
+        // dispatcher takes events until it finds the last one.
+        let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
-        dispatcher.exit();
+        let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
     }
 }
 
-/// Something to be done on the dispatcher.
-type Call = Box<dyn FnOnce(&mut Context<'_>) + Send>;
-
-/// A dispatcher as other threads see it, whatever its application is.
-trait Dispatcher: Send + Sync {
-    /// Has something done; waits for room in its queue.
-    fn call(&self, call: Call) -> Result<(), SendError>;
-    /// The same without waiting.
-    fn try_call(&self, call: Call) -> Result<(), SendError>;
-    fn stop(&self);
-    fn exit(&self);
-}
-
-impl<H: Handler> Dispatcher for Events<Event<ServerCore<H>>> {
-    fn call(&self, call: Call) -> Result<(), SendError> {
-        self.send(event(call)).map_err(|_| SendError::Stopped)
-    }
-
-    fn try_call(&self, call: Call) -> Result<(), SendError> {
-        self.try_send(event(call)).map_err(|e| match e {
-            TrySendError::Full(_) => SendError::Busy,
-            TrySendError::Disconnected(_) => SendError::Stopped,
-        })
-    }
-
-    fn stop(&self) {
-        let _ = self.send(Event::Stop);
-    }
-
-    fn exit(&self) {
-        let _ = self.send(Event::Exit);
-    }
-}
-
-fn event<H: Handler>(call: Call) -> Event<ServerCore<H>> {
-    Event::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
+fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
+    DispatchEvent::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
 }
 
 /// What other threads do with a server.
@@ -272,7 +248,7 @@ fn event<H: Handler>(call: Call) -> Event<ServerCore<H>> {
 /// could wait for each other.
 #[derive(Clone)]
 pub struct ServerHandle {
-    dispatcher: Arc<dyn Dispatcher>,
+    events: Events<DispatchEvent<ServerCore>>,
     uuid: Uuid,
     role: Role,
 }
@@ -298,9 +274,10 @@ impl ServerHandle {
             return Err(SendError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        self.dispatcher.call(Box::new(move |cx| {
+        let replying = self::call(move |cx| {
             let _ = reply.send(call(cx));
-        }))?;
+        });
+        self.events.send(replying).map_err(|_| SendError::Stopped)?;
         result.recv().map_err(|_| SendError::Stopped)
     }
 
@@ -311,16 +288,19 @@ impl ServerHandle {
     /// [`SendError::Busy`] where the dispatcher's queue is full;
     /// [`SendError::Stopped`].
     pub fn post(&self, call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> Result<(), SendError> {
-        self.dispatcher.try_call(Box::new(call))
+        self.events.try_send(self::call(call)).map_err(|e| match e {
+            TrySendError::Full(_) => SendError::Busy,
+            TrySendError::Disconnected(_) => SendError::Stopped,
+        })
     }
 
     /// Begins to stop the server, as [`Server::stop`] does, and returns at
     /// once. [`Server::wait`] returns when it has stopped.
     pub fn stop(&self) {
-        // A queue that is full moves, so this waits for the dispatcher at most
-        // as long as a posted call would.
+        // Where the queue is full this waits for room in it, except on a
+        // dispatcher: that one is busy, and its queue moves on.
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
-            self.dispatcher.stop();
+            let _ = self.events.send(DispatchEvent::Stop);
         }
     }
 
@@ -361,7 +341,7 @@ impl ServerHandle {
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn sessions(&self) -> Result<Vec<(SessionInfo, Counters)>, SendError> {
+    pub fn sessions(&self) -> Result<Vec<(SessionInfo, SessionCounters)>, SendError> {
         self.with(|cx| {
             cx.state
                 .sessions
@@ -369,6 +349,15 @@ impl ServerHandle {
                 .map(|session| ((*session.info).clone(), session.counters()))
                 .collect()
         })
+    }
+
+    /// How many frames the sessions that are gone have lost, see
+    /// [`Context::frames_lost`].
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn frames_lost(&self) -> Result<u64, SendError> {
+        self.with(|cx| cx.frames_lost())
     }
 
     /// Ends the session of `uuid`; false where there is none.

@@ -19,6 +19,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
+use crate::transport::left;
+
 /// Both ends of a channel with room for `capacity` events.
 pub(crate) fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
     let (sender, receiver) = crossbeam_channel::bounded(capacity);
@@ -120,10 +122,8 @@ impl<T> Queue<T> {
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
                 Err(TryRecvError::Empty) => {}
             }
-            let left = deadline.map(|at| at.saturating_duration_since(now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Err(RecvTimeoutError::Timeout);
-            }
+            let left = deadline.map(left).transpose();
+            let left = left.map_err(|_| RecvTimeoutError::Timeout)?;
             self.bell.dispatcher.get_or_init(std::thread::current);
             self.bell.asleep.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
@@ -170,17 +170,13 @@ impl<T> Watch<T> {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "timers of the dispatcher")]
-fn now() -> Instant {
-    Instant::now()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::transport::after;
+    use crate::transport::deadline::now;
 
     #[test]
     fn a_sleeper_hears_every_producer_and_the_end_of_the_last() {

@@ -91,7 +91,11 @@ pub(crate) trait Core: Send + Sized + 'static {
     ) -> Result<(Self::Grant, Self::Place), Self::Refusal>;
 
     /// The newcomer has been told, or could not be and is gone again.
-    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>);
+    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+        if !told {
+            self.ended(id, EndReason::Local, now, actions);
+        }
+    }
 
     /// Deals with at most about so many frames of an item. Gives back how many
     /// they were, and what is left of the item.
@@ -120,7 +124,9 @@ pub(crate) trait Core: Send + Sized + 'static {
 
     /// Something has been dealt with: a chance to tell an application of what
     /// came of it. Called until it appends no more.
-    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>);
+    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let _ = (now, actions);
+    }
 
     /// When [`tick`](Self::tick) is to be called, if nothing happens before.
     fn next_deadline(&mut self) -> Option<Instant>;
@@ -162,7 +168,7 @@ pub(crate) type Verdict<C> = Result<Admitted<<C as Core>::Grant>, <C as Core>::R
 pub(crate) type Call<C> = dyn FnOnce(&mut C, Instant, &mut Vec<Action>) + Send;
 
 /// The only way into the dispatcher.
-pub(crate) enum Event<C: Core, T = Link> {
+pub(crate) enum DispatchEvent<C: Core, T = Link> {
     /// A newcomer asks to be admitted.
     Admit(Box<C::Request>, Sender<Verdict<C>>),
     /// The threads of an admitted connection run, or could not be started.
@@ -183,6 +189,17 @@ pub(crate) enum Event<C: Core, T = Link> {
     Exit,
 }
 
+impl<C: Core> Events<DispatchEvent<C>> {
+    /// Asks the dispatcher to admit a newcomer, and waits for its verdict; none
+    /// where the dispatcher is gone. It answers every request, also while it
+    /// stops.
+    pub(crate) fn admit(&self, request: C::Request) -> Option<Verdict<C>> {
+        let (reply, verdict) = crossbeam_channel::bounded(1);
+        self.send(DispatchEvent::Admit(Box::new(request), reply)).ok()?;
+        verdict.recv().ok()
+    }
+}
+
 thread_local! {
     static IS_DISPATCHER: Cell<bool> = const { Cell::new(false) };
 }
@@ -193,8 +210,8 @@ pub(crate) fn is_dispatcher() -> bool {
     IS_DISPATCHER.get()
 }
 
-/// Runs until [`Event::Exit`] has come and every connection has ended.
-pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Event<C, T>>) {
+/// Runs until [`DispatchEvent::Exit`] has come and every connection has ended.
+pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<DispatchEvent<C, T>>) {
     IS_DISPATCHER.set(true);
     while !runner.is_over() {
         let due = runner.next_deadline();

@@ -4,33 +4,26 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{ServerName, UnixTime};
 
 use super::receive::{Incoming, TlsReceive};
+use super::resumption::Recheck;
 use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
 use crate::transport::duplex::write_all;
-use crate::transport::{BufferPool, Duplex, Halves, Inbox, Transmit};
-
-#[expect(clippy::disallowed_methods, reason = "the handshake has a deadline")]
-fn left_until(deadline: Instant) -> Result<std::time::Duration, TlsError> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        Err(TlsError::Deadline)
-    } else {
-        Ok(left)
-    }
-}
+use crate::transport::{BufferPool, Duplex, Halves, Inbox, Transmit, left};
 
 /// Runs a handshake, and gives its connection to both directions. `recheck`
-/// verifies the chain of a peer whose session resumes.
+/// verifies the chain of a peer whose session resumes; `name` is what a server
+/// has to prove.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     (mut sealer, mut opener): (Sealer, Opener),
     pool: &BufferPool,
     deadline: Instant,
-    recheck: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
+    recheck: Option<&Recheck>,
+    name: Option<&ServerName<'_>>,
 ) -> Result<Secured, TlsError> {
     let mut incoming = Incoming::new(pool.clone());
     let mut inbox = Inbox::new(pool.clone());
@@ -44,9 +37,11 @@ pub(super) fn handshake(
     )?;
     let mut transmit = TlsTransmit::new(Arc::clone(&stream), sealer, pool.clone());
     if agreed.resumed
-        && let Err(e) = recheck(&agreed.peer)
+        && let Some(recheck) = recheck
+        && let Err(e) = recheck.check(&agreed.peer, name, UnixTime::now())
     {
-        // The handshake is over, and no alert of it left: the end is told.
+        // For rustls the handshake has succeeded, so it makes no alert: all
+        // that the peer can be told is that the session ends.
         let _ = transmit.finish();
         return Err(TlsError::Tls(e));
     }
@@ -80,10 +75,11 @@ pub(super) fn agree(
     inbox: &mut Inbox,
     deadline: Instant,
 ) -> Result<Agreed, TlsError> {
-    stream.set_write_timeout(Some(left_until(deadline)?))?;
+    stream.set_write_timeout(Some(left(deadline)?))?;
     loop {
         let opened = incoming.open(opener, inbox);
-        // Before an error is told: what is left then is the alert.
+        // Sent even where opening failed: then this is the alert that tells
+        // the peer why.
         write_all(stream, &sealer.take_pending()?)?;
         opened?;
         if let Some(agreed) = opener.agreed()? {
@@ -92,7 +88,7 @@ pub(super) fn agree(
         if opener.noted()?.end {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        stream.set_read_timeout(Some(left_until(deadline)?))?;
+        stream.set_read_timeout(Some(left(deadline)?))?;
         if incoming.read(stream, false)? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }

@@ -41,8 +41,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::client::Resumption;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::NoServerSessionStorage;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, ServerConfig};
 
@@ -70,18 +72,12 @@ impl Acceptor {
     /// # Errors
     /// [`TlsError::Configuration`]: no cryptography was compiled in.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
-        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let provider = provider()?;
         let verifier = verifier::of_clients(trust, &provider)?;
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_client_cert_verifier(Arc::clone(&verifier))
-            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
-        config.send_tls13_tickets = 0;
-        config.session_storage = Arc::new(NoServerSessionStorage {});
+        let config = server_config(provider, Arc::clone(&verifier), identity)?;
         Ok(Self {
-            config: Arc::new(config),
-            resuming: None,
             recheck: Some(Recheck::Client(verifier)),
+            ..Self::with_config(Arc::new(config))
         })
     }
 
@@ -91,18 +87,8 @@ impl Acceptor {
     /// # Errors
     /// As [`mutual`](Self::mutual).
     pub fn server_only(identity: &Identity) -> Result<Self, TlsError> {
-        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
-        config.send_tls13_tickets = 0;
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        Ok(Self {
-            config: Arc::new(config),
-            resuming: None,
-            recheck: None,
-        })
+        let config = server_config(provider()?, WebPkiClientVerifier::no_client_auth(), identity)?;
+        Ok(Self::with_config(Arc::new(config)))
     }
 
     /// TLS as configured elsewhere.
@@ -145,12 +131,27 @@ impl Acceptor {
     ) -> Result<Secured, TlsError> {
         let config = self.resuming.as_ref().unwrap_or(&self.config);
         let connection = split::server(Arc::clone(config))?;
-        let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
-            Some(recheck) => recheck.check(chain, None, UnixTime::now()),
-            None => Ok(()),
-        };
-        handshake(stream, connection, pool, deadline, recheck)
+        handshake(stream, connection, pool, deadline, self.recheck.as_ref(), None)
     }
+}
+
+fn provider() -> Result<Arc<CryptoProvider>, TlsError> {
+    pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))
+}
+
+/// A server that gives no tickets.
+fn server_config(
+    provider: Arc<CryptoProvider>,
+    verifier: Arc<dyn ClientCertVerifier>,
+    identity: &Identity,
+) -> Result<ServerConfig, TlsError> {
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
 }
 
 /// What a client needs to connect with TLS. A clone shares it.
@@ -177,7 +178,7 @@ impl Connector {
     /// # Errors
     /// As [`Acceptor::mutual`].
     pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
-        let provider = pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))?;
+        let provider = provider()?;
         let verifier = verifier::of_servers(check, &provider)?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
@@ -247,11 +248,14 @@ impl Connector {
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
         let connection = split::client(Arc::clone(&self.config), name.clone())?;
-        let recheck = |chain: &[CertificateDer<'_>]| match &self.recheck {
-            Some(recheck) => recheck.check(chain, Some(&name), UnixTime::now()),
-            None => Ok(()),
-        };
-        handshake(stream, connection, pool, deadline, recheck)
+        handshake(
+            stream,
+            connection,
+            pool,
+            deadline,
+            self.recheck.as_ref(),
+            Some(&name),
+        )
     }
 }
 

@@ -47,6 +47,7 @@ pub(super) fn server(config: Arc<ServerConfig>) -> Result<(Sealer, Opener), rust
 }
 
 /// The sending half.
+#[derive(Debug)]
 pub(super) struct Sealer(Arc<Mutex<Session>>);
 
 /// What [`Sealer::seal`] made.
@@ -89,8 +90,8 @@ impl Sealer {
         let mut session = lock(&self.0)?;
         let sealed = session.send(&mut Task::CloseNotify(&mut out));
         let mut last = session.take_pending();
-        // A connection that cannot say so has failed, and its end is told by
-        // what is pending and by the end of the stream.
+        // After an error rustls makes no close_notify. The alert that is
+        // pending and the end of the stream tell the peer instead.
         if let Ok(Some(len)) = sealed {
             last.extend_from_slice(&out[..len]);
         }
@@ -100,6 +101,7 @@ impl Sealer {
 
 /// The receiving half. It also makes the handshake, with [`Sealer::take_pending`]
 /// for the flights that it answers.
+#[derive(Debug)]
 pub(super) struct Opener(Arc<Mutex<Session>>);
 
 impl Opener {
@@ -183,18 +185,6 @@ pub(super) struct Agreed {
     pub(super) resumed: bool,
 }
 
-impl fmt::Debug for Sealer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sealer")
-    }
-}
-
-impl fmt::Debug for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Opener")
-    }
-}
-
 fn split(connection: Connection) -> (Sealer, Opener) {
     let session = Arc::new(Mutex::new(Session {
         connection,
@@ -233,6 +223,12 @@ pub(super) struct Session {
     /// can be sealed meanwhile; a peer that splits a message over records and
     /// lets time pass between them loses its connection.
     part: bool,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session")
+    }
 }
 
 enum Connection {
@@ -274,8 +270,9 @@ enum Step {
 impl Session {
     fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
         match self.send(&mut Task::Seal { data, out }).map_err(invalid)? {
-            // Taken under the same lock: what the receiving half adds later
-            // has a later place in the order of records.
+            // Taken under the same lock as the sealing: TLS numbers records,
+            // and whatever the receiving half adds later has a higher number,
+            // so it has to be sent later.
             Some(len) => Ok(Sealed {
                 len,
                 before: self.take_pending(),
@@ -315,9 +312,9 @@ impl Session {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, closed, task)
             }
         };
-        // Where rustls has nothing to do and leaves a whole record, that
-        // record holds the part. (After the peer's close_notify it leaves
-        // records because it does not look at them any more.)
+        // rustls leaves a whole record untaken in two cases: it ends with a part
+        // of a handshake message, or it comes after the peer's close_notify and
+        // is not looked at any more. Only the first is noted.
         let idle = matches!(result, Ok(Step::Idle));
         self.part = idle && !self.peer_closed && begins_with_record(&incoming[done..]);
         (done, result)
@@ -348,7 +345,8 @@ impl Session {
 fn is_alert(record: &[u8]) -> bool {
     const ALERT: u8 = 21;
     const HIDDEN: u8 = 23;
-    // The header; the level, the description and the kind; the tag.
+    // 5 bytes of header, 3 of level, description and hidden kind, and 16 of
+    // authentication tag.
     const HIDDEN_LEN: usize = 5 + 3 + 16;
     match record.first() {
         Some(&ALERT) => true,
@@ -400,7 +398,7 @@ fn advance<D>(
                 Ok(_) | Err(EncodeError::AlreadyEncoded) => 0,
             };
             pending.resize(at + needed, 0);
-            // It has just said that so many bytes are enough.
+            // This cannot fail: rustls has just said how many bytes it needs.
             let written = data.encode(&mut pending[at..]).unwrap_or(0);
             pending.truncate(at + written);
             Ok(Step::Again)

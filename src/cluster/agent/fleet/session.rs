@@ -2,11 +2,6 @@
 
 use std::io;
 use std::net::Shutdown;
-#[expect(
-    clippy::disallowed_types,
-    reason = "many sessions on one thread need their sockets"
-)]
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::Socket;
 use uuid::Uuid;
 
 use super::now;
@@ -166,11 +162,7 @@ impl Dialer {
 /// for bytes: whoever reads has polled it.
 #[derive(Debug)]
 struct Polled {
-    #[expect(
-        clippy::disallowed_types,
-        reason = "many sessions on one thread need their sockets"
-    )]
-    tcp: TcpStream,
+    tcp: Socket,
     polled: AtomicBool,
 }
 

@@ -17,7 +17,7 @@ use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trus
 use crate::proto::{Codec, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Header, Item, ServerHandshake};
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::{Acceptor, TlsError};
-use crate::transport::{Address, BufferPool, Duplex, Halves, Listener, Outgoing, TcpOptions, Waker, threads};
+use crate::transport::{Address, BufferPool, Duplex, Halves, Listener, Outgoing, TcpOptions, threads};
 use crate::{Role, ssntp::wire::outgoing};
 
 /// No wait of a test that passes is so long.
@@ -61,7 +61,7 @@ pub(super) struct TestServer {
     acceptor: Acceptor,
     address: Option<Address>,
     incoming: Receiver<Arc<dyn Duplex>>,
-    wakers: Vec<Waker>,
+    listeners: Vec<Arc<Listener>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -93,10 +93,10 @@ impl TestServer {
     fn start(listeners: Vec<Listener>, identity: &Identity, trust: &Trust) -> Self {
         let (sender, incoming) = crossbeam_channel::unbounded();
         let address = listeners[0].local_address();
-        let wakers = listeners.iter().map(Listener::waker).collect();
+        let listeners: Vec<_> = listeners.into_iter().map(Arc::new).collect();
         let mut threads = Vec::new();
-        for listener in listeners {
-            let sender = sender.clone();
+        for listener in &listeners {
+            let (listener, sender) = (Arc::clone(listener), sender.clone());
             let accept = move || {
                 while let Ok(Some(stream)) = listener.accept() {
                     sender.send(stream).unwrap();
@@ -108,7 +108,7 @@ impl TestServer {
             acceptor: Acceptor::mutual(identity, trust).unwrap(),
             address,
             incoming,
-            wakers,
+            listeners,
             threads,
         }
     }
@@ -163,8 +163,8 @@ impl TestServer {
 
 impl Drop for TestServer {
     fn drop(&mut self) {
-        for waker in &self.wakers {
-            waker.wake();
+        for listener in &self.listeners {
+            listener.close();
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
