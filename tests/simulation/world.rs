@@ -362,7 +362,8 @@ impl World {
             0 => 2000,
             _ => self.random.below(20) as u64,
         });
-        self.runner.turn(now, || now + cost);
+        let looked = Cell::new(Duration::ZERO);
+        self.runner.turn(now, || looked.replace(looked.get() + cost));
         self.runner.tick(now);
         self.now += cost;
         Step::Moved

@@ -45,9 +45,10 @@ mod tests;
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
+use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) use self::events::{Events, Queue};
 pub(crate) use self::feed::Feed;
@@ -234,9 +235,7 @@ pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<
             let Some(event) = events.try_next() else { break };
             runner.handle(event, now);
         }
-        // A turn is measured without what came before it.
-        let now = clock();
-        runner.turn(now, clock);
+        runner.turn(now, processor_time);
         runner.tick(now);
     }
 }
@@ -244,4 +243,11 @@ pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<
 #[expect(clippy::disallowed_methods, reason = "the dispatcher tells the core the time")]
 fn clock() -> Instant {
     Instant::now()
+}
+
+/// How long this thread has had a processor: a turn in which the system gave it
+/// to others took no longer than without that.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }

@@ -190,10 +190,10 @@ impl<C: Core, T: Threads> Runner<C, T> {
     }
 
     /// Lets the next connection take its turn. `clock` measures what the core
-    /// makes of the frames. What is then done about them is not counted: it is
+    /// makes of the frames, in whatever time counts. What is then done about them is not counted: it is
     /// done once for an item, however many frames that has, so shorter turns
     /// would only have it done more often.
-    pub(crate) fn turn(&mut self, now: Instant, clock: impl Fn() -> Instant) {
+    pub(crate) fn turn(&mut self, now: Instant, clock: impl Fn() -> Duration) {
         let Some((id, most)) = self.flow.next_turn() else {
             return;
         };
@@ -205,7 +205,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 Input::Item(item) => {
                     let began = clock();
                     let (done, rest) = self.core.item(id, item, most - frames, now, &mut self.actions);
-                    took += clock().saturating_duration_since(began);
+                    took += clock().saturating_sub(began);
                     frames = frames.saturating_add(done.max(1));
                     if let Some(rest) = rest {
                         self.last = false;

@@ -87,7 +87,10 @@ const ANSWERS: u64 = 1 << 20;
 /// How long a turn is meant to take. Ten connections with a backlog of the
 /// most expensive frames delay an eleventh by ten of these.
 const TURN: Duration = Duration::from_millis(1);
-/// How much less of the dispatcher than the others a connection may have had
+/// What a byte counts in nanoseconds of the dispatcher: it is received, opened,
+/// sealed and sent, which is other threads' work on the same processors.
+const BYTE: u64 = 4;
+/// How much less of the server than the others a connection may have had
 /// and catch up with, in the units of [`Way::had`]: one that sends less than its
 /// fair part is always first with what it sends now and then, and one that was
 /// quiet for long and sends much keeps the others waiting for a millisecond.
@@ -139,9 +142,8 @@ struct Way<I> {
     end: Option<EndReason>,
     /// In the list of who takes turns.
     listed: bool,
-    /// How much of the dispatcher it has had: nanoseconds, bytes and frames,
-    /// each of which counts one. A byte takes about a nanosecond to receive
-    /// and send.
+    /// How much of the server it has had: nanoseconds of the dispatcher, frames,
+    /// and [`BYTE`] for each byte.
     had: u64,
     /// How many frames its next turn has.
     turn: u32,
@@ -192,7 +194,7 @@ impl<I> Way<I> {
     fn finish_batch(&mut self) {
         if let Some(batch) = self.input.pop_front() {
             self.credit.grant(batch.bytes);
-            self.had += batch.bytes;
+            self.had = self.had.saturating_add(batch.bytes.saturating_mul(BYTE));
         }
     }
 
