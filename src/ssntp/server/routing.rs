@@ -234,8 +234,22 @@ mod tests {
         ];
         for (rules, error) in cases {
             assert_eq!(rules.check(), Err(error));
+            let (RuleError::Duplicate(kind)
+            | RuleError::Unknown(kind)
+            | RuleError::Handshake(kind)
+            | RuleError::Role(kind, _)) = error;
+            assert!(error.to_string().contains(&kind.to_string()));
             assert_eq!(RuleTable::try_from(rules).err(), Some(error));
         }
+    }
+
+    #[test]
+    fn rules_are_shown_by_kind_and_where_it_goes() {
+        let rules = Rules::new()
+            .multicast(Command::STATS, Role::CONTROLLER)
+            .route(Status::READY, |_, _, _| Decision::Discard);
+        let shown = r#"{STATS: "controller", READY: "function"}"#;
+        assert_eq!(format!("{rules:?}"), shown);
     }
 
     #[test]

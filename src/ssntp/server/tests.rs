@@ -17,7 +17,9 @@ use super::*;
 use crate::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::transport::dispatch::{Action, Core};
-use crate::transport::{ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress};
+use crate::transport::{
+    BufferPool, ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress, memory, plain,
+};
 
 /// The core with its application, at a time that stands still.
 struct Rig<H> {
@@ -208,6 +210,19 @@ fn what_a_session_carried_is_counted() {
         ..counted
     };
     assert_eq!(rig.counters(&agent), waits);
+    let (stream, _peer) = memory::pair();
+    let mut batch = Vec::new();
+    agent
+        .outbox
+        .open(plain(Arc::new(stream), BufferPool::new()).transmit);
+    let due = agent.outbox.try_next(&mut batch).unwrap();
+    agent.outbox.send(due, &mut batch, &|| {}).unwrap();
+    let sent = Counters {
+        frames_sent: 3,
+        bytes_sent: 10,
+        ..counted
+    };
+    assert_eq!(rig.counters(&agent), sent);
 }
 
 #[test]
@@ -443,4 +458,36 @@ fn the_application_hears_of_a_session_once_it_was_told_and_of_no_other() {
     rig.core.settle(now, &mut actions);
     let closed = Note::Disconnected(DisconnectReason::PeerClosed);
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [Note::Connected, closed]);
+}
+
+#[test]
+fn an_application_forwards_to_others_and_only_what_a_session_may_carry() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let members = [(); 3].map(|()| rig.connect(Role::AGENT));
+    let [from, to, other] = members.each_ref().map(|member| member.uuid);
+    let (stats, unknown) = (Frame::new(Command::STATS), FrameKind::new(FrameType(9), 1));
+    let (kind, nobody) = (FrameKind::from(Command::CONNECT), Uuid::from_u128(99));
+    let mut actions = Vec::new();
+    rig.call(&mut actions, |cx| {
+        let info = cx.directory().session(from).cloned().unwrap();
+        assert_eq!(cx.forward(&info, to, &stats), Ok(()));
+        assert_eq!(cx.forward(&info, from, &stats), Err(SendError::ToSender(from)));
+        assert_eq!(
+            cx.forward(&info, nobody, &stats),
+            Err(SendError::NotConnected(nobody))
+        );
+        for kind in [kind, unknown] {
+            let frame = Frame::new(kind);
+            assert_eq!(cx.forward(&info, to, &frame), Err(SendError::Kind(kind)));
+            assert_eq!(
+                cx.forward_all(&info, Role::AGENT, &frame),
+                Err(SendError::Kind(kind))
+            );
+        }
+        assert_eq!(cx.forward_all(&info, Role::AGENT, &stats), Ok(2));
+        assert_eq!(cx.forward(&info, other, &stats), Ok(()));
+    });
+    let [_, to, other] = members.map(|member| (member.id, 1));
+    assert_eq!(sends(&actions), [to, to, other, other]);
 }
