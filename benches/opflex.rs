@@ -31,7 +31,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ssntp::opflex::model::{ManagedObject, Uri};
-use ssntp::opflex::policy_element::{self, Event};
+use ssntp::opflex::policy_element::{self, ElementEvent};
 use ssntp::opflex::run::{Control, ElementConfig, ServerConfig};
 use ssntp::opflex::{PolicyElement, Server, server};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
@@ -121,13 +121,13 @@ fn element(address: &str, certificates: Option<&str>) {
         config = config.tls(Connector::checking(check, Some(&identity)).unwrap());
     }
     let element = PolicyElement::start(config).unwrap();
-    while element.recv().unwrap() != Event::Health(policy_element::Health::Healthy) {}
+    while element.recv().unwrap() != ElementEvent::Health(policy_element::Health::Healthy) {}
     println!("ready");
     std::io::stdin().read_exact(&mut [0]).unwrap();
     let resolved = |wanted: usize| {
         let mut resolved = 0;
         while resolved < wanted {
-            if let Event::Resolved { found, .. } = element.recv().unwrap() {
+            if let ElementEvent::Resolved { found, .. } = element.recv().unwrap() {
                 assert!(found);
                 resolved += 1;
             }
@@ -168,7 +168,7 @@ fn crowd_of(address: &str, elements: &str) {
     for (element, _) in &crowd {
         let mut resolved = 0;
         while resolved < OF_EACH {
-            resolved += usize::from(matches!(element.recv().unwrap(), Event::Resolved { .. }));
+            resolved += usize::from(matches!(element.recv().unwrap(), ElementEvent::Resolved { .. }));
         }
     }
     println!("{}", begin.elapsed().as_secs_f64());
@@ -180,7 +180,7 @@ fn crowd_of(address: &str, elements: &str) {
     for (element, _) in &crowd {
         let mut changed = 0;
         while changed < OF_EACH {
-            if let Event::Changed { objects, .. } = element.recv().unwrap() {
+            if let ElementEvent::Changed { objects, .. } = element.recv().unwrap() {
                 changed += objects.len();
             }
         }

@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ssntp::client::{Event, Offline};
+use ssntp::client::{ClientEvent, Offline};
 use ssntp::cluster::machine::Facts;
 use ssntp::payload::NodeStatus;
 use ssntp::pki::{Identity, Trust};
@@ -50,9 +50,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // What arrived meanwhile.
         while let Ok(event) = client.try_recv() {
             match event {
-                Event::Connected(server) => println!("connected to {}", server.uuid()),
-                Event::Frame(frame) if frame.kind() == Command::STOP => return Ok(()),
-                Event::Closed(why) => return Err(why.into()),
+                ClientEvent::Connected(server) => println!("connected to {}", server.uuid()),
+                ClientEvent::Frame(frame) if frame.kind() == Command::STOP => return Ok(()),
+                ClientEvent::Closed(why) => return Err(why.into()),
                 _ => {}
             }
         }

@@ -59,7 +59,7 @@
 //! appear in signatures: [`Uuid`], [`Bytes`], [`Receiver`], and their crates with
 //! [`rustls`] for the rest. [`Event`] is the protocol's EVENT, beside
 //! [`Command`], [`Status`] and [`ErrorCode`]; what a client tells its program is
-//! [`client::Event`].
+//! a [`ClientEvent`](client::ClientEvent).
 //!
 //! # Out of scope
 //!

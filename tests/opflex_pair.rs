@@ -40,7 +40,7 @@ struct Net {
     by_element: HashMap<(usize, ConnectionId), u64>,
     by_server: HashMap<(String, ConnectionId), u64>,
     work: VecDeque<Work>,
-    events: Vec<element::Event>,
+    events: Vec<element::ElementEvent>,
     frames: usize,
 }
 

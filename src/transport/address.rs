@@ -85,7 +85,8 @@ impl FromStr for Address {
         if text.is_empty() {
             return Err(bad("it is empty"));
         }
-        // As a host it would be written as something else: unix:8888.
+        // Taken for a host it would be shown with its port, as unix:8888, and
+        // that reads as a socket's path.
         if text == "unix" {
             return Err(bad("no path after unix:"));
         }

@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(of(&[own, (max, "max\n")]), 8192);
         assert_eq!(of(&[own, (max, "1073741824\n")]), 1024);
         assert_eq!(of(&[own, (max, "1073741824\n"), (high, "536870912\n")]), 512);
-        // Somebody else's.
+        // A group that this process is not in does not count.
         assert_eq!(of(&[own, ("sys/fs/cgroup/user.slice/memory.max", "1")]), 8192);
     }
 

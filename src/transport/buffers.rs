@@ -12,8 +12,8 @@ pub(super) const BUFFER_LEN: usize = 5 * (16 * 1024 + 256);
 /// How many idle buffers are kept; further ones are freed.
 const KEEP: usize = 32;
 
-/// The longest memory for items that is lent again: a read's worth behind a
-/// frame of 64 KiB that is not complete yet.
+/// Memory for items that is longer than this is not kept for later. It holds a
+/// frame of 64 KiB that is not complete yet, and one more read behind it.
 const LENT: usize = 2 * BUFFER_LEN;
 
 /// A pool of buffers. An idle link holds none, so that its memory does not
@@ -59,15 +59,17 @@ impl BufferPool {
         }
     }
 
-    /// Empty memory of at least `len` bytes: for what a busy link needs, from
-    /// the pool and of at most twice that length, else of just that length.
+    /// Empty memory of at least `len` bytes. The lengths that busy links ask for
+    /// come from the pool, in whole read buffers; what is shorter or longer is
+    /// made for the caller and has just that length.
     pub(super) fn memory(&self, len: usize) -> BytesMut {
         if !(BUFFER_LEN / 2..=LENT).contains(&len) {
             return BytesMut::with_capacity(len);
         }
         let whole = len.next_multiple_of(BUFFER_LEN);
         let mut cut = lock(&self.shared.cut);
-        // The latest that is free is the likeliest to be in the cache.
+        // From the end: what came back last is likely to be in the
+        // processor's cache still.
         for at in (0..cut.len()).rev() {
             if cut[at].1 == whole && cut[at].0.try_reclaim(whole) {
                 return cut.remove(at).0;
@@ -85,7 +87,8 @@ impl BufferPool {
         }
         memory.clear();
         let mut cut = lock(&self.shared.cut);
-        // What has been under way for so long would only fill the pool.
+        // The oldest gives way: somebody still holds items of it, and there is
+        // no telling for how long.
         let oldest = (cut.len() == KEEP).then(|| cut.remove(0));
         cut.push((memory, len));
         drop(cut);

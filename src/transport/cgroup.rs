@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where a controller's files may be: in the process's group and in each one
-/// above it, since the limits of all of them bind. In version 2, in one
-/// hierarchy or beside version 1, and in version 1. A container may see its
-/// own group as the top one, so the top is always among them; files that are
-/// not there say nothing.
+/// above it, since the limits of all of them bind. The places are those of
+/// version 2 alone, of version 2 beside version 1 (`unified`), and of version 1
+/// (a directory for each controller). Inside of a container the path of the
+/// group may be that of the host, while its files are at the top, so the top is
+/// always among them. Not every place exists.
 pub(super) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut directories = Vec::new();
@@ -23,7 +24,8 @@ pub(super) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
             }
             _ => continue,
         };
-        // A group outside of what this namespace shows begins with "..".
+        // The path begins with ".." where the group is outside of what this
+        // namespace shows; then only the top can be read.
         let path = path.trim_start_matches('/');
         let path = Path::new(if path.starts_with("..") { "" } else { path });
         for top in tops {

@@ -57,7 +57,7 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// Ends one direction or both; wakes whoever waits in it.
     ///
     /// # Errors
-    /// What the stream says; an end that was there before is none.
+    /// What the stream says. To end a direction that has ended is no error.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 
     /// Limits each later read; `None` for no limit.
@@ -116,8 +116,8 @@ pub(crate) fn write_all(stream: &dyn Duplex, mut bytes: &[u8]) -> io::Result<()>
     Ok(())
 }
 
-/// Writes what the system takes without waiting, and says how much that was. A
-/// fault is met again by whoever writes the rest.
+/// Writes what the system takes without waiting, and says how much that was.
+/// An error is not told here: it comes up again when the rest is written.
 pub(crate) fn try_write_all(stream: &dyn Duplex, bytes: &[u8]) -> usize {
     let mut sent = 0;
     while sent < bytes.len() {

@@ -13,9 +13,9 @@
 //! ```
 //!
 //! A thread that is left alone holds a name and its stack, nothing of whoever
-//! asked, and nobody joins it: it is the one thread of which that is so. There
+//! asked. It is the only kind of thread in this crate that nobody joins. There
 //! are at most [`MOST`] at a time in a process; beyond that a look-up fails at
-//! once. An address in figures needs none.
+//! once. An address in figures needs no thread.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};

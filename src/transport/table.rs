@@ -56,7 +56,8 @@ impl Numbers {
         ConnectionId::new(self.sequence, slot)
     }
 
-    /// The connection is over and out of every table.
+    /// Takes back the slot of a connection that is over and in no table any
+    /// more.
     pub(crate) fn give(&mut self, id: ConnectionId) {
         self.free.push(id.slot());
     }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 use ssntp::opflex::message::ErrorCode;
-use ssntp::opflex::policy_element::Event;
+use ssntp::opflex::policy_element::ElementEvent;
 use ssntp::opflex::run::Reference;
 
 use super::raw::Raw;
@@ -389,7 +389,7 @@ fn a_request_is_sent_again_until_its_answer_can_be_used() {
     until_value(&bench.element, Subject::Policy, GROUP, Some("1"));
     for _ in 0..refused {
         let code = event(&bench.element, |event| match event {
-            Event::Refused { error, .. } => Some(error.code.meaning()),
+            ElementEvent::Refused { error, .. } => Some(error.code.meaning()),
             _ => None,
         });
         assert_eq!(code, ErrorCode::ERROR);

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::opflex::model::{ManagedObject, Uri};
-use ssntp::opflex::policy_element::{self, Event, Health, Subject};
+use ssntp::opflex::policy_element::{self, ElementEvent, Health, Subject};
 use ssntp::opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
 use ssntp::opflex::{PolicyElement, Server, server};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
@@ -96,7 +96,7 @@ fn element(name: &str, address: &str) -> PolicyElement {
 }
 
 /// The first event that the test is after.
-fn event<T>(element: &PolicyElement, mut find: impl FnMut(Event) -> Option<T>) -> T {
+fn event<T>(element: &PolicyElement, mut find: impl FnMut(ElementEvent) -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
         let event = element.recv_timeout(end.saturating_duration_since(Instant::now()));
@@ -107,7 +107,9 @@ fn event<T>(element: &PolicyElement, mut find: impl FnMut(Event) -> Option<T>) -
 }
 
 fn until_health(element: &PolicyElement, wanted: Health) {
-    event(element, |event| (event == Event::Health(wanted)).then_some(()));
+    event(element, |event| {
+        (event == ElementEvent::Health(wanted)).then_some(())
+    });
 }
 
 /// Waits until an object that is held has a value, or is gone.

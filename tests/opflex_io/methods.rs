@@ -6,7 +6,7 @@ use serde_json::json;
 use ssntp::opflex::PolicyElement;
 use ssntp::opflex::message::Method;
 use ssntp::opflex::model::{ManagedObject, Target};
-use ssntp::opflex::policy_element::{Event, Health, PeerState, Subject};
+use ssntp::opflex::policy_element::{ElementEvent, Health, PeerState, Subject};
 use ssntp::opflex::run::{ElementConfig, ServerConfig};
 use ssntp::transport::Address;
 use ssntp::transport::memory::MemoryListener;
@@ -38,7 +38,7 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     // policy_resolve, policy_update, policy_unresolve
     let policy = element.resolve(&uri(GROUP)).unwrap();
     let found = event(&element, |event| match event {
-        Event::Resolved { found, .. } => Some(found),
+        ElementEvent::Resolved { found, .. } => Some(found),
         _ => None,
     });
     assert!(found);
@@ -167,11 +167,11 @@ fn is_let_in(acceptor: Acceptor, connector: Option<Connector>, name: &str) -> bo
     let element = PolicyElement::start(config).unwrap();
     let mut attempts = 0;
     let ready = event(&element, |event| match event {
-        Event::Peer {
+        ElementEvent::Peer {
             state: Some(PeerState::Ready),
             ..
         } => Some(true),
-        Event::Peer {
+        ElementEvent::Peer {
             state: Some(PeerState::Waiting),
             ..
         } => {
@@ -303,10 +303,10 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
     assert_eq!(element.events().try_iter().count(), 3);
     server.handle().merge_policy(vec![object(GROUP, "last")]).unwrap();
     let missed = element.recv_timeout(LIMIT).unwrap();
-    assert!(matches!(missed, Event::Missed(n) if n >= 18), "{missed:?}");
+    assert!(matches!(missed, ElementEvent::Missed(n) if n >= 18), "{missed:?}");
     assert!(matches!(
         element.recv_timeout(LIMIT).unwrap(),
-        Event::Changed { .. }
+        ElementEvent::Changed { .. }
     ));
 }
 

@@ -281,7 +281,7 @@ fn the_recorded_proxies_are_told() {
     settings.require_proxies = true;
     let element = PolicyElement::start(ElementConfig::new(settings)).unwrap();
     let proxies = event(&element, |event| match event {
-        policy_element::Event::Proxies(proxies) => Some(proxies),
+        policy_element::ElementEvent::Proxies(proxies) => Some(proxies),
         _ => None,
     });
     assert_eq!(

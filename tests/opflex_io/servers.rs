@@ -174,7 +174,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
     // Nothing is lost of the policy itself.
     until_value(&element, Subject::Policy, GROUP, Some("5"));
     let first = element.recv_timeout(LIMIT).unwrap();
-    assert!(matches!(first, Event::Peer { .. }), "{first:?}");
+    assert!(matches!(first, ElementEvent::Peer { .. }), "{first:?}");
     let mut lost = 0;
     let mut number = 5;
     while lost == 0 {
@@ -185,7 +185,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
             .unwrap();
         until_value(&element, Subject::Policy, GROUP, Some(&number.to_string()));
         while let Ok(event) = element.events().try_recv() {
-            if let Event::Missed(count) = event {
+            if let ElementEvent::Missed(count) = event {
                 lost += count;
             }
         }

@@ -1,16 +1,17 @@
 //! CONFIGURE: checked, kept, distributed, taken back.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ssntp::Role;
 use ssntp::cluster::scheduler::{Scheduler, SchedulerConfig, SchedulerError};
 use ssntp::proto::{Command, ErrorCode, Frame};
 
-use super::Cluster;
+use super::{Cluster, start, start_on, stats};
 
 const FIRST: &str = "configure:\n  launcher:\n    child_user: first\n";
 const SECOND: &str = "configure:\n  launcher:\n    child_user: second\n";
+const THIRD: &str = "configure:\n  launcher:\n    child_user: third\n";
 const INVALID: &str = "configure:\n  controller:\n    ciao_port: 70000\n";
 
 fn configure(yaml: &str) -> Frame {
@@ -131,10 +132,15 @@ fn a_restarted_scheduler_has_the_last_configuration() {
     controller.send(&configure(SECOND));
     controller.send(&configure(INVALID));
     controller.expect(ErrorCode::INVALID_CONFIGURATION);
-    assert_eq!(fs::read_to_string(&path).unwrap(), SECOND);
     agent.expect(Command::CONFIGURE);
+    assert_eq!(
+        fs::read_to_string(&path).unwrap(),
+        SECOND,
+        "it is kept before it is passed on"
+    );
     agent.send_text(ErrorCode::INVALID_CONFIGURATION, SECOND);
     agent.expect(Command::CONFIGURE);
+    drop(cluster);
     assert_eq!(
         fs::read_to_string(&path).unwrap(),
         FIRST,
@@ -158,6 +164,107 @@ fn a_configuration_that_cannot_be_kept_is_refused() {
     assert_eq!(cluster.controller().connected.payload, "");
 }
 
+/// A disk that takes its time: the scheduler writes beside the file first, and
+/// waits there until somebody opens the other end, which ends in an error.
+struct Disk {
+    beside: PathBuf,
+}
+
+impl Disk {
+    fn stuck(dir: &Path) -> Self {
+        let beside = dir.join(".cluster.yaml.new");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &beside, rustix::fs::Mode::RWXU).unwrap();
+        Self { beside }
+    }
+
+    /// Waits until what is being written has come here, and gives it. That it
+    /// fails then is the last that happens to it.
+    fn fail(self) -> String {
+        fs::read_to_string(&self.beside).unwrap()
+    }
+}
+
+impl Drop for Disk {
+    /// A test that fails ends, too.
+    fn drop(&mut self) {
+        use std::os::unix::fs::OpenOptionsExt;
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let _ = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(nonblock)
+            .open(&self.beside);
+    }
+}
+
+#[test]
+fn a_disk_that_takes_its_time_delays_the_configuration_and_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cluster.yaml");
+    let cluster = kept_in(&path);
+    let disk = Disk::stuck(dir.path());
+    let mut controller = cluster.controller();
+    let mut other = cluster.controller();
+    let mut agent = cluster.node(1000, &mut [&mut controller, &mut other]);
+    for yaml in [FIRST, SECOND, THIRD] {
+        controller.send(&configure(yaml));
+    }
+    let refused = |yaml: &str| Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, yaml.to_owned());
+    assert_eq!(controller.recv(), refused(SECOND), "only the last one counts");
+    // Commands, what agents say, and newcomers go on.
+    start_on(&mut other, &mut agent, &start(10));
+    let stats = Frame::of(&stats(agent.uuid, &[]));
+    agent.send(&stats);
+    assert_eq!(other.recv(), stats);
+    assert_eq!(controller.recv(), stats);
+    agent.expect_nothing();
+    assert_eq!(cluster.controller().connected.payload, "", "it is not kept yet");
+
+    assert_eq!(disk.fail(), FIRST);
+    assert_eq!(controller.recv(), refused(FIRST));
+    assert_eq!(agent.recv(), configure(THIRD));
+    assert_eq!(fs::read_to_string(&path).unwrap(), THIRD);
+    assert_eq!(cluster.controller().connected.payload, THIRD);
+}
+
+#[test]
+fn going_back_while_another_is_being_written_is_kept_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cluster.yaml");
+    fs::write(&path, FIRST).unwrap();
+    let cluster = kept_in(&path);
+    let mut controller = cluster.controller();
+    let mut agent = cluster.agent(Role::AGENT, &mut [&mut controller]);
+    controller.send(&configure(SECOND));
+    agent.expect(Command::CONFIGURE);
+    let disk = Disk::stuck(dir.path());
+    controller.send(&configure(THIRD));
+    controller.expect_nothing();
+    agent.send_text(ErrorCode::INVALID_CONFIGURATION, SECOND);
+    assert_eq!(agent.recv(), configure(FIRST));
+    controller.expect(ErrorCode::INVALID_CONFIGURATION);
+    assert_eq!(disk.fail(), THIRD);
+    controller.expect(ErrorCode::INVALID_CONFIGURATION);
+    drop(cluster);
+    assert_eq!(fs::read_to_string(&path).unwrap(), FIRST);
+}
+
+#[test]
+fn a_scheduler_that_stops_keeps_what_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cluster.yaml");
+    let cluster = kept_in(&path);
+    let disk = Disk::stuck(dir.path());
+    let mut controller = cluster.controller();
+    for yaml in [FIRST, SECOND] {
+        controller.send(&configure(yaml));
+    }
+    controller.expect_nothing();
+    let stopping = std::thread::spawn(|| drop(cluster));
+    assert_eq!(disk.fail(), FIRST);
+    stopping.join().unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), SECOND);
+}
+
 #[test]
 fn a_file_behind_a_link_stays_behind_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -168,6 +275,7 @@ fn a_file_behind_a_link_stays_behind_it() {
     let mut controller = cluster.controller();
     controller.send(&configure(SECOND));
     controller.expect_nothing();
+    drop(cluster);
     assert!(link.is_symlink());
     assert_eq!(fs::read_to_string(&file).unwrap(), SECOND);
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::peers::Ending;
 use super::world::{Connection, World};
 use crate::server::{DisconnectReason, SlowConsumer};
+use crate::transport::outbox::Outbox;
 
 /// What a stop may take beyond the grace: who is cut off lingers, and the
 /// dispatcher and the others take their steps.
@@ -31,6 +32,9 @@ impl World {
 
     /// Nobody can move before the time does.
     pub(super) fn check_while_all_wait(&self) -> Result<(), String> {
+        if let Some(id) = self.runner.flow().miscounted() {
+            return Err(format!("lines: {id} stands in more or fewer than it believes"));
+        }
         for connection in &self.connections {
             let (Some(id), Some(outbox)) = (connection.peer.session, &connection.outbox) else {
                 continue;
@@ -82,6 +86,23 @@ impl World {
         for connection in &self.connections {
             self.check_connection(connection)
                 .map_err(|fault| format!("{fault}; of {}", connection.peer.plan.number))?;
+        }
+        let of_each = |connection: &Connection| connection.outbox.as_ref().map_or(0, Outbox::lost);
+        let lost: u64 = self.connections.iter().map(of_each).sum();
+        let mut told = 0;
+        let now = self.now;
+        let core = self.runner.core_mut();
+        core.call(now, &mut Vec::new(), |cx| told = cx.frames_lost());
+        // A newcomer that was cut before it was told has books, too, which
+        // nobody else can see.
+        let all_seen = self
+            .connections
+            .iter()
+            .all(|connection| connection.outbox.is_some());
+        if told < lost || all_seen && told > lost {
+            return Err(format!(
+                "lost: the server counts {told} frames, its sessions {lost}"
+            ));
         }
         self.let_go();
         for connection in &mut self.connections {

@@ -17,13 +17,13 @@ use super::random::Random;
 use crate::pki::CertificateInfo;
 use crate::proto::{Codec, ErrorCode, Frame, Item, Refusal, ServerHandshake};
 use crate::server::core::{Request, ServerCore};
-use crate::transport::dispatch::{Admission, Admitted, Event, Events, Threads, Verdict};
+use crate::transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use crate::transport::flow::Credit;
 use crate::transport::outbox::{Due, Outbox};
 use crate::transport::{ConnectionId, EndReason, Load, Outgoing, PeerAddress};
 
 pub(super) type Core = ServerCore<Application>;
-pub(super) type SimEvent = Event<Core, SimThreads>;
+pub(super) type SimEvent = DispatchEvent<Core, SimThreads>;
 pub(super) type SimEvents = Events<SimEvent>;
 
 /// As in `accept` and `link`.
@@ -99,7 +99,7 @@ impl Writer {
             if (view.full)() {
                 return Step::Waits(None);
             }
-            let _ = view.events.try_send(Event::Room(self.id));
+            let _ = view.events.try_send(DispatchEvent::Room(self.id));
             self.owes_room.set(false);
             return Step::Moved;
         }
@@ -256,7 +256,7 @@ impl Reader {
                 if (view.full)() {
                     return (Reading::Hand(items, bytes, found), Step::Waits(None));
                 }
-                let sent = view.events.try_send(Event::Items(self.id, items, bytes));
+                let sent = view.events.try_send(DispatchEvent::Items(self.id, items, bytes));
                 if sent.is_err() {
                     return (self.reason(EndReason::Local), Step::Moved);
                 }
@@ -293,7 +293,7 @@ impl Reader {
                     return (Reading::Ended(reason), Step::Waits(None));
                 }
                 let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
-                let _ = view.events.try_send(Event::Ended(self.id, reason));
+                let _ = view.events.try_send(DispatchEvent::Ended(self.id, reason));
                 (Reading::WaitForClose(lost), Step::Moved)
             }
             Reading::WaitForClose(lost) => {
@@ -342,7 +342,7 @@ impl Reader {
                     return (Reading::Finished, Step::Waits(None));
                 }
                 self.ended.store(true, Ordering::Relaxed);
-                let _ = view.events.try_send(Event::Finished(self.id));
+                let _ = view.events.try_send(DispatchEvent::Finished(self.id));
                 (Reading::Over, Step::Moved)
             }
             Reading::Over => (Reading::Over, Step::Over),
@@ -485,7 +485,7 @@ impl Newcomer {
                     return (Shaking::Admit(request), Step::Waits(None), None);
                 }
                 let (reply, verdict) = crossbeam_channel::bounded(1);
-                let _ = view.events.try_send(Event::Admit(request, reply));
+                let _ = view.events.try_send(DispatchEvent::Admit(request, reply));
                 if self.fails == Fails::BeforeVerdict {
                     self.gone()
                 } else {

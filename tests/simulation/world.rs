@@ -14,10 +14,10 @@ use super::threads::{Core, Fails, Newcomer, Reader, SimEvent, SimEvents, SimThre
 use crate::Role;
 use crate::cluster::scheduler::{Scheduler, SchedulerConfig};
 use crate::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use crate::server::config::Shared;
+use crate::server::config::Environment;
 use crate::server::{ServerConfig, SessionId, SlowConsumer};
 use crate::transport::dispatch::events::{self, Watch};
-use crate::transport::dispatch::{EVENTS, Event, Queue, Runner, Settings};
+use crate::transport::dispatch::{DispatchEvent, EVENTS, Queue, Runner, Settings};
 use crate::transport::outbox::{Outbox, interleaving};
 use crate::transport::{Budget, Limits};
 
@@ -33,7 +33,7 @@ struct Certificates {
     identity: Identity,
     trust: Trust,
     clients: Vec<CertificateInfo>,
-    shared: Arc<Shared>,
+    environment: Arc<Environment>,
 }
 
 /// The first certificates are bound to nobody, and the others to the entities
@@ -64,7 +64,7 @@ fn certificates() -> &'static Certificates {
         let (identity, trust) = (server.identity().clone(), authority.trust().clone());
         let config = ServerConfig::new(identity.clone(), trust.clone()).max_payload(MAX_PAYLOAD);
         Certificates {
-            shared: Shared::new(&config).unwrap(),
+            environment: Environment::new(&config).unwrap(),
             identity,
             trust,
             clients,
@@ -97,7 +97,7 @@ enum Owner {
 pub(super) struct World {
     random: Random,
     begin: Instant,
-    now: Instant,
+    pub(super) now: Instant,
     clock: Rc<Cell<Instant>>,
     pub(super) runner: Runner<Core, SimThreads>,
     events: SimEvents,
@@ -179,7 +179,7 @@ impl World {
         let (open, _) = crossbeam_channel::bounded(0);
         let core = Core::new(
             config,
-            Arc::clone(&made.shared),
+            Arc::clone(&made.environment),
             max_sessions,
             application,
             open,
@@ -378,15 +378,15 @@ impl World {
 
     fn handle(&mut self, event: SimEvent) {
         self.say(|| match &event {
-            Event::Admit(request, _) => format!("admit {}", request.connect.source),
-            Event::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
-            Event::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),
-            Event::Room(id) => format!("s{id} room"),
-            Event::Ended(id, reason) => format!("s{id} ended: {reason}"),
-            Event::Finished(id) => format!("s{id} finished"),
-            Event::Call(_) => "call".into(),
-            Event::Stop => "stop".into(),
-            Event::Exit => "exit".into(),
+            DispatchEvent::Admit(request, _) => format!("admit {}", request.connect.source),
+            DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
+            DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),
+            DispatchEvent::Room(id) => format!("s{id} room"),
+            DispatchEvent::Ended(id, reason) => format!("s{id} ended: {reason}"),
+            DispatchEvent::Finished(id) => format!("s{id} finished"),
+            DispatchEvent::Call(_) => "call".into(),
+            DispatchEvent::Stop => "stop".into(),
+            DispatchEvent::Exit => "exit".into(),
         });
         self.runner.handle(event, self.now);
     }
@@ -398,7 +398,7 @@ impl World {
             Owner::Runs => return Step::Waits(None),
             Owner::Stops | Owner::Exits if self.watch.is_full() => return Step::Waits(None),
             Owner::Stops => {
-                let _ = self.events.try_send(Event::Stop);
+                let _ = self.events.try_send(DispatchEvent::Stop);
                 self.stopped = Some(self.now);
                 for connection in &mut self.connections {
                     if !connection.peer.has_begun() {
@@ -416,7 +416,7 @@ impl World {
                 self.owner = Owner::Exits;
             }
             Owner::Exits => {
-                let _ = self.events.try_send(Event::Exit);
+                let _ = self.events.try_send(DispatchEvent::Exit);
                 self.owner = Owner::Waits;
             }
             Owner::Waits => return Step::Waits(None),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, Event};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent};
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -101,7 +101,7 @@ impl Connection {
 /// What a program waited for.
 #[derive(Debug)]
 pub(crate) enum Waited {
-    Event(Event),
+    Event(ClientEvent),
     /// A signal asks the program to end.
     Stopped,
     /// The time is over.
@@ -115,7 +115,7 @@ pub(crate) fn wait(client: &Client, stop: &Stop, limit: Option<Duration>) -> Res
     let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
     crossbeam_channel::select! {
         recv(client.events()) -> event => match event {
-            Ok(Event::Closed(why)) => Err(closed(why)),
+            Ok(ClientEvent::Closed(why)) => Err(closed(why)),
             Ok(event) => Ok(Waited::Event(event)),
             Err(_) => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
         },

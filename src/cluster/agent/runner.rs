@@ -16,7 +16,7 @@ use super::driver::Driver;
 use super::store::Store;
 use super::worker::Workers;
 use crate::Role;
-use crate::client::{Client, ClientConfig, ClientError, Event};
+use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::NextState;
@@ -345,16 +345,16 @@ impl Runner {
             let due = at(self.control.next_deadline());
             let input = select! {
                 recv(self.client.events()) -> event => match event {
-                    Ok(Event::Connected(server)) => {
+                    Ok(ClientEvent::Connected(server)) => {
                         info!("{}: connected to {server}", self.client.uuid());
                         Input::Connected { configuration: self.client.configuration() }
                     }
-                    Ok(Event::Frame(frame)) => Input::Frame(frame),
-                    Ok(Event::Disconnected { reason, .. }) => {
+                    Ok(ClientEvent::Frame(frame)) => Input::Frame(frame),
+                    Ok(ClientEvent::Disconnected { reason, .. }) => {
                         warn!("{}: disconnected: {reason}", self.client.uuid());
                         Input::Disconnected
                     }
-                    Ok(Event::Closed(why)) => break Some(why),
+                    Ok(ClientEvent::Closed(why)) => break Some(why),
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },
                 recv(self.outcomes) -> input => match input {

@@ -18,7 +18,7 @@ use super::concentrator::{Concentrator, Keep};
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
-use crate::client::{Client, ClientConfig, ClientError, Event};
+use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::proto::Frame;
@@ -268,22 +268,22 @@ impl Runner {
             };
             select! {
                 recv(self.client.events()) -> event => match event {
-                    Ok(Event::Connected(server)) => {
+                    Ok(ClientEvent::Connected(server)) => {
                         info!("{}: connected to {server}", self.client.uuid());
                         for frame in self.concentrator.announcement().into_iter().rev() {
                             self.held.push_front(frame);
                         }
                         self.send_held();
                     }
-                    Ok(Event::Frame(frame)) => {
+                    Ok(ClientEvent::Frame(frame)) => {
                         let answers = self.concentrator.frame(&frame);
                         self.held.extend(answers);
                         self.send_held();
                     }
-                    Ok(Event::Disconnected { reason, .. }) => {
+                    Ok(ClientEvent::Disconnected { reason, .. }) => {
                         warn!("{}: disconnected: {reason}", self.client.uuid());
                     }
-                    Ok(Event::Closed(why)) => break Some(why),
+                    Ok(ClientEvent::Closed(why)) => break Some(why),
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },
                 recv(self.stopped) -> _ => break None,

@@ -10,7 +10,7 @@ use log::{info, warn};
 use super::goal::Goal;
 use super::order::{CommandError, OrderError};
 use super::{Change, LOG, Shown, View};
-use crate::client::{ClientError, ClientHandle, Event};
+use crate::client::{ClientError, ClientEvent, ClientHandle};
 use crate::log_limit::LogLimit;
 use crate::printable::excerpt;
 use crate::proto::Frame;
@@ -80,13 +80,13 @@ impl Shared {
     }
 
     /// Takes in events until there are no more.
-    pub(super) fn feed(&self, events: &Receiver<Event>, client: &ClientHandle) {
+    pub(super) fn feed(&self, events: &Receiver<ClientEvent>, client: &ClientHandle) {
         for event in events {
             match event {
-                Event::Frame(frame) => self.frame(&frame, wall_clock()),
-                Event::Connected(server) => self.online(server.to_string()),
-                Event::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
-                Event::Closed(_) => {}
+                ClientEvent::Frame(frame) => self.frame(&frame, wall_clock()),
+                ClientEvent::Connected(server) => self.online(server.to_string()),
+                ClientEvent::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
+                ClientEvent::Closed(_) => {}
             }
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);

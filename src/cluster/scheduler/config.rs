@@ -108,7 +108,9 @@ impl SchedulerConfig {
     /// The file that the cluster configuration is read from at the beginning,
     /// and written to whenever a controller changes it. It may be missing:
     /// then the cluster begins without a configuration, and the first
-    /// CONFIGURE makes the file. Its directory has to be there.
+    /// CONFIGURE makes the file. Its directory has to be there. Only a
+    /// scheduler that [`Scheduler::start`](super::Scheduler::start) started
+    /// writes it; another one refuses CONFIGURE.
     /// Default: none; what controllers configure is lost with the scheduler.
     #[must_use]
     pub fn configuration_file(mut self, path: impl Into<PathBuf>) -> Self {

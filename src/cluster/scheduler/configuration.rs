@@ -1,14 +1,27 @@
 //! The configuration of the cluster: checked, kept, distributed, and taken
 //! back when it turns out not to work.
+//!
+//! ```text
+//!  CONFIGURE ─ check ─▶ next ─▶ being written ─ kept ─▶ current ─▶ CONNECTED, everybody
+//!                │        │           │                    ▲
+//!                ▼        ▼ a newer   ▼ cannot be kept     └─ the previous one, when a
+//!            InvalidConfiguration to who sent it              client refuses this one
+//! ```
+//!
+//! A configuration is on the disk before anybody gets it. One is written at a
+//! time, and one waits: the newest, which replaces an older one that has not
+//! begun to be written. So each CONFIGURE is either passed on or comes back.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::keeper::Keeper;
 use super::{Scheduler, SchedulerError, now};
 use crate::Role;
 use crate::log_limit::LogLimit;
@@ -16,13 +29,13 @@ use crate::payload::Configure;
 use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::printable::excerpt;
 use crate::proto::{Command, ErrorCode, Frame};
-use crate::replace::{directory, replace};
-use crate::server::{Context, SessionInfo};
+use crate::replace::directory;
+use crate::server::{Context, ServerHandle, SessionInfo};
 
 /// Who is configured.
 const CONFIGURED: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
 
-/// The current configuration, and the one before it.
+/// The current configuration, the one before it, and the one to come.
 #[derive(Debug)]
 pub(super) struct Configuration {
     current: Bytes,
@@ -30,6 +43,40 @@ pub(super) struct Configuration {
     sender: Option<Uuid>,
     previous: Option<(Bytes, Option<Uuid>)>,
     file: Option<PathBuf>,
+    /// Writes the file. None where there is no file, and before the start.
+    keeper: Option<Keeper>,
+    being_written: Option<Written>,
+    /// The newest CONFIGURE, while another one is being written.
+    next: Option<Proposal>,
+    /// The current one was gone back to, and the file does not have it yet.
+    behind: bool,
+}
+
+/// A CONFIGURE that passed the check.
+#[derive(Debug)]
+struct Proposal {
+    from: SessionInfo,
+    frame: Frame,
+}
+
+impl Proposal {
+    fn yaml(&self) -> &Bytes {
+        self.frame.payload_bytes()
+    }
+}
+
+#[derive(Debug)]
+enum Written {
+    Proposed(Proposal),
+    GoneBackTo,
+}
+
+/// What has become of what was written.
+enum Outcome {
+    Adopted(Proposal),
+    Refused(Proposal, io::Error),
+    /// The file keeps what a client has refused.
+    Behind(io::Error),
 }
 
 impl Configuration {
@@ -40,6 +87,10 @@ impl Configuration {
             sender: None,
             previous: None,
             file: None,
+            keeper: None,
+            being_written: None,
+            next: None,
+            behind: false,
         })
     }
 
@@ -64,85 +115,168 @@ impl Configuration {
         Ok(configuration)
     }
 
+    /// Starts the thread that writes the file, where there is one. It wakes the
+    /// server whose handle it is given.
+    pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
+        let Some(path) = self.file.clone() else {
+            return Ok(None);
+        };
+        let (keeper, server) = Keeper::start(path)?;
+        self.keeper = Some(keeper);
+        Ok(Some(server))
+    }
+
     /// What CONNECTED carries.
     pub(super) fn current(&self) -> &Bytes {
         &self.current
     }
 
-    fn accept(&mut self, yaml: &Bytes, sender: Uuid) -> Result<(), String> {
-        check(yaml).map_err(|e| e.to_string())?;
-        // The one before it stays the one before it.
-        if *yaml == self.current {
-            return Ok(());
+    /// Whether something has been written, which [`proceed`](Self::proceed)
+    /// takes up.
+    pub(super) fn is_due(&self) -> bool {
+        self.keeper.as_ref().is_some_and(Keeper::is_done)
+    }
+
+    /// Takes up what has been written, and has the next one written. Gives
+    /// what is to be told; none once there is nothing to do until the thread is
+    /// done.
+    fn proceed(&mut self) -> Option<Outcome> {
+        loop {
+            if self.being_written.is_some() {
+                let result = self.keeper.as_ref()?.result()?;
+                match (self.being_written.take()?, result) {
+                    (Written::Proposed(proposal), Ok(())) => {
+                        self.behind = false;
+                        return Some(self.adopt(proposal));
+                    }
+                    (Written::Proposed(proposal), Err(e)) => return Some(Outcome::Refused(proposal, e)),
+                    (Written::GoneBackTo, Ok(())) => {}
+                    (Written::GoneBackTo, Err(e)) => return Some(Outcome::Behind(e)),
+                }
+            }
+            let (yaml, written) = match self.next.take() {
+                Some(proposal) if self.file.is_none() => return Some(self.adopt(proposal)),
+                Some(proposal) if *proposal.yaml() == self.current && !self.behind => {
+                    return Some(Outcome::Adopted(proposal));
+                }
+                Some(proposal) => (proposal.yaml().clone(), Written::Proposed(proposal)),
+                None if self.behind && self.file.is_some() => {
+                    // Tried once: better back in memory alone than not at all.
+                    self.behind = false;
+                    (self.current.clone(), Written::GoneBackTo)
+                }
+                None => return None,
+            };
+            let Some(keeper) = &self.keeper else {
+                let e = io::Error::other("the scheduler was not started by its own start");
+                return Some(match written {
+                    Written::Proposed(proposal) => Outcome::Refused(proposal, e),
+                    Written::GoneBackTo => Outcome::Behind(e),
+                });
+            };
+            keeper.write(yaml);
+            self.being_written = Some(written);
         }
-        // A copy of its own: the payload is a piece of a longer read.
-        let yaml = Bytes::copy_from_slice(yaml);
-        self.keep(&yaml).map_err(|e| format!("it cannot be kept: {e}"))?;
-        let old = std::mem::replace(&mut self.current, yaml);
-        let old_sender = self.sender.replace(sender);
-        self.previous = Some((old, old_sender));
-        Ok(())
+    }
+
+    fn adopt(&mut self, proposal: Proposal) -> Outcome {
+        // Where it is the same again, the one before it stays the one before it.
+        if *proposal.yaml() != self.current {
+            // A copy of its own: the payload is a piece of a longer read.
+            let yaml = Bytes::copy_from_slice(proposal.yaml());
+            let old = std::mem::replace(&mut self.current, yaml);
+            let old_sender = self.sender.replace(proposal.from.uuid());
+            self.previous = Some((old, old_sender));
+        }
+        Outcome::Adopted(proposal)
     }
 
     /// Goes back to the previous configuration, and gives who had sent the
-    /// one that is refused, and whether the file has it.
-    fn revert(&mut self, refused: &[u8]) -> Result<(Option<Uuid>, io::Result<()>), &'static str> {
+    /// one that is refused.
+    fn revert(&mut self, refused: &[u8]) -> Result<Option<Uuid>, &'static str> {
         if *refused != self.current {
             return Err("it is not the current one");
         }
         let Some((yaml, sender)) = self.previous.take() else {
             return Err("there is none before it");
         };
-        // Better back in memory alone than not at all.
-        let kept = self.keep(&yaml);
         self.current = yaml;
-        Ok((std::mem::replace(&mut self.sender, sender), kept))
+        self.behind = true;
+        Ok(std::mem::replace(&mut self.sender, sender))
     }
+}
 
-    fn keep(&self, yaml: &[u8]) -> io::Result<()> {
-        match &self.file {
-            Some(path) => replace(path, yaml),
-            None => Ok(()),
+impl Drop for Configuration {
+    /// What waits is written before the thread ends.
+    fn drop(&mut self) {
+        let next = self.next.take().map(|proposal| proposal.yaml().clone());
+        let last = next.or_else(|| self.behind.then(|| self.current.clone()));
+        if let (Some(keeper), Some(yaml)) = (&self.keeper, last) {
+            keeper.write(yaml);
         }
     }
 }
 
 impl Scheduler {
     pub(super) fn configure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let yaml = frame.payload_bytes();
-        if let Err(why) = self.configuration.accept(yaml, from.uuid()) {
-            if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", now()) {
-                warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {}{more}", excerpt(why));
+        let proposal = Proposal {
+            from: from.clone(),
+            frame: frame.clone(),
+        };
+        if let Err(e) = check(proposal.yaml()) {
+            return self.refuse_proposal(cx, &proposal, e.to_string());
+        }
+        if let Some(older) = self.configuration.next.replace(proposal) {
+            self.refuse_proposal(cx, &older, "a newer one came before it was kept".to_owned());
+        }
+        self.proceed_with_configuration(cx);
+    }
+
+    /// Tells everybody of what has been kept.
+    pub(super) fn proceed_with_configuration(&mut self, cx: &mut Context<'_>) {
+        while let Some(outcome) = self.configuration.proceed() {
+            match outcome {
+                Outcome::Adopted(Proposal { from, frame }) => {
+                    if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", now()) {
+                        info!(target: "ssntp::scheduler",
+                            "{from}: new cluster configuration of {} bytes{more}",
+                            frame.payload_bytes().len()
+                        );
+                    }
+                    cx.set_configuration(self.configuration.current.clone());
+                    // Only a kind that cannot be sent is an error.
+                    let _ = cx.forward_all(&from, CONFIGURED, &frame);
+                }
+                Outcome::Refused(proposal, e) => {
+                    self.refuse_proposal(cx, &proposal, format!("it cannot be kept: {e}"));
+                }
+                Outcome::Behind(e) => {
+                    if let Some(more) = self.log.admit(cx.uuid(), "cannot be kept", now()) {
+                        warn!(target: "ssntp::scheduler",
+                            "the previous configuration cannot be kept: {e}{more}"
+                        );
+                    }
+                }
             }
-            refuse(cx, &mut self.log, from.uuid(), yaml);
-            return;
         }
-        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", now()) {
-            info!(target: "ssntp::scheduler",
-                "{from}: new cluster configuration of {} bytes{more}",
-                yaml.len()
-            );
+    }
+
+    fn refuse_proposal(&mut self, cx: &mut Context<'_>, proposal: &Proposal, why: String) {
+        let from = &proposal.from;
+        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", now()) {
+            warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {}{more}", excerpt(why));
         }
-        cx.set_configuration(self.configuration.current.clone());
-        // Only a kind that cannot be sent is an error.
-        let _ = cx.forward_all(from, CONFIGURED, frame);
+        refuse(cx, &mut self.log, from.uuid(), proposal.yaml());
     }
 
     /// A client cannot use the configuration.
     pub(super) fn configuration_refused(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
-            Ok((sender, kept)) => {
+            Ok(sender) => {
                 if let Some(more) = self.log.admit(from.uuid(), "back to the previous one", now()) {
                     warn!(target: "ssntp::scheduler",
                         "{from}: cannot use the configuration: back to the previous one{more}"
-                    );
-                }
-                if let Err(e) = kept
-                    && let Some(more) = self.log.admit(from.uuid(), "cannot be kept", now())
-                {
-                    warn!(target: "ssntp::scheduler",
-                        "the previous configuration cannot be kept: {e}{more}"
                     );
                 }
                 let yaml = self.configuration.current.clone();
@@ -151,6 +285,7 @@ impl Scheduler {
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
                     refuse(cx, &mut self.log, sender, refused);
                 }
+                self.proceed_with_configuration(cx);
             }
             Err(why) => {
                 if let Some(more) = self.log.admit(from.uuid(), "it stays", now()) {

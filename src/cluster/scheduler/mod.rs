@@ -17,9 +17,8 @@
 //! All state is plain fields on the dispatcher thread. Nothing in it waits
 //! for a peer. It reads YAML of at most [`MAX_DOCUMENT_LEN`] from READY and
 //! from commands; STATS are forwarded as they are, and only looked through
-//! for the UUIDs of instances that were just started. The one thing that
-//! blocks is writing the configuration file, some kilobytes whenever a
-//! controller sends another configuration.
+//! for the UUIDs of instances that were just started. What would block, writing
+//! the configuration file, has a thread of its own.
 //!
 //! # What the protocol leaves open
 //! * **Who is answered.** A failure that the scheduler makes goes to every
@@ -49,7 +48,8 @@
 //! * **Going back.** Only the refusal of the current configuration, byte for
 //!   byte, makes the scheduler go back, and only one step. The controller that
 //!   had sent it gets InvalidConfiguration. A CONFIGURE that cannot be kept in
-//!   the file is refused.
+//!   the file is refused, and so is one that another one follows before it
+//!   began to be written.
 //!
 //! | file | holds |
 //! |---|---|
@@ -63,7 +63,8 @@
 //! | `nodes` | agents: their status, and what a new controller is told |
 //! | `cncis` | what concentrators have told, for controllers that come later |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
-//! | `configuration` | the configuration of the cluster and its file |
+//! | `configuration` | the configuration of the cluster |
+//! | `keeper` | the thread that writes its file |
 
 mod answers;
 mod cncis;
@@ -72,6 +73,7 @@ mod configuration;
 mod controllers;
 mod held;
 mod in_flight;
+mod keeper;
 mod nodes;
 pub mod placement;
 mod relay;
@@ -116,7 +118,9 @@ use crate::server::{
 /// ```
 ///
 /// # Threads
-/// Everything happens on the server's dispatcher thread.
+/// Everything happens on the server's dispatcher thread, but for writing the
+/// configuration file. Where the server ends while that is under way, its end
+/// waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
     mode: ControllerMode,
@@ -164,8 +168,13 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`ServerError`]; nothing runs then.
-    pub fn start(self, server: ServerConfig) -> Result<Server, ServerError> {
-        Server::start(self.serve_with(server), self)
+    pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
+        let keeper = self.configuration.start().map_err(ServerError::Thread)?;
+        let server = Server::start(self.serve_with(server), self)?;
+        if let Some(keeper) = keeper {
+            let _ = keeper.send(server.handle());
+        }
+        Ok(server)
     }
 
     /// The configuration of a server whose application is this.
@@ -305,14 +314,17 @@ impl Handler for Scheduler {
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        [self.held.next_expiry(), self.controllers.next_telling()]
-            .into_iter()
-            .flatten()
-            .min()
+        let timers = [
+            self.held.next_expiry(),
+            self.controllers.next_telling(),
+            self.configuration.is_due().then(now),
+        ];
+        timers.into_iter().flatten().min()
     }
 
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = now();
+        self.proceed_with_configuration(cx);
         self.expire(cx, now);
         self.controllers.tell(cx, &self.nodes, now);
     }

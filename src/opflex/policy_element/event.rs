@@ -34,7 +34,7 @@ pub enum Action {
         reason: CloseReason,
     },
     /// Tell who is interested.
-    Tell(Event),
+    Tell(ElementEvent),
 }
 
 /// How much of what should be connected is.
@@ -66,7 +66,7 @@ pub enum PeerState {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Event {
+pub enum ElementEvent {
     /// The health changed.
     Health(Health),
     /// A server is in another state.

@@ -12,7 +12,7 @@
 //!            │   trees ─ the policy and endpoints that came       │
 //!            └────────────────────────┬───────────────────────────┘
 //!                                     ▼
-//!             Action::Dial | Send | Close        Action::Tell(Event)
+//!             Action::Dial | Send | Close        Action::Tell(ElementEvent)
 //! ```
 //!
 //! One dispatcher owns an [`ElementCore`] and calls it with everything that
@@ -29,7 +29,7 @@
 //!    │ endpoint_declare, endpoint_resolve ─────>│ to endpoint registries
 //!    │ state_report ───────────────────────────>│ to observers
 //!    │<──────────────────────────────── results │ no answer: again, ever later
-//!    │<────────────────────────── policy_update │ Event::Changed
+//!    │<────────────────────────── policy_update │ ElementEvent::Changed
 //!    │ the same again, after prr/3 to prr/2 ───>│
 //!    │ policy_unresolve ───────────────────────>│ when the last reference is gone
 //! ```
@@ -58,7 +58,7 @@ mod tests;
 use std::collections::HashMap;
 use std::time::Instant;
 
-pub use self::event::{Action, Event, Health, ObjectChange, PeerState, Subject};
+pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState, Subject};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use log::{debug, warn};
 
 use super::held::{Item, Key};
-use super::{Action, ElementCore, Event, ObjectChange, Subject, send};
+use super::{Action, ElementCore, ElementEvent, ObjectChange, Subject, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, PolicyUpdate};
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, Reference, Target, Tree, Uri};
 
@@ -36,7 +36,7 @@ impl ElementCore {
                     .get_mut(key)
                     .is_some_and(|item| !std::mem::replace(&mut item.answered, true));
                 if first {
-                    actions.push(Action::Tell(Event::Resolved {
+                    actions.push(Action::Tell(ElementEvent::Resolved {
                         what: *what,
                         subject: subject.clone(),
                         target: target.clone(),
@@ -178,7 +178,7 @@ impl ElementCore {
             object: tree.get(&change.uri).map(|object| object.to_object()),
         };
         let objects = changes.iter().map(change).collect();
-        actions.push(Action::Tell(Event::Changed { what, objects }));
+        actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
         if what == Subject::Policy {
             self.follow_changes(changes, now, actions);
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 
 use super::pool::{Need, Verdict};
-use super::{Action, ElementCore, Event, Subject};
+use super::{Action, ElementCore, ElementEvent, Subject};
 use crate::opflex::message::{
     ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, PolicyUpdate, Reply, Request,
 };
@@ -152,7 +152,7 @@ impl ElementCore {
         let health = self.pool.health();
         if health != self.health {
             self.health = health;
-            actions.push(Action::Tell(Event::Health(health)));
+            actions.push(Action::Tell(ElementEvent::Health(health)));
         }
     }
 
@@ -233,7 +233,7 @@ impl ElementCore {
             && self.proxies.as_ref() != Some(&proxies)
         {
             self.proxies = Some(proxies.clone());
-            actions.push(Action::Tell(Event::Proxies(proxies)));
+            actions.push(Action::Tell(ElementEvent::Proxies(proxies)));
         }
         if self.settings.require_proxies && self.proxies.is_none() {
             let fault = "no proxies".to_owned();
@@ -243,7 +243,7 @@ impl ElementCore {
             && self.location.as_ref() != Some(location)
         {
             self.location = Some(location.clone());
-            actions.push(Action::Tell(Event::Location(location.clone())));
+            actions.push(Action::Tell(ElementEvent::Location(location.clone())));
         }
         let verdict = self.pool.identified(connection, identity);
         info!(
@@ -318,7 +318,7 @@ impl ElementCore {
         let about = key.map_or_else(String::new, |key| key.about());
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
         warn!("{address}: {method} {about}: {error}");
-        actions.push(Action::Tell(Event::Refused {
+        actions.push(Action::Tell(ElementEvent::Refused {
             address,
             method,
             about,
@@ -372,7 +372,7 @@ impl ElementCore {
 
     fn tell_address(&self, address: String, reason: Option<CloseReason>, actions: &mut Vec<Action>) {
         let state = self.pool.state(&address);
-        actions.push(Action::Tell(Event::Peer {
+        actions.push(Action::Tell(ElementEvent::Peer {
             address,
             state,
             reason,

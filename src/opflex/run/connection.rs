@@ -14,7 +14,7 @@ use super::now;
 use crate::opflex::message::{Decoder, Incoming};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc;
-use crate::transport::dispatch::{Action, Admission, Core, Event, Events, Feed};
+use crate::transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed};
 use crate::transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
 /// The messages that one read brought.
@@ -36,7 +36,7 @@ const HEARD: Duration = Duration::from_secs(5);
 /// # Errors
 /// Why it was not admitted; nothing where the dispatcher is gone.
 pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
-    events: &Events<Event<C>>,
+    events: &Events<DispatchEvent<C>>,
     request: C::Request,
     halves: Halves,
     decoder: Decoder,
@@ -44,7 +44,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
     let (reply, verdict) = crossbeam_channel::bounded(1);
-    let asked = events.send(Event::Admit(Box::new(request), reply));
+    let asked = events.send(DispatchEvent::Admit(Box::new(request), reply));
     asked.map_err(|_| None)?;
     // The dispatcher answers every request, also while it stops.
     let admitted = verdict.recv().map_err(|_| None)?.map_err(Some)?;
@@ -92,7 +92,7 @@ struct Codec<C: Core> {
     decoder: Decoder,
     wanted: usize,
     id: transport::ConnectionId,
-    events: Events<Event<C>>,
+    events: Events<DispatchEvent<C>>,
     /// When the dispatcher last heard of the peer, as far as this matters.
     heard: Instant,
 }
@@ -110,7 +110,7 @@ impl<C: Core> Decode for Codec<C> {
             let now = now();
             if now > self.heard + HEARD {
                 // Nothing to be dealt with, but the peer is alive.
-                let _ = self.events.send(Event::Items(self.id, Vec::new(), 0));
+                let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
                 self.heard = now;
             }
         }
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_long_on_its_way_is_told_of() {
-        let (events, queue) = events::channel::<Event<Serving>>(4);
+        let (events, queue) = events::channel::<DispatchEvent<Serving>>(4);
         let id = transport::ConnectionId(1 << 24);
         let mut codec = Codec {
             decoder: Decoder::trusting(Framing::Nul, Limits::default()),
@@ -295,7 +295,7 @@ mod tests {
         codec.heard -= 2 * HEARD;
         codec.decode(&mut input, &mut items).unwrap();
         let event = queue.try_next();
-        assert!(matches!(&event, Some(Event::Items(of, items, 0)) if *of == id && items.is_empty()));
+        assert!(matches!(&event, Some(DispatchEvent::Items(of, items, 0)) if *of == id && items.is_empty()));
         assert!(queue.try_next().is_none() && items.is_empty());
     }
 }

@@ -40,7 +40,7 @@ use serde_json::{Map, Value, json};
 
 use super::editing::{self, Edit};
 use super::server::LOG;
-use super::serving::ServerEvents;
+use super::serving::ServingEvents;
 use super::{ServerContext, keeper, now};
 use crate::opflex::message::{
     Custom, CustomResult, Decoder, ErrorCode, ErrorResponse, Incoming, Method, Reply, Request,
@@ -332,7 +332,7 @@ pub(super) struct PolicyEdit {
 
 impl PolicyEdit {
     /// Makes the edit and the answer. Blocks until the edit is kept.
-    pub(super) fn make(self, events: &ServerEvents, keeper: Option<&keeper::Ask>) -> Bytes {
+    pub(super) fn make(self, events: &ServingEvents, keeper: Option<&keeper::Ask>) -> Bytes {
         let changed = self
             .read()
             .and_then(|edit| editing::edit(events, keeper, edit).map_err(refused));

@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::connection::enter;
-use super::engaging::{ElementEvents, Engaging, Reached};
+use super::engaging::{Engaging, EngagingEvents, Reached};
 use super::{ElementConfig, StartError, now};
 use crate::opflex::message::Decoder;
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc::{self, Framing};
-use crate::transport::dispatch::Event;
+use crate::transport::dispatch::DispatchEvent;
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::{Connector, TlsError};
 use crate::transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
@@ -30,7 +30,7 @@ pub(super) struct Dialer {
     limits: rpc::Limits,
     tcp: TcpOptions,
     pool: BufferPool,
-    events: ElementEvents,
+    events: EngagingEvents,
 }
 
 /// An attempt under way.
@@ -59,7 +59,7 @@ impl fmt::Display for DialError {
 }
 
 impl Dialer {
-    pub(super) fn new(config: &ElementConfig, events: ElementEvents) -> Result<Self, StartError> {
+    pub(super) fn new(config: &ElementConfig, events: EngagingEvents) -> Result<Self, StartError> {
         let dialer = Self {
             memory: config.memory.clone(),
             connector: config.tls.clone(),
@@ -93,7 +93,7 @@ impl Dialer {
                 }
                 Err(why) => Some(why),
             };
-            let over = Event::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+            let over = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
                 engaging.dialled(id, failed, now, actions);
             }));
             let _ = dialer.events.send(over);

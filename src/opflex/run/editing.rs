@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::serving::{ServerEvents, call, copy_policy};
+use super::serving::{ServingEvents, call, copy_policy};
 use super::{CallError, keeper};
 use crate::opflex::model::{ManagedObject, Tree, Uri};
 use crate::transport::threads;
@@ -48,7 +48,7 @@ pub(super) enum Edit {
 /// Makes an edit, and waits until it is kept, where it is. How many objects
 /// changed.
 pub(super) fn edit(
-    events: &ServerEvents,
+    events: &ServingEvents,
     keeper: Option<&keeper::Ask>,
     edit: Edit,
 ) -> Result<usize, CallError> {
@@ -66,13 +66,13 @@ pub(super) fn edit(
 }
 
 fn run<T: Send + 'static>(
-    events: &ServerEvents,
+    events: &ServingEvents,
     what: impl FnOnce(&mut super::ServerContext<'_>) -> T + Send + 'static,
 ) -> Result<T, CallError> {
     call(events, what).ok_or(CallError::Stopped)
 }
 
-fn merge_in_pieces(events: &ServerEvents, mut objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn merge_in_pieces(events: &ServingEvents, mut objects: Vec<ManagedObject>) -> Result<usize, CallError> {
     objects.iter().try_for_each(ManagedObject::check)?;
     if run(events, |cx| cx.core().policy().schema().is_some())? {
         objects = run(events, move |cx| {
@@ -84,7 +84,7 @@ fn merge_in_pieces(events: &ServerEvents, mut objects: Vec<ManagedObject>) -> Re
 }
 
 /// Merges checked objects, parents first.
-fn in_pieces(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn in_pieces(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
     let mut changed = 0;
     let mut objects = objects.into_iter();
     loop {
@@ -96,7 +96,7 @@ fn in_pieces(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<usize
     }
 }
 
-fn reload(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn reload(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
     let schema = run(events, |cx| cx.core().policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;

@@ -10,11 +10,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::engaging::{ElementContext, ElementEvents, Engaging, Released};
+use super::engaging::{ElementContext, Engaging, EngagingEvents, Released};
 use super::{CallError, ElementConfig, StartError, guard, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
 use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
-use crate::transport::dispatch::{self, EVENTS, Event, Runner, Settings};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::{Budget, PATIENCE, threads};
 
 /// The target of the log lines of this side.
@@ -35,7 +35,7 @@ pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 #[derive(Debug)]
 pub struct PolicyElement {
     handle: ElementHandle,
-    events: Receiver<core::Event>,
+    events: Receiver<core::ElementEvent>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -88,7 +88,7 @@ impl PolicyElement {
     }
 
     /// The events as a channel, for `select!`.
-    pub fn events(&self) -> &Receiver<core::Event> {
+    pub fn events(&self) -> &Receiver<core::ElementEvent> {
         &self.events
     }
 
@@ -96,7 +96,7 @@ impl PolicyElement {
     ///
     /// # Errors
     /// The element is over.
-    pub fn recv(&self) -> Result<core::Event, RecvError> {
+    pub fn recv(&self) -> Result<core::ElementEvent, RecvError> {
         self.events.recv()
     }
 
@@ -104,12 +104,12 @@ impl PolicyElement {
     ///
     /// # Errors
     /// The time passed, or the element is over.
-    pub fn recv_timeout(&self, limit: Duration) -> Result<core::Event, RecvTimeoutError> {
+    pub fn recv_timeout(&self, limit: Duration) -> Result<core::ElementEvent, RecvTimeoutError> {
         self.events.recv_timeout(limit)
     }
 
     /// All events from now on. Its end is the end of the element.
-    pub fn iter(&self) -> impl Iterator<Item = core::Event> {
+    pub fn iter(&self) -> impl Iterator<Item = core::ElementEvent> {
         self.events.iter()
     }
 
@@ -131,17 +131,19 @@ impl Deref for PolicyElement {
 impl Drop for PolicyElement {
     fn drop(&mut self) {
         let events = &self.handle.events;
-        let _ = events.send(Event::Stop);
+        let _ = events.send(DispatchEvent::Stop);
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
         let (reply, dials) = crossbeam_channel::bounded(1);
-        let _ = events.send(Event::Call(Box::new(move |engaging: &mut Engaging, _, _| {
-            let _ = reply.send(engaging.take_dials());
-        })));
+        let _ = events.send(DispatchEvent::Call(Box::new(
+            move |engaging: &mut Engaging, _, _| {
+                let _ = reply.send(engaging.take_dials());
+            },
+        )));
         for dial in dials.recv().unwrap_or_default() {
             let _ = dial.join();
         }
-        let _ = events.send(Event::Exit);
+        let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
@@ -155,7 +157,7 @@ impl Drop for PolicyElement {
 /// usually for some microseconds, and never for a server.
 #[derive(Clone)]
 pub struct ElementHandle {
-    events: ElementEvents,
+    events: EngagingEvents,
     released: Released,
 }
 
@@ -180,7 +182,7 @@ impl ElementHandle {
             return Err(CallError::OnDispatcher);
         }
         let (reply, result) = crossbeam_channel::bounded(1);
-        let call = Event::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+        let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
             guard(LOG, || {
                 engaging.call(now, |cx| {
                     let _ = reply.send(call(cx));
@@ -368,7 +370,7 @@ impl ElementHandle {
 #[must_use = "dropped, it is wanted no more"]
 pub struct Reference {
     id: ReferenceId,
-    events: ElementEvents,
+    events: EngagingEvents,
     released: Released,
 }
 
@@ -386,6 +388,6 @@ impl Drop for Reference {
             .push(self.id);
         // That makes the dispatcher look. Where the channel is full, something
         // else does.
-        let _ = self.events.try_send(Event::Call(Box::new(|_, _, _| ())));
+        let _ = self.events.try_send(DispatchEvent::Call(Box::new(|_, _, _| ())));
     }
 }

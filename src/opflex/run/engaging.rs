@@ -14,11 +14,11 @@ use super::element::LOG;
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
-use crate::transport::dispatch::{Action, Core, Event, Events};
+use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
 use crate::transport::{self, EndReason, Gauge, Outgoing};
 
 /// The way into an element's dispatcher.
-pub(super) type ElementEvents = Events<Event<Engaging>>;
+pub(super) type EngagingEvents = Events<DispatchEvent<Engaging>>;
 
 /// The references that were dropped and are still to be released: no more
 /// than there were references.
@@ -99,16 +99,16 @@ pub(super) struct Engaging {
 /// place in it from the beginning. Nobody else sends, so what is counted before
 /// sending is the bound.
 struct Tell {
-    events: Sender<core::Event>,
+    events: Sender<core::ElementEvent>,
     most: usize,
     missed: u64,
 }
 
 impl Tell {
-    fn tell(&mut self, event: core::Event) {
+    fn tell(&mut self, event: core::ElementEvent) {
         if self.missed > 0 && self.has_room() {
             let missed = std::mem::take(&mut self.missed);
-            self.send(core::Event::Missed(missed));
+            self.send(core::ElementEvent::Missed(missed));
         }
         if self.has_room() {
             return self.send(event);
@@ -123,7 +123,7 @@ impl Tell {
         self.events.len() < self.most
     }
 
-    fn send(&self, event: core::Event) {
+    fn send(&self, event: core::ElementEvent) {
         // Without anybody to take it, it is nobody's loss.
         let _ = self.events.send(event);
     }
@@ -135,7 +135,7 @@ impl Engaging {
         core: ElementCore,
         dialer: Dialer,
         released: Released,
-        tell: Sender<core::Event>,
+        tell: Sender<core::ElementEvent>,
         most_events: usize,
     ) -> Self {
         Self {

@@ -20,7 +20,7 @@ use crossbeam_channel::{Receiver, Sender};
 use log::{error, info};
 
 use super::server::LOG;
-use super::serving::{ServerEvents, copy_policy};
+use super::serving::{ServingEvents, copy_policy};
 use super::{CallError, StartError};
 use crate::opflex::model::{FileError, Format, ManagedObject};
 use crate::replace::replace;
@@ -87,7 +87,7 @@ impl Ask {
 }
 
 impl Keeper {
-    pub(super) fn start(path: PathBuf, events: ServerEvents) -> io::Result<Self> {
+    pub(super) fn start(path: PathBuf, events: ServingEvents) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let ask = Ask {
@@ -118,7 +118,7 @@ struct Failed {
     pause: Duration,
 }
 
-fn run(path: &Path, events: &ServerEvents, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
+fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
     let mut failed: Option<Failed> = None;
     let mut tried_last = false;
     loop {
@@ -161,7 +161,7 @@ fn run(path: &Path, events: &ServerEvents, ask: &Ask, woken: &Receiver<()>, stop
     }
 }
 
-fn write(path: &Path, events: &ServerEvents) -> io::Result<()> {
+fn write(path: &Path, events: &ServingEvents) -> io::Result<()> {
     let objects = copy_policy(events).ok_or_else(|| io::Error::other("the server has stopped"))?;
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
     replace(path, text.as_bytes())

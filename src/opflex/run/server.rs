@@ -12,14 +12,14 @@ use log::{info, warn};
 use super::connection::enter;
 use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
-use super::serving::{self, Request, ServerContext, ServerEvents, Serving};
+use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
 use super::{CallError, ServerConfig, StartError, host, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::server::{ServerCore, SessionInfo};
-use crate::transport::dispatch::{self, EVENTS, Event, Runner, Settings};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
     Acceptance, Address, Budget, BufferPool, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
@@ -120,7 +120,7 @@ impl Server {
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
-        let shared = Shared {
+        let context = HandshakeContext {
             places,
             acceptor: config.tls,
             pool: BufferPool::new(),
@@ -131,7 +131,7 @@ impl Server {
             write_timeout: config.write_timeout,
             log: Mutex::default(),
         };
-        let serve = Box::new(move |newcomer: &Newcomer| shared.serve(newcomer));
+        let serve = Box::new(move |newcomer: &Newcomer| context.serve(newcomer));
         let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
         server.acceptance = Some(acceptance);
@@ -160,7 +160,7 @@ impl Drop for Server {
         let events = self.handle.events.clone();
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
-        let _ = events.send(Event::Stop);
+        let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
@@ -170,7 +170,7 @@ impl Drop for Server {
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
         }
-        let _ = events.send(Event::Exit);
+        let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
         }
@@ -202,12 +202,12 @@ enum Place {
     Control,
 }
 
-/// What every newcomer is brought in with.
-struct Shared {
+/// What every handshake is done with.
+struct HandshakeContext {
     places: Vec<Place>,
     acceptor: Option<Acceptor>,
     pool: BufferPool,
-    events: ServerEvents,
+    events: ServingEvents,
     framing: Framing,
     limits: rpc::Limits,
     handshake_timeout: Duration,
@@ -216,7 +216,7 @@ struct Shared {
     log: Mutex<LogLimit<String>>,
 }
 
-impl Shared {
+impl HandshakeContext {
     fn may_say(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.admit(host(&peer.to_string()), what, now())
@@ -288,7 +288,7 @@ impl Shared {
 /// kept, where it is.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: ServerEvents,
+    events: ServingEvents,
     keeper: Option<keeper::Ask>,
 }
 

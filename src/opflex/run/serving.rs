@@ -18,11 +18,11 @@ use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::server::{self, ServerCore, Store, WalkId};
 use crate::printable::excerpt;
-use crate::transport::dispatch::{Action, Core, Event, Events};
+use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
 use crate::transport::{self, EndReason, Gauge, Outgoing};
 
 /// The way into a server's dispatcher.
-pub(super) type ServerEvents = Events<Event<Serving>>;
+pub(super) type ServingEvents = Events<DispatchEvent<Serving>>;
 
 /// The server, for a call on its dispatcher.
 #[derive(Debug)]
@@ -117,11 +117,11 @@ const STEP: usize = 500;
 /// Has something done on the dispatcher. `None` where it is not: the server has
 /// stopped, or the call panicked.
 pub(super) fn call<T: Send + 'static>(
-    events: &ServerEvents,
+    events: &ServingEvents,
     call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
 ) -> Option<T> {
     let (reply, result) = crossbeam_channel::bounded(1);
-    let call = Event::Call(Box::new(move |serving: &mut Serving, now, actions| {
+    let call = DispatchEvent::Call(Box::new(move |serving: &mut Serving, now, actions| {
         guard(LOG, || {
             let _ = reply.send(serving.call(now, call));
         });
@@ -133,7 +133,7 @@ pub(super) fn call<T: Send + 'static>(
 
 /// All policy as it is now, copied in steps between which the dispatcher does
 /// other things. `None` where the server has stopped.
-pub(super) fn copy_policy(events: &ServerEvents) -> Option<Vec<ManagedObject>> {
+pub(super) fn copy_policy(events: &ServingEvents) -> Option<Vec<ManagedObject>> {
     let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
     let mut objects = Vec::new();
     while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
@@ -163,7 +163,7 @@ pub(super) struct Serving {
     controls: HashMap<ConnectionId, Option<WalkId>>,
     /// What the core wants done and nobody has been told yet.
     wanted: Vec<server::Action>,
-    events: ServerEvents,
+    events: ServingEvents,
     keeper: Option<keeper::Ask>,
     editor: Option<Sender<Job>>,
     max: usize,
@@ -176,7 +176,7 @@ impl Serving {
     /// A server with at most so many clients.
     pub(super) fn new(
         core: ServerCore,
-        events: ServerEvents,
+        events: ServingEvents,
         keeper: Option<keeper::Ask>,
         editor: Option<Sender<Job>>,
         max: usize,
@@ -240,7 +240,7 @@ impl Serving {
                 serving.send(id, frame);
                 serving.hand_on(actions);
             };
-            let _ = events.send(Event::Call(Box::new(answer)));
+            let _ = events.send(DispatchEvent::Call(Box::new(answer)));
         });
         if editor.try_send(job).is_err() {
             self.send(id, busy);
@@ -454,7 +454,7 @@ mod tests {
                 peer: "peer".to_owned(),
             };
             self.runner
-                .handle(Event::Admit(Box::new(request), reply), self.now);
+                .handle(DispatchEvent::Admit(Box::new(request), reply), self.now);
             verdict.recv().unwrap().map(|admitted| {
                 self.credits.insert(admitted.id, admitted.credit);
                 (admitted.id, admitted.outbox)
@@ -467,7 +467,7 @@ mod tests {
             decoder.decode(&mut BytesMut::from(text), &mut messages).unwrap();
             self.credits[&id].spend(Credit::memory_of::<Messages>(1, 0));
             self.runner
-                .handle(Event::Items(id, vec![messages.into_iter()], 0), self.now);
+                .handle(DispatchEvent::Items(id, vec![messages.into_iter()], 0), self.now);
             while !self.runner.is_idle() {
                 let now = self.now;
                 self.runner.turn(now, || now);
@@ -514,7 +514,9 @@ mod tests {
         }
         for seconds in (10..300).step_by(5) {
             bench.now = begin + Duration::from_secs(seconds);
-            bench.runner.handle(Event::Items(sends, Vec::new(), 0), bench.now);
+            bench
+                .runner
+                .handle(DispatchEvent::Items(sends, Vec::new(), 0), bench.now);
             bench.runner.next_deadline();
             bench.runner.tick(bench.now);
         }
@@ -534,7 +536,7 @@ mod tests {
             bench.connect(true).unwrap();
         }
         assert!(bench.connect(true).is_err());
-        bench.runner.handle(Event::Stop, now);
+        bench.runner.handle(DispatchEvent::Stop, now);
         assert_eq!(bench.connect(false).unwrap_err(), "the server is shutting down");
     }
 }

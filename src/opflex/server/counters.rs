@@ -4,7 +4,7 @@ use crate::opflex::message::Method;
 
 /// Counts of one connection since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct RequestCounters {
     requests: [u64; Method::ALL.len()],
     refused: [u64; Method::ALL.len()],
     /// Requests of methods that nobody knows.
@@ -17,7 +17,7 @@ pub struct Counters {
     pub update_errors: u64,
 }
 
-impl Counters {
+impl RequestCounters {
     /// Requests of a method, those that were refused included.
     pub fn requests(&self, method: Method) -> u64 {
         self.requests[method as usize]

@@ -73,7 +73,7 @@ use bytes::Bytes;
 use log::{error, info, warn};
 use serde::Serialize;
 
-pub use self::counters::Counters;
+pub use self::counters::RequestCounters;
 pub use self::endpoint_registry::Declared;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
-use super::{Counters, Settings};
+use super::{RequestCounters, Settings};
 use crate::opflex::deadlines::after;
 use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::opflex::model::Name;
@@ -37,7 +37,7 @@ pub struct SessionInfo {
     /// Endpoints that it declared.
     pub endpoints: usize,
     /// What it asked for, and what it was told.
-    pub counters: Counters,
+    pub counters: RequestCounters,
 }
 
 /// The state of one connection.
@@ -49,7 +49,7 @@ pub(super) struct Session {
     pub(super) keepalive: Keepalive,
     /// Who it is, once it has told.
     pub(super) element: Option<Element>,
-    pub(super) counters: Counters,
+    pub(super) counters: RequestCounters,
 }
 
 /// What a client told about itself.
@@ -67,7 +67,7 @@ impl Session {
             since: now,
             keepalive: Keepalive::new(&settings.keepalive, now),
             element: None,
-            counters: Counters::default(),
+            counters: RequestCounters::default(),
         }
     }
 

@@ -87,7 +87,7 @@ impl Backoff {
 
     /// A pause after `failures` failed rounds.
     pub(super) fn pause(&self, failures: u32) -> Duration {
-        // 48 random bits of a UUID that is made for nothing else.
+        // The random bits of a new UUID serve as a source of randomness.
         let random = Uuid::new_v4().as_u128() >> 80;
         #[expect(clippy::cast_precision_loss, reason = "48 bits fit a double")]
         let share = random as f64 / (1u64 << 48) as f64;
@@ -355,7 +355,7 @@ impl ClientConfig {
             return self.targets.clone();
         }
         let named = self.trust.names().iter().filter_map(|host| match host {
-            // A pattern is no place.
+            // A wildcard names no host that could be dialled.
             Host::Name(name) if name.starts_with('*') => None,
             host => Some(host.to_string()),
         });

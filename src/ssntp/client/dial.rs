@@ -100,7 +100,8 @@ impl Dialer {
             Ok(connected) => connected,
             Err(fault) => {
                 if resumed {
-                    // A full handshake has the server say what it dislikes.
+                    // The resumed session may be what the server dislikes. So the next
+                    // attempt makes a full handshake, in which it can say what it is.
                     self.connector.forget(name);
                 }
                 if let DialFault::Refused(refusal) = &fault {

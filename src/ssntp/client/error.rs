@@ -365,7 +365,7 @@ impl std::error::Error for SendError {
 #[non_exhaustive]
 pub enum SendFault {
     /// No session stands, and frames are not queued meanwhile: wait for
-    /// [`Event::Connected`](super::Event::Connected), or configure
+    /// [`ClientEvent::Connected`](super::ClientEvent::Connected), or configure
     /// [`Offline::Queue`](super::Offline::Queue).
     NotConnected,
     /// The queue was full for as long as the call could wait.

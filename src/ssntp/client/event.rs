@@ -14,7 +14,7 @@ use crate::transport::PeerAddress;
 /// What happened, in the order in which it did.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Event {
+pub enum ClientEvent {
     /// A session stands. The frames that follow are its.
     Connected(ServerInfo),
     /// The server sent a frame. Its payload is a slice of the memory that it
@@ -26,7 +26,7 @@ pub enum Event {
         /// Why.
         reason: DisconnectReason,
         /// Whether the client goes on to connect again. If not,
-        /// [`Event::Closed`] follows.
+        /// [`ClientEvent::Closed`] follows.
         retrying: bool,
     },
     /// The client has ended; no event follows. (If the application closed it
@@ -34,7 +34,7 @@ pub enum Event {
     Closed(ClientError),
 }
 
-impl Event {
+impl ClientEvent {
     /// The frame, where it is one.
     pub fn into_frame(self) -> Option<Frame> {
         match self {
@@ -119,7 +119,7 @@ impl fmt::Display for ServerInfo {
 /// What a client has carried, over all its sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct ClientCounters {
     /// Sessions that stood.
     pub sessions: u64,
     /// Attempts at a server that failed.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
-use super::{ClientError, Counters, DisconnectReason, Event, SendError, SendFault, ServerInfo};
+use super::{ClientCounters, ClientError, ClientEvent, DisconnectReason, SendError, SendFault, ServerInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{Frame, may_be_sent};
@@ -28,7 +28,7 @@ use crate::transport::{Cancel, Outbox, deadline};
 /// does not keep its client alive.
 #[derive(Clone)]
 pub struct ClientHandle {
-    shared: Arc<Shared>,
+    state: Arc<ClientState>,
 }
 
 impl fmt::Debug for ClientHandle {
@@ -42,13 +42,13 @@ impl fmt::Debug for ClientHandle {
 }
 
 impl ClientHandle {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    pub(super) fn new(state: Arc<ClientState>) -> Self {
+        Self { state }
     }
 
     #[cfg(test)]
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(super) fn state(&self) -> &Arc<ClientState> {
+        &self.state
     }
 
     /// Sends a frame: it waits in the session's queue when this returns, and
@@ -61,7 +61,7 @@ impl ClientHandle {
     /// [`SendError`], which gives the frame back: no session stands, no room
     /// in time, a kind that cannot be sent, too long, or the client ended.
     pub fn send(&self, frame: Frame) -> Result<(), SendError> {
-        self.shared.send(frame, Patience::For(self.shared.send_timeout))
+        self.state.send(frame, Patience::For(self.state.send_timeout))
     }
 
     /// Sends the frame that carries `payload`, of the kind that its schema
@@ -78,7 +78,7 @@ impl ClientHandle {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn try_send(&self, frame: Frame) -> Result<(), SendError> {
-        self.shared.send(frame, Patience::None)
+        self.state.send(frame, Patience::None)
     }
 
     /// As [`send`](Self::send), but blocks for at most `limit`.
@@ -86,14 +86,14 @@ impl ClientHandle {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
-        self.shared.send(frame, Patience::For(Some(limit)))
+        self.state.send(frame, Patience::For(Some(limit)))
     }
 
     /// Blocks until no sent frame waits any more: the system has taken each,
     /// or its session was lost. False when `limit` has passed before, or the
     /// client has ended.
     pub fn flush(&self, limit: Duration) -> bool {
-        self.shared.uplink.flush(deadline(limit))
+        self.state.uplink.flush(deadline(limit))
     }
 
     /// Blocks until a session stands, for at most `limit` (`None`: as long
@@ -102,17 +102,17 @@ impl ClientHandle {
     /// # Errors
     /// Why the client ended instead.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<bool, ClientError> {
-        self.shared.uplink.wait_up(limit.map(deadline))
+        self.state.uplink.wait_up(limit.map(deadline))
     }
 
     /// The client's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.shared.uuid
+        self.state.uuid
     }
 
     /// The roles that it advertises.
     pub fn role(&self) -> Role {
-        self.shared.role
+        self.state.role
     }
 
     /// Whether a session stands at present.
@@ -122,30 +122,30 @@ impl ClientHandle {
 
     /// The server of the present session, if one stands.
     pub fn server(&self) -> Option<ServerInfo> {
-        self.shared.uplink.server()
+        self.state.uplink.server()
     }
 
     /// The latest cluster configuration as YAML: what CONNECTED carried,
     /// replaced by each CONFIGURE since. It is kept while no session stands.
     /// `None` before the first session, and where the server has none.
     pub fn configuration(&self) -> Option<Bytes> {
-        lock(&self.shared.configuration).clone()
+        lock(&self.state.configuration).clone()
     }
 
     /// What has been carried so far.
-    pub fn counters(&self) -> Counters {
-        self.shared.counts.read()
+    pub fn counters(&self) -> ClientCounters {
+        self.state.counts.read()
     }
 
     /// Why the client ended, once it has.
     pub fn ended(&self) -> Option<ClientError> {
-        self.shared.uplink.ended()
+        self.state.uplink.ended()
     }
 
     /// Closes the client, as [`Client::close`](super::Client::close) does,
     /// without waiting for its threads: for signal handlers and the like.
     pub fn close(&self) {
-        self.shared.close();
+        self.state.close();
     }
 }
 
@@ -157,7 +157,7 @@ enum Patience {
 
 /// What all threads of a client see.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ClientState {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) max_payload: u32,
@@ -170,7 +170,7 @@ pub(super) struct Shared {
     pub(super) cancel: Cancel,
 }
 
-impl Shared {
+impl ClientState {
     fn send(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
         let len = frame.payload_bytes().len();
         if !may_be_sent(frame.kind()) {
@@ -186,7 +186,8 @@ impl Shared {
     }
 
     fn send_fitting(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
-        // The clock is read only once there is something to wait for.
+        // Set when there is something to wait for, so that sending without a
+        // wait does not read the clock.
         let mut until = None;
         loop {
             let obstacle = match self.uplink.offer(&frame) {
@@ -209,16 +210,17 @@ impl Shared {
     pub(super) fn close(&self) {
         let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
-        // Whoever holds this lock to deliver an event has been woken.
+        // A reader that waits for the application holds this lock; the cancel
+        // above has ended its wait.
         let inbound = lock(&self.inbound).take();
         if let (Some(mut inbound), Some(reason)) = (inbound, self.uplink.ended()) {
             if end.as_ref().is_some_and(|end| end.connected) {
-                inbound.offer(Event::Disconnected {
+                inbound.offer(ClientEvent::Disconnected {
                     reason: DisconnectReason::Closed,
                     retrying: false,
                 });
             }
-            inbound.offer(Event::Closed(reason));
+            inbound.offer(ClientEvent::Closed(reason));
         }
         if let Some(end) = end {
             self.counts.lose(end.lost);
@@ -232,12 +234,12 @@ impl Shared {
         }
         let inbound = lock(&self.inbound).take();
         if let Some(mut inbound) = inbound {
-            inbound.deliver(Event::Closed(reason), 0);
+            inbound.deliver(ClientEvent::Closed(reason), 0);
         }
     }
 
     /// Puts an event into the channel; waits for room.
-    pub(super) fn deliver(&self, event: Event) {
+    pub(super) fn deliver(&self, event: ClientEvent) {
         if let Some(inbound) = &mut *lock(&self.inbound) {
             inbound.deliver(event, 0);
         }
@@ -251,7 +253,7 @@ impl Shared {
     }
 }
 
-/// What is counted, see [`Counters`].
+/// What is counted, see [`ClientCounters`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) failed_attempts: AtomicU64,
@@ -294,11 +296,11 @@ impl Counts {
         lock(&self.sent).lost += frames;
     }
 
-    fn read(&self) -> Counters {
+    fn read(&self) -> ClientCounters {
         let sent = lock(&self.sent);
         let present = sent.present.as_ref().map(Outbox::sent).unwrap_or_default();
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counters {
+        ClientCounters {
             sessions: sent.sessions,
             failed_attempts: read(&self.failed_attempts),
             received_frames: read(&self.received_frames),

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
-use super::Event;
+use super::ClientEvent;
 use crate::transport::Limits;
 
 #[derive(Debug)]
 pub(super) struct Inbound {
-    events: Sender<Event>,
+    events: Sender<ClientEvent>,
     /// Disconnected when the client is closed.
     done: Receiver<Infallible>,
     capacity: usize,
@@ -37,9 +37,9 @@ const LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(16);
 
 impl Inbound {
-    pub(super) fn new(limits: Limits, done: Receiver<Infallible>) -> (Self, Receiver<Event>) {
-        // A channel without room would never take the last event of a client
-        // that is closed.
+    pub(super) fn new(limits: Limits, done: Receiver<Infallible>) -> (Self, Receiver<ClientEvent>) {
+        // Room for one at least: the last event of a client that is closed is
+        // offered without waiting, which a channel of zero never takes.
         let capacity = usize::try_from(limits.frames).unwrap_or(usize::MAX);
         let capacity = capacity.clamp(1, MOST_EVENTS);
         let (events, receiver) = crossbeam_channel::bounded(capacity);
@@ -56,7 +56,7 @@ impl Inbound {
 
     /// Puts in an event that holds so many bytes; waits for room. False when
     /// the client was closed instead.
-    pub(super) fn deliver(&mut self, event: Event, bytes: usize) -> bool {
+    pub(super) fn deliver(&mut self, event: ClientEvent, bytes: usize) -> bool {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if self.bytes + u64::from(bytes) > self.limit && !self.wait_for_room(bytes) {
             return false;
@@ -83,8 +83,8 @@ impl Inbound {
     }
 
     /// Puts in an event if there is room.
-    pub(super) fn offer(&mut self, event: Event) {
-        // Without room the application learns it from the channel's end.
+    pub(super) fn offer(&mut self, event: ClientEvent) {
+        // Where there is no room the application sees the channel end.
         let _ = self.events.try_send(event);
     }
 
@@ -117,11 +117,11 @@ mod tests {
     use crate::proto::{Command, Frame};
     use crate::transport::{Cancel, threads};
 
-    fn event(len: usize) -> Event {
-        Event::Frame(Frame::with_payload(Command::STATS, vec![0; len]))
+    fn event(len: usize) -> ClientEvent {
+        ClientEvent::Frame(Frame::with_payload(Command::STATS, vec![0; len]))
     }
 
-    fn inbound(frames: u64, bytes: u64) -> (Inbound, Receiver<Event>, Cancel) {
+    fn inbound(frames: u64, bytes: u64) -> (Inbound, Receiver<ClientEvent>, Cancel) {
         let cancel = Cancel::new();
         let (inbound, events) = Inbound::new(Limits { frames, bytes }, cancel.done().clone());
         (inbound, events, cancel)

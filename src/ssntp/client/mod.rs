@@ -13,7 +13,7 @@
 //!  │     ┌─────────────┐                      ┌─────────────┐
 //!  │     │  connected  │ ── from each state ─▶│    ended    │
 //!  │     └──────┬──────┘                      └─────────────┘
-//!  │            │ lost: Event::Disconnected     Event::Closed
+//!  │            │ lost: Disconnected           Closed
 //!  └────────────┘ (after a first, short pause)
 //! ```
 //!
@@ -25,11 +25,11 @@
 //!  supervisor thread: dial, handshake, back-off ┘ Connected, Disconnected, Closed
 //! ```
 //!
-//! What comes in is one ordered stream of [`Event`]s: `Connected`, then that
+//! What comes in is one ordered stream of [`ClientEvent`]s: `Connected`, then that
 //! session's frames, then `Disconnected`, and so on; `Closed` is the last.
 //!
 //! ```no_run
-//! use ssntp::client::{Client, ClientConfig, Event};
+//! use ssntp::client::{Client, ClientConfig, ClientEvent};
 //! use ssntp::payload::{Ready, Start};
 //! use ssntp::pki::{Identity, Trust};
 //! use ssntp::proto::Command;
@@ -40,13 +40,13 @@
 //! client.send_payload(&Ready { node_uuid: client.uuid().into(), load: 1, ..Ready::default() })?;
 //! for event in &client {
 //!     match event {
-//!         Event::Connected(server) => println!("connected to {server}"),
-//!         Event::Frame(frame) if frame.kind() == Command::START => {
+//!         ClientEvent::Connected(server) => println!("connected to {server}"),
+//!         ClientEvent::Frame(frame) if frame.kind() == Command::START => {
 //!             println!("START {}", frame.payload::<Start>()?.instance_uuid);
 //!         }
-//!         Event::Frame(frame) => println!("{}", frame.kind()),
-//!         Event::Disconnected { reason, .. } => println!("{reason}"),
-//!         Event::Closed(why) => println!("{why}"),
+//!         ClientEvent::Frame(frame) => println!("{}", frame.kind()),
+//!         ClientEvent::Disconnected { reason, .. } => println!("{reason}"),
+//!         ClientEvent::Closed(why) => println!("{why}"),
 //!         _ => {}
 //!     }
 //! }
@@ -56,7 +56,7 @@
 //! # What a sent frame is promised
 //! It is delivered at most once. [`ClientHandle::send`] is done once the frame
 //! waits in the session's queue. If the session is lost before the system has
-//! taken it, it is lost as well and counted ([`Counters::lost_frames`]): it is
+//! taken it, it is lost as well and counted ([`ClientCounters::lost_frames`]): it is
 //! not moved to the next session, where the state that it tells of may be over.
 //!
 //! # An application that does not receive
@@ -71,7 +71,7 @@
 //! |---|---|
 //! | `config` | [`ClientConfig`], [`Backoff`], [`Offline`], [`UuidSource`] |
 //! | `handle` | [`ClientHandle`]: sending, state, counters |
-//! | `event` | [`Event`], [`ServerInfo`], [`Counters`] |
+//! | `event` | [`ClientEvent`], [`ServerInfo`], [`ClientCounters`] |
 //! | `error` | [`ClientError`], [`DialError`], [`DisconnectReason`], [`SendError`], [`RecvError`] |
 //! | `uplink` | where a frame to be sent goes now: session, queue, nowhere |
 //! | `inbound` | the bounded channel of events |
@@ -103,7 +103,7 @@ use uuid::Uuid;
 
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvError, SendError, SendFault};
-pub use self::event::{Counters, Event, ServerInfo};
+pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;
@@ -126,7 +126,7 @@ const LOG: &str = "ssntp::client";
 #[derive(Debug)]
 pub struct Client {
     handle: ClientHandle,
-    events: Receiver<Event>,
+    events: Receiver<ClientEvent>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -153,10 +153,10 @@ impl Client {
     /// runs then.
     pub fn start(config: ClientConfig) -> Result<Self, ClientError> {
         let uuid = config.claim_uuid()?;
-        let (supervisor, shared, events) = Supervisor::new(config, uuid)?;
+        let (supervisor, state, events) = Supervisor::new(config, uuid)?;
         let thread = threads::spawn("ssntp-client", move || supervisor.run());
         Ok(Self {
-            handle: ClientHandle::new(shared),
+            handle: ClientHandle::new(state),
             events,
             supervisor: Mutex::new(Some(thread.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
         })
@@ -167,11 +167,11 @@ impl Client {
         self.handle.clone()
     }
 
-    /// Waits for the next event. After [`Event::Closed`] it does not wait.
+    /// Waits for the next event. After [`ClientEvent::Closed`] it does not wait.
     ///
     /// # Errors
     /// Why the client ended, once every event has been received.
-    pub fn recv(&self) -> Result<Event, ClientError> {
+    pub fn recv(&self) -> Result<ClientEvent, ClientError> {
         self.events.recv().map_err(|_| self.reason())
     }
 
@@ -180,7 +180,7 @@ impl Client {
     /// # Errors
     /// [`RecvError::Empty`] when none came; [`RecvError::Ended`] as
     /// [`recv`](Self::recv).
-    pub fn recv_timeout(&self, limit: Duration) -> Result<Event, RecvError> {
+    pub fn recv_timeout(&self, limit: Duration) -> Result<ClientEvent, RecvError> {
         self.events.recv_timeout(limit).map_err(|e| match e {
             RecvTimeoutError::Timeout => RecvError::Empty,
             RecvTimeoutError::Disconnected => RecvError::Ended(self.reason()),
@@ -191,7 +191,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`recv_timeout`](Self::recv_timeout).
-    pub fn try_recv(&self) -> Result<Event, RecvError> {
+    pub fn try_recv(&self) -> Result<ClientEvent, RecvError> {
         self.events.try_recv().map_err(|e| match e {
             TryRecvError::Empty => RecvError::Empty,
             TryRecvError::Disconnected => RecvError::Ended(self.reason()),
@@ -199,14 +199,14 @@ impl Client {
     }
 
     /// Every event until the client ends; each step waits for the next.
-    pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = ClientEvent> + '_ {
         self.events.iter()
     }
 
     /// The channel itself, for `crossbeam_channel::select!`. It is
     /// disconnected once the client has ended. A clone of it keeps nothing
     /// alive and takes events away from the client's other receivers.
-    pub fn events(&self) -> &Receiver<Event> {
+    pub fn events(&self) -> &Receiver<ClientEvent> {
         &self.events
     }
 
@@ -227,7 +227,7 @@ impl Client {
         let deadline = deadline(limit);
         loop {
             match self.events.recv_deadline(deadline) {
-                Ok(Event::Frame(frame)) => return Ok(frame),
+                Ok(ClientEvent::Frame(frame)) => return Ok(frame),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => return Err(RecvError::Empty),
                 Err(RecvTimeoutError::Disconnected) => return Err(RecvError::Ended(self.reason())),
@@ -237,7 +237,7 @@ impl Client {
 
     /// Every frame until the client ends; other events are passed over.
     pub fn frames(&self) -> impl Iterator<Item = Frame> + '_ {
-        self.events.iter().filter_map(Event::into_frame)
+        self.events.iter().filter_map(ClientEvent::into_frame)
     }
 
     /// Sends a frame, see [`ClientHandle::send`].
@@ -304,7 +304,7 @@ impl Client {
     }
 
     /// What has been carried so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ClientCounters {
         self.handle.counters()
     }
 
@@ -337,8 +337,8 @@ impl Drop for Client {
 }
 
 impl<'a> IntoIterator for &'a Client {
-    type Item = Event;
-    type IntoIter = crossbeam_channel::Iter<'a, Event>;
+    type Item = ClientEvent;
+    type IntoIter = crossbeam_channel::Iter<'a, ClientEvent>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.events.iter()

@@ -7,9 +7,9 @@ use bytes::BytesMut;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
-use super::handle::{Shared, lock};
+use super::handle::{ClientState, lock};
 use super::inbound::Inbound;
-use super::{DisconnectReason, Event, LOG};
+use super::{ClientEvent, DisconnectReason, LOG};
 use crate::proto::{
     Codec, Command, ErrorCode, Frame, FrameKind, HEADER_LEN, Item, ProtocolError, Run, answer_to_unsupported,
 };
@@ -20,15 +20,15 @@ use crate::transport::{Decode, EndReason, Outbox, Sink};
 pub(super) struct Decoder {
     codec: Codec,
     counted: u64,
-    shared: Arc<Shared>,
+    state: Arc<ClientState>,
 }
 
 impl Decoder {
-    pub(super) fn new(shared: Arc<Shared>, tracing: bool) -> Self {
+    pub(super) fn new(state: Arc<ClientState>, tracing: bool) -> Self {
         Self {
-            codec: Codec::new(shared.max_payload, tracing),
+            codec: Codec::new(state.max_payload, tracing),
             counted: 0,
-            shared,
+            state,
         }
     }
 }
@@ -42,7 +42,7 @@ impl Decode for Decoder {
         let more = self.codec.bad_traces() - self.counted;
         if more > 0 {
             self.counted += more;
-            self.shared.counts.bad_traces.fetch_add(more, Ordering::Relaxed);
+            self.state.counts.bad_traces.fetch_add(more, Ordering::Relaxed);
         }
         result
     }
@@ -54,7 +54,7 @@ impl Decode for Decoder {
 
 /// Hands frames to the application.
 pub(super) struct SessionSink {
-    shared: Arc<Shared>,
+    state: Arc<ClientState>,
     outbox: Outbox,
     /// Told why the session is over; disconnected once its threads are.
     over: Sender<DisconnectReason>,
@@ -63,9 +63,9 @@ pub(super) struct SessionSink {
 }
 
 impl SessionSink {
-    pub(super) fn new(shared: Arc<Shared>, outbox: Outbox, over: Sender<DisconnectReason>) -> Self {
+    pub(super) fn new(state: Arc<ClientState>, outbox: Outbox, over: Sender<DisconnectReason>) -> Self {
         Self {
-            shared,
+            state,
             outbox,
             over,
             refused: None,
@@ -80,11 +80,11 @@ impl SessionSink {
         if run.kind() == Command::CONFIGURE
             && let Some(latest) = run.frames().last()
         {
-            self.shared.configure(latest.payload_bytes());
+            self.state.configure(latest.payload_bytes());
         }
         for frame in run.frames() {
             let bytes = HEADER_LEN + frame.payload_bytes().len();
-            if !inbound.deliver(Event::Frame(frame), bytes) {
+            if !inbound.deliver(ClientEvent::Frame(frame), bytes) {
                 return false;
             }
         }
@@ -97,13 +97,13 @@ impl SessionSink {
             return false;
         }
         if frame.kind() == Command::CONFIGURE {
-            self.shared.configure(frame.payload_bytes());
+            self.state.configure(frame.payload_bytes());
         }
         if let Some(trace) = frame.trace_mut() {
-            trace.stamp_received(self.shared.uuid, self.shared.role, unix_nanos());
+            trace.stamp_received(self.state.uuid, self.state.role, unix_nanos());
         }
         let bytes = frame.encoded_len();
-        inbound.deliver(Event::Frame(frame), bytes)
+        inbound.deliver(ClientEvent::Frame(frame), bytes)
     }
 
     /// Whether the server ends the session with this.
@@ -114,24 +114,25 @@ impl SessionSink {
     }
 
     fn count(&self, frames: u64) {
-        let counts = &self.shared.counts;
+        let counts = &self.state.counts;
         counts.received_frames.fetch_add(frames, Ordering::Relaxed);
     }
 }
 
 impl Sink<Item> for SessionSink {
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
-        let shared = Arc::clone(&self.shared);
-        shared
+        let state = Arc::clone(&self.state);
+        state
             .counts
             .received_bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
-        // The lock is held while the application is waited for. Whoever else
-        // wants it closes the client, and has ended this wait before.
-        let mut inbound = lock(&shared.inbound);
+        // The lock is held while the application is waited for. The only other
+        // thread that wants it meanwhile is one that closes the client, and
+        // that cancels this wait before it asks for the lock.
+        let mut inbound = lock(&state.inbound);
         let Some(inbound) = &mut *inbound else {
-            // The client ends: what still comes is read so that what still
-            // goes out can be acknowledged, and dropped.
+            // The client ends. What still arrives is read and dropped: a peer
+            // whose input nobody reads might not read ours either.
             return true;
         };
         for item in items.drain(..) {
@@ -140,10 +141,11 @@ impl Sink<Item> for SessionSink {
                 Item::Traced(frame) => self.traced(frame, inbound),
                 Item::Unsupported(kind) => {
                     self.count(1);
-                    shared.counts.unsupported.fetch_add(1, Ordering::Relaxed);
-                    debug!(target: LOG, "{} ({}): {kind} is not supported", shared.uuid, shared.role);
+                    state.counts.unsupported.fetch_add(1, Ordering::Relaxed);
+                    debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.role);
                     if let Some(answer) = answer_to_unsupported(kind) {
-                        // A server that does not read its answers gets none.
+                        // Where the queue is full the answer is left out: waiting for
+                        // a server that does not read would block its own reader.
                         let _ = self.outbox.push(outgoing(&answer, false));
                     }
                     true
@@ -165,7 +167,7 @@ impl Sink<Item> for SessionSink {
             (None, other) => DisconnectReason::Lost(other.to_string()),
         };
         if let DisconnectReason::Protocol(why) = &reason {
-            warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.shared.uuid, self.shared.role);
+            warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.state.uuid, self.state.role);
         }
         let _ = self.over.send(reason);
     }

@@ -16,12 +16,12 @@ use crossbeam_channel::Receiver;
 use log::{debug, info, warn};
 
 use super::dial::{Dialer, Established, say_goodbye};
-use super::handle::{Counts, Shared, lock, now};
+use super::handle::{ClientState, Counts, lock, now};
 use super::inbound::Inbound;
 use super::session::{Decoder, SessionSink};
 use super::uplink::Uplink;
 use super::uuid_file::Claimed;
-use super::{Backoff, ClientConfig, ClientError, DialError, DialFault, DisconnectReason, Event, LOG};
+use super::{Backoff, ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
 use crate::proto::{ErrorCode, Refusal};
 use crate::transport::{Cancel, Link, LinkConfig, Target, deadline};
 
@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// The thread's state.
 #[derive(Debug)]
 pub(super) struct Supervisor {
-    shared: Arc<Shared>,
+    state: Arc<ClientState>,
     dialer: Dialer,
     servers: Vec<Server>,
     backoff: Backoff,
@@ -56,17 +56,17 @@ struct Server {
 }
 
 impl Supervisor {
-    /// What a thread is to [`run`](Self::run), what it shares, and the other
-    /// end of its events.
+    /// A supervisor that a thread is to [`run`](Self::run), the state that it
+    /// shares with the client's handles, and where its events arrive.
     pub(super) fn new(
         config: ClientConfig,
         uuid: Claimed,
-    ) -> Result<(Self, Arc<Shared>, Receiver<Event>), ClientError> {
+    ) -> Result<(Self, Arc<ClientState>, Receiver<ClientEvent>), ClientError> {
         let cancel = Cancel::new();
         let dialer =
             Dialer::new(&config, uuid.uuid, cancel.clone()).map_err(|e| ClientError::Tls(Arc::new(e)))?;
         let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
-        let shared = Arc::new(Shared {
+        let state = Arc::new(ClientState {
             uuid: uuid.uuid,
             role: config.role,
             max_payload: config.max_payload,
@@ -82,7 +82,7 @@ impl Supervisor {
             ruled_out: None,
         });
         let supervisor = Self {
-            shared: Arc::clone(&shared),
+            state: Arc::clone(&state),
             dialer,
             servers: servers.collect(),
             backoff: config.backoff,
@@ -94,7 +94,7 @@ impl Supervisor {
             setbacks: 0,
             _uuid: uuid,
         };
-        Ok((supervisor, shared, events))
+        Ok((supervisor, state, events))
     }
 
     pub(super) fn run(mut self) {
@@ -103,9 +103,10 @@ impl Supervisor {
             ClientError::Closed => info!(target: LOG, "{}: closed", self.name()),
             reason => warn!(target: LOG, "{}: ended: {reason}", self.name()),
         }
-        // Whoever closes the client also tells the application.
-        if !self.shared.cancel.is_cancelled() {
-            self.shared.end(reason);
+        // Where the client was closed, `ClientState::close` has told the
+        // application already.
+        if !self.state.cancel.is_cancelled() {
+            self.state.end(reason);
         }
     }
 
@@ -128,7 +129,9 @@ impl Supervisor {
                 reason if !self.reconnect => return ClientError::Disconnected(reason),
                 _ => {}
             }
-            // A server that takes us in and throws us out is not hammered.
+            // The pauses start over only after a session that lasted. A server
+            // that admits a client and ends it at once would otherwise be dialled
+            // again without a pause.
             let lasted = now().saturating_duration_since(began);
             if lasted > self.backoff.ceiling(self.setbacks) {
                 self.setbacks = 0;
@@ -151,7 +154,7 @@ impl Supervisor {
                 }
                 match self.dialer.dial(&self.servers[at].target) {
                     Ok(established) => return Ok(established),
-                    Err(_) if self.shared.cancel.is_cancelled() => return Err(ClientError::Closed),
+                    Err(_) if self.state.cancel.is_cancelled() => return Err(ClientError::Closed),
                     Err(error) => {
                         self.note(at, &error)?;
                         errors.push(error);
@@ -176,7 +179,7 @@ impl Supervisor {
 
     /// What a failed attempt means for later ones.
     fn note(&mut self, at: usize, error: &DialError) -> Result<(), ClientError> {
-        self.shared.counts.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        self.state.counts.failed_attempts.fetch_add(1, Ordering::Relaxed);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
             return Err(ClientError::Aborted {
                 server: error.server.clone(),
@@ -196,7 +199,7 @@ impl Supervisor {
         let pause = self.backoff.pause(self.setbacks);
         self.setbacks = self.setbacks.saturating_add(1);
         debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
-        self.shared.cancel.pause(pause)
+        self.state.cancel.pause(pause)
     }
 
     /// Runs a session to its end, and says why it ended.
@@ -206,17 +209,17 @@ impl Supervisor {
             server,
             configuration,
         } = established;
-        self.shared.configure(&configuration);
-        let Some(outbox) = self.shared.uplink.up(&server) else {
+        self.state.configure(&configuration);
+        let Some(outbox) = self.state.uplink.up(&server) else {
             say_goodbye(&mut halves);
             return DisconnectReason::Closed;
         };
-        self.shared.counts.begin(&outbox);
+        self.state.counts.begin(&outbox);
         info!(target: LOG, "{}: connected to {server}", self.name());
 
         let (tell, over) = crossbeam_channel::bounded(1);
-        let sink = SessionSink::new(Arc::clone(&self.shared), outbox.clone(), tell);
-        let decoder = Decoder::new(Arc::clone(&self.shared), server.tracing());
+        let sink = SessionSink::new(Arc::clone(&self.state), outbox.clone(), tell);
+        let decoder = Decoder::new(Arc::clone(&self.state), server.tracing());
         let config = LinkConfig {
             name: "ssntp-client".into(),
             write_timeout: Some(self.write_timeout),
@@ -225,46 +228,46 @@ impl Supervisor {
         };
         // The reader waits at this lock with its first frame until the
         // application has been told of the session.
-        let mut inbound = lock(&self.shared.inbound);
+        let mut inbound = lock(&self.state.inbound);
         let link = match Link::start(halves, decoder, outbox, sink, config) {
             Ok(link) => link,
             Err(e) => {
                 drop(inbound);
-                self.shared.uplink.down();
-                self.shared.counts.finish();
+                self.state.uplink.down();
+                self.state.counts.finish();
                 let reason = DisconnectReason::Lost(format!("cannot start a thread: {e}"));
                 warn!(target: LOG, "{}: {reason}", self.name());
                 return reason;
             }
         };
         if let Some(inbound) = &mut *inbound {
-            inbound.deliver(Event::Connected(server), 0);
+            inbound.deliver(ClientEvent::Connected(server), 0);
         }
         drop(inbound);
 
         let reason = crossbeam_channel::select! {
             recv(over) -> reason => reason.unwrap_or(DisconnectReason::Lost("its reader ended".into())),
-            recv(self.shared.cancel.done()) -> _ => DisconnectReason::Closed,
+            recv(self.state.cancel.done()) -> _ => DisconnectReason::Closed,
         };
-        self.shared.uplink.down();
-        if self.shared.cancel.is_cancelled() {
+        self.state.uplink.down();
+        if self.state.cancel.is_cancelled() {
             self.part(link, &over);
             return DisconnectReason::Closed;
         }
         let aborted = reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
         let retrying = self.reconnect && !aborted;
         warn!(target: LOG, "{}: disconnected: {reason}", self.name());
-        self.shared.deliver(Event::Disconnected {
+        self.state.deliver(ClientEvent::Disconnected {
             reason: reason.clone(),
             retrying,
         });
         crossbeam_channel::select! {
             recv(over) -> _ => {}
-            recv(self.shared.cancel.done()) -> _ => link.abort(),
+            recv(self.state.cancel.done()) -> _ => link.abort(),
             default(self.write_timeout) => link.abort(),
         }
         link.join();
-        self.shared.counts.finish();
+        self.state.counts.finish();
         reason
     }
 
@@ -273,14 +276,15 @@ impl Supervisor {
     fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
         link.close();
         let deadline = deadline(self.grace);
-        // First perhaps the reason, then the end of its threads.
+        // The channel gives the reason, where there is one, and then ends when
+        // the session's threads have ended.
         while over.recv_deadline(deadline).is_ok() {}
         link.abort();
         link.join();
-        self.shared.counts.finish();
+        self.state.counts.finish();
     }
 
     fn name(&self) -> String {
-        format!("{} ({})", self.shared.uuid, self.shared.role)
+        format!("{} ({})", self.state.uuid, self.state.role)
     }
 }

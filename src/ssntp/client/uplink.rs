@@ -10,10 +10,11 @@
 //!     └───────────────▶ Ended(reason) ◀──────────────┘   for good
 //! ```
 //!
-//! Senders share the lock for the time of one push, so that those of several
-//! threads do not queue up behind each other; a change of state excludes them
-//! all, and with that no frame can slip past another of the same thread. What
-//! waits for a change waits for it in `Changes`.
+//! Senders take the lock for reading, for one push, so that several threads
+//! send side by side. A change of state takes it for writing: while what waited
+//! moves into the outbox of a new session nobody sends, so a later frame of a
+//! thread cannot overtake an earlier one. Threads that wait for such a change
+//! sleep in `Changes`.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -65,7 +66,9 @@ pub(super) enum Obstacle {
     Fault(SendFault),
     /// The session's outbox is full.
     Session(Outbox),
-    /// The queue for the next session is full; so many changes had been seen.
+    /// The queue for the next session is full. The number is how often
+    /// `Changes` had rung when that was seen, so that a wait which begins later
+    /// misses no change.
     Offline(u64),
 }
 
@@ -95,7 +98,7 @@ impl Uplink {
             State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
                 Ok(()) => return Ok(()),
                 Err(PushError::Full(_)) => return Err(Obstacle::Session(up.outbox.clone())),
-                // The session is over, which the supervisor is about to see.
+                // The session is over, and the supervisor has not seen that yet.
                 Err(PushError::Closed(_)) => {}
             },
             State::Down(_) => {}
@@ -115,7 +118,8 @@ impl Uplink {
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
                 let fits = frames < limits.frames && waiting.bytes + len <= limits.bytes;
-                // As in an outbox, one frame may always wait alone.
+                // One frame fits in any case, as in an outbox: else one that is
+                // longer than the limit could never be sent.
                 if !fits && frames > 0 {
                     return Err(Obstacle::Offline(self.changes.rung()));
                 }
@@ -123,7 +127,7 @@ impl Uplink {
                 waiting.frames.push_back(frame.clone());
                 Ok(())
             }
-            // A session came to stand in between.
+            // A session began after the first look at the state.
             State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
                 Ok(()) => Ok(()),
                 Err(_) => Err(Obstacle::Session(up.outbox.clone())),
@@ -140,8 +144,8 @@ impl Uplink {
         }
         match obstacle {
             Obstacle::Fault(_) => false,
-            // It also returns when the session is over, and then the frame's
-            // way is another.
+            // True as well when the session is over: the frame is then offered
+            // again, to the next session or the queue.
             Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
             Obstacle::Offline(rung) => self.changes.wait(rung, left),
         }
@@ -156,8 +160,8 @@ impl Uplink {
         };
         let frames = std::mem::take(waiting).frames;
         let items: Vec<Outgoing> = frames.iter().map(|f| self.item(f, server.tracing())).collect();
-        // The queues have bounds of their own, and what was taken by the one
-        // has a place in the other.
+        // What was taken while no session stood is sent in any case, so the
+        // outbox has room for all of it even where its own limit is lower.
         let outbox = Outbox::new(Limits {
             frames: self.queue.frames.max(items.len() as u64),
             bytes: self
@@ -295,7 +299,8 @@ impl Uplink {
 }
 
 impl State {
-    /// A session whose outbox takes nothing any more does not stand.
+    /// Treats a session whose outbox is closed as over, before the supervisor
+    /// comes to say so.
     fn see_closed_outbox(&mut self) {
         if matches!(self, Self::Up(up) if up.outbox.is_closed()) {
             *self = Self::Down(Waiting::default());
@@ -320,8 +325,8 @@ impl Changes {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until it has rung more often than `heard`; false when it has not
-    /// by then.
+    /// Waits until it has rung since `heard` was read; false when it has not
+    /// within the limit.
     fn wait(&self, heard: u64, limit: Option<Duration>) -> bool {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         match limit {

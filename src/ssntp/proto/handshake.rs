@@ -166,7 +166,8 @@ impl ClientHandshake {
         }
         input.advance(CONNECTED_LEN);
         let payload = input.split_to(announced as usize).freeze();
-        // A server that sets the bit unasked gains nothing by it.
+        // Traces have to be agreed on: the bit counts only where this client
+        // asked for it.
         let trace = header.traced() && self.connect.trace;
         Ok(Some(Connected {
             role,

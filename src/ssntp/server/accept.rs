@@ -2,10 +2,10 @@
 //! deadline, until their session's own threads run.
 //!
 //! ```text
-//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Event::Admit ─▶ dispatcher
-//!                                      │ Admitted
-//!                                      ▼
-//!                          CONNECTED goes out ─▶ Link::start ─▶ Event::Started
+//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Admit ─▶ dispatcher
+//!                                               │ Admitted
+//!                                               ▼
+//!                          CONNECTED goes out ─▶ Link::start ─▶ Started
 //! ```
 //!
 //! CONNECTED is sent by this thread, still under the handshake's deadline and
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use log::info;
 
-use super::config::Shared;
+use super::config::Environment;
 use super::core::{Request, ServerCore};
 use super::handler::Handler;
 use super::sessions::SessionId;
@@ -32,7 +32,7 @@ use crate::pki::CertificateInfo;
 use crate::printable::excerpt;
 use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::dispatch::{Admission, Event, Events, Feed};
+use crate::transport::dispatch::{Admission, DispatchEvent, Events, Feed};
 use crate::transport::tls::TlsError;
 use crate::transport::{
     Acceptance, Decode, EndReason, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, Sink,
@@ -42,33 +42,34 @@ use crate::transport::{
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
 
-type ServerEvents<H> = Events<Event<ServerCore<H>>>;
+type CoreEvents<H> = Events<DispatchEvent<ServerCore<H>>>;
 
 /// Starts to accept clients at the listeners.
 pub(super) fn start<H: Handler>(
     listeners: Vec<Listener>,
-    shared: Arc<Shared>,
+    environment: Arc<Environment>,
     max_handshakes: usize,
-    events: ServerEvents<H>,
+    events: CoreEvents<H>,
 ) -> io::Result<Acceptance> {
-    let serve = Box::new(move |newcomer: &Newcomer| serve(&shared, &events, newcomer));
+    let serve = Box::new(move |newcomer: &Newcomer| serve(&environment, &events, newcomer));
     Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
 }
 
 /// Brings one newcomer in, or refuses it.
-fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &Newcomer) {
-    let deadline = after(newcomer.accepted(), shared.handshake_timeout);
+fn serve<H: Handler>(environment: &Arc<Environment>, events: &CoreEvents<H>, newcomer: &Newcomer) {
+    let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
-    let secured = match shared
+    let secured = match environment
         .acceptor
-        .accept(Arc::clone(&stream), &shared.pool, deadline)
+        .accept(Arc::clone(&stream), &environment.pool, deadline)
     {
         Ok(secured) => secured,
         Err(e) => {
-            shared.say(newcomer, "no TLS", &e);
+            environment.say(newcomer, "no TLS", &e);
             if matches!(e, TlsError::Tls(_)) {
-                // The alert says why; let the peer read it.
+                // The alert that was sent says why. Closing a socket with unread
+                // input would destroy it on its way, so the input is read first.
                 let _ = stream.shutdown(Shutdown::Write);
                 drain(&*stream, LINGER);
             }
@@ -80,12 +81,12 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         let answer = answer.map(|code| outgoing(&Frame::new(code), false));
         refuse(halves, answer, LINGER);
     };
-    // The verifier demands a certificate, so one is there.
+    // Always there: the verifier refuses who shows no certificate.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
-            shared.say(newcomer, "refused", &e);
+            environment.say(newcomer, "refused", &e);
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
@@ -93,7 +94,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
             let subject = excerpt(&certificate.subject);
-            shared.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
+            environment.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(_)) if newcomer.is_stopping() => {
@@ -101,7 +102,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         }
         Err(Ended::Lost(e)) => {
             let subject = excerpt(&certificate.subject);
-            shared.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
+            environment.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
             return;
         }
     };
@@ -113,7 +114,10 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    if events.send(Event::Admit(Box::new(request), reply)).is_err() {
+    if events
+        .send(DispatchEvent::Admit(Box::new(request), reply))
+        .is_err()
+    {
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     // The dispatcher answers every request, also while it stops.
@@ -121,7 +125,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         Ok(Ok(admitted)) => admitted,
         Ok(Err(refusal)) => {
             let (uuid, role) = (connect.source, connect.role);
-            shared.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
+            environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(_) => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
@@ -133,16 +137,16 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
         return admission.started(Err(e));
     }
     let decoder = Decoder {
-        codec: Codec::new(shared.max_payload, info.tracing()),
+        codec: Codec::new(environment.max_payload, info.tracing()),
         bad_traces,
     };
     let sink = SessionSink {
-        feed: Feed::new(&admitted, events.clone(), shared.write_timeout),
-        tracing: info.tracing().then_some((shared.uuid, shared.role)),
+        feed: Feed::new(&admitted, events.clone(), environment.write_timeout),
+        tracing: info.tracing().then_some((environment.uuid, environment.role)),
     };
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
-        write_timeout: Some(shared.write_timeout),
+        write_timeout: Some(environment.write_timeout),
         linger: LINGER,
         ..LinkConfig::default()
     };
@@ -152,7 +156,7 @@ fn serve<H: Handler>(shared: &Arc<Shared>, events: &ServerEvents<H>, newcomer: &
     admission.started(Link::start(halves, decoder, admitted.outbox, sink, config));
 }
 
-impl Shared {
+impl Environment {
     /// Says in the log what became of a newcomer, for each address no more
     /// than it may cause.
     fn say(&self, newcomer: &Newcomer, what: &'static str, why: &dyn fmt::Display) {
@@ -171,7 +175,8 @@ impl Shared {
 }
 
 fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
-    // None is left at the deadline, and a time limit of nothing is none.
+    // At the deadline no time is left, but a socket takes a limit of zero
+    // for no limit at all, so it is a millisecond at least.
     let left = deadline.saturating_duration_since(now());
     let limit = left.max(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;

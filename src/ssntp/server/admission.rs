@@ -25,12 +25,11 @@
 //! | the server has as many sessions as it may | ConnectionFailure |
 //! | its certificate has as many sessions as one may | ConnectionFailure |
 //!
-//! A session counts from its admission until its threads are joined. For the
-//! count of each certificate [`Certificates`] stands, and whoever holds a
-//! [`Place`] is in it. The place of a
-//! session that is taken over counts as free for who takes over, although its
-//! threads end a moment later. So there is one session at most beyond each
-//! limit, and only while it ends.
+//! A session counts from its admission until its threads are joined.
+//! [`Certificates`] counts those of each certificate, by the [`Place`] that each
+//! session holds as long. A newcomer that takes a session over may have its
+//! place at once, although the old session's threads end a moment later. So
+//! there is one session at most beyond each limit, and only while it ends.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -325,7 +324,8 @@ mod tests {
         let in_use = Err(Refusal::UuidInUse(CLIENT));
         let owned = Err(Refusal::UuidOwned(CLIENT));
         let other = Err(Refusal::OtherAuthority(CLIENT));
-        // The newcomer is bound, the old one is, how they are related.
+        // The columns: whether the newcomer is bound, whether the session that
+        // stands is, and how their certificates are related.
         let rows = [
             (false, false, Same, TAKES_OVER),
             (true, true, Same, TAKES_OVER),
@@ -421,7 +421,8 @@ mod tests {
             (full(8, 6, held(Same, true)), TAKES_OVER),
             (full(7, 7, held(Same, true)), share.clone()),
             (full(9, 6, held(Same, true)), limit.clone()),
-            // It frees a place of another certificate's share.
+            // The session that it replaces belongs to another certificate, so
+            // that does not free a place in its own share.
             (full(8, 5, held(SameAuthority, true)), TAKES_OVER),
             (full(8, 6, held(SameAuthority, true)), share),
             (full(8, 0, held(Different, false)), TAKES_OVER),

@@ -53,7 +53,8 @@ pub enum ServerEvent {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn channel(capacity: usize) -> (ChannelHandler, Receiver<ServerEvent>) {
-    // Without room nothing could ever be put in.
+    // After a gap two events go in together, `Missed` and the one that
+    // follows it.
     let (events, receiver) = crossbeam_channel::bounded(capacity.max(2));
     (ChannelHandler { events, missed: 0 }, receiver)
 }

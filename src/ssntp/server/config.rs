@@ -454,7 +454,7 @@ impl ServerConfig {
 
 /// What every thread of a server reads.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct Environment {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) tracing: bool,
@@ -467,7 +467,7 @@ pub(super) struct Shared {
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
 }
 
-impl Shared {
+impl Environment {
     pub(super) fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
         Ok(Arc::new(Self {
             uuid: config.uuid,

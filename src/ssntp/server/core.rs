@@ -24,13 +24,13 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
-use super::config::{ConfigurationCheck, ServerConfig, Shared, SlowConsumer};
+use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame};
 use super::held::Held;
 use super::routing::{Rule, RuleTable};
-use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::pki::CertificateInfo;
@@ -68,7 +68,7 @@ pub(crate) struct ServerCore<H> {
 
 /// Everything a server owns but the application.
 pub(super) struct State {
-    pub(super) shared: Arc<Shared>,
+    pub(super) environment: Arc<Environment>,
     pub(super) sessions: Sessions,
     pub(super) rules: RuleTable,
     pub(super) filter: Filter,
@@ -80,6 +80,8 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// What sessions that are gone have lost.
+    pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
     pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
@@ -115,7 +117,7 @@ impl<H> std::fmt::Debug for ServerCore<H> {
 impl<H: Handler> ServerCore<H> {
     pub(crate) fn new(
         mut config: ServerConfig,
-        shared: Arc<Shared>,
+        environment: Arc<Environment>,
         max_sessions: usize,
         handler: H,
         open: Sender<Infallible>,
@@ -123,7 +125,7 @@ impl<H: Handler> ServerCore<H> {
     ) -> Result<Self, super::RuleError> {
         let check = config.take_check();
         let state = State {
-            shared,
+            environment,
             sessions: Sessions::default(),
             rules: RuleTable::try_from(config.rules)?,
             filter: config.filter,
@@ -135,6 +137,7 @@ impl<H: Handler> ServerCore<H> {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
             open: Some(open),
@@ -187,7 +190,7 @@ impl<H: Handler> Core for ServerCore<H> {
     type Item = Item;
     type Request = Request;
     type Grant = Grant;
-    type Place = Place;
+    type Place = (Place, LossCount);
     type Refusal = Refusal;
 
     fn admit(
@@ -198,7 +201,7 @@ impl<H: Handler> Core for ServerCore<H> {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(Grant, Place), Refusal> {
+    ) -> Result<(Grant, Self::Place), Refusal> {
         self.at(now, actions, |core| {
             core.state.admit(SessionId(id), request, gauge, standing)
         })
@@ -320,7 +323,8 @@ impl<H: Handler> Core for ServerCore<H> {
 
 impl<H: Handler> ServerCore<H> {
     fn deal_with(&mut self, id: SessionId, item: Item) {
-        // An item before it may have ended the session.
+        // The session may be over already: items come in batches, and an
+        // earlier one of its batch may have ended it.
         let Some(session) = self.state.sessions.get_mut(id) else {
             return;
         };
@@ -387,8 +391,8 @@ impl<H: Handler> ServerCore<H> {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let shared = Arc::clone(&self.state.shared);
-                let mut fan = Fan::new(frame, &shared);
+                let environment = Arc::clone(&self.state.environment);
+                let mut fan = Fan::new(frame, &environment);
                 self.state
                     .fan_out(info.id, role, |session| fan.for_session(session));
             }
@@ -407,7 +411,7 @@ impl State {
         request: Request,
         gauge: Gauge,
         standing: usize,
-    ) -> Result<(Grant, Place), Refusal> {
+    ) -> Result<(Grant, (Place, LossCount)), Refusal> {
         let Request {
             connect,
             certificate,
@@ -423,7 +427,7 @@ impl State {
             .id_of(connect.source)
             .and_then(|id| self.sessions.get(id));
         let standing = Standing {
-            server: self.shared.uuid,
+            server: self.environment.uuid,
             stopping: self.open.is_none(),
             maximum: self.max_sessions,
             sessions: standing,
@@ -433,12 +437,12 @@ impl State {
         if let Some(old) = self.admission.judge(newcomer, &standing)?.replaces {
             self.end(old, DisconnectReason::Replaced, false);
         }
-        let shared = &self.shared;
+        let environment = &self.environment;
         let connected = ServerHandshake::connected(
             &connect,
-            shared.uuid,
-            shared.role,
-            shared.tracing,
+            environment.uuid,
+            environment.role,
+            environment.tracing,
             self.configuration.clone(),
         );
         let place = self.certificates.take(&certificate);
@@ -450,9 +454,13 @@ impl State {
             certificate: place.certificate().clone(),
             tracing: connected.trace,
         });
+        let loss = LossCount {
+            gauge: gauge.clone(),
+            of_server: Arc::clone(&self.frames_lost),
+        };
         self.sessions
             .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
-        Ok((Grant { info, connected }, place))
+        Ok((Grant { info, connected }, (place, loss)))
     }
 
     /// Logs a panic of the application, which may come with each frame.
@@ -471,7 +479,8 @@ impl State {
             return;
         };
         self.actions.push(Action::End { id: id.0, abort });
-        // Of one that ends before the application heard of it, it never does.
+        // A session that ends before the application was told that it stands
+        // is not mentioned to the application at all.
         if session.told {
             self.departed.push((session.info, reason));
         }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use super::config::{Shared, SlowConsumer};
+use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
 use super::handler::{DisconnectReason, SendError};
 use super::routing::{Decision, Rule};
@@ -23,16 +23,16 @@ use crate::transport::dispatch::Action;
 /// once without, each only where somebody needs it.
 pub(super) struct Fan<'a> {
     frame: &'a Frame,
-    shared: &'a Arc<Shared>,
+    environment: &'a Arc<Environment>,
     plain: Option<Outgoing>,
     traced: Option<Outgoing>,
 }
 
 impl<'a> Fan<'a> {
-    pub(super) fn new(frame: &'a Frame, shared: &'a Arc<Shared>) -> Self {
+    pub(super) fn new(frame: &'a Frame, environment: &'a Arc<Environment>) -> Self {
         Self {
             frame,
-            shared,
+            environment,
             plain: None,
             traced: None,
         }
@@ -43,7 +43,7 @@ impl<'a> Fan<'a> {
             let traced = self.traced.get_or_insert_with(|| {
                 let mut stamped = self.frame.clone();
                 if let Some(trace) = stamped.trace_mut() {
-                    trace.stamp_sent(self.shared.uuid, self.shared.role, unix_nanos());
+                    trace.stamp_sent(self.environment.uuid, self.environment.role, unix_nanos());
                 }
                 outgoing(&stamped, true)
             });
@@ -95,8 +95,8 @@ impl State {
                 }
             }
             Decision::Forward(targets) => {
-                let shared = Arc::clone(&self.shared);
-                let mut fan = Fan::new(frame, &shared);
+                let environment = Arc::clone(&self.environment);
+                let mut fan = Fan::new(frame, &environment);
                 for uuid in targets {
                     if let Err(e) = self.forward_fanned(info.id, uuid, &mut fan) {
                         debug!(target: "ssntp::server", "{info}: {} is not forwarded: {e}", frame.kind());
@@ -125,8 +125,8 @@ impl State {
         if !may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
         }
-        let shared = Arc::clone(&self.shared);
-        self.forward_fanned(from, to, &mut Fan::new(frame, &shared))
+        let environment = Arc::clone(&self.environment);
+        self.forward_fanned(from, to, &mut Fan::new(frame, &environment))
     }
 
     /// Sends an item to one session; false where there is no room for it and
@@ -182,7 +182,7 @@ impl State {
 
     /// Whether the application may send this at all.
     fn check(&self, frame: &Frame) -> Result<(), SendError> {
-        let (len, limit) = (frame.payload_bytes().len(), self.shared.max_payload);
+        let (len, limit) = (frame.payload_bytes().len(), self.environment.max_payload);
         if !may_be_sent(frame.kind()) {
             Err(SendError::Kind(frame.kind()))
         } else if u32::try_from(len).is_ok_and(|len| len <= limit) {
@@ -195,9 +195,9 @@ impl State {
     pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.check(frame)?;
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
-        let shared = Arc::clone(&self.shared);
+        let environment = Arc::clone(&self.environment);
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
-        let item = Fan::new(frame, &shared).for_session(session);
+        let item = Fan::new(frame, &environment).for_session(session);
         if self.push(id, item) {
             Ok(())
         } else {
@@ -212,8 +212,8 @@ impl State {
         targets: impl FnOnce(&Sessions, &mut dyn FnMut(&Session)),
     ) -> Result<usize, SendError> {
         self.check(frame)?;
-        let shared = Arc::clone(&self.shared);
-        let mut fan = Fan::new(frame, &shared);
+        let environment = Arc::clone(&self.environment);
+        let mut fan = Fan::new(frame, &environment);
         let mut items = Vec::new();
         targets(&self.sessions, &mut |session| {
             items.push((session.info.id, fan.for_session(session)));

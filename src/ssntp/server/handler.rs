@@ -1,6 +1,7 @@
 //! What an application implements, and what it may do from there.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use super::core::State;
 use super::filter::Filter;
 use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
-use super::sessions::{Counters, Directory, SessionInfo};
+use super::sessions::{Directory, SessionCounters, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run};
@@ -181,12 +182,12 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.state.shared.uuid
+        self.state.environment.uuid
     }
 
     /// The roles that the server advertises.
     pub fn role(&self) -> Role {
-        self.state.shared.role
+        self.state.environment.role
     }
 
     /// Sends a frame to one entity. From [`Handler::frame`] and
@@ -259,9 +260,17 @@ impl Context<'_> {
     }
 
     /// What the session of `uuid` has carried so far.
-    pub fn counters(&self, uuid: Uuid) -> Option<Counters> {
+    pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
         let id = self.state.sessions.id_of(uuid)?;
         self.state.sessions.get(id).map(|session| session.counters())
+    }
+
+    /// How many frames the sessions that are gone have lost: frames that waited
+    /// when a connection ended, or were meant for it and came too late.
+    /// Counted for a session when its threads have ended, some time after
+    /// [`Handler::disconnected`].
+    pub fn frames_lost(&self) -> u64 {
+        self.state.frames_lost.load(Ordering::Relaxed)
     }
 
     /// Ends the session of `uuid` once its queue is flushed; false where

@@ -11,7 +11,7 @@ use super::handler::HeldFrame;
 use crate::proto::Frame;
 use crate::transport::after;
 
-/// Names one queued frame; never used again.
+/// Names one queued frame. No later frame gets the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeldId(u64);
 

@@ -48,7 +48,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
-//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`Counters`] |
+//! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
@@ -96,12 +96,12 @@ pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
 pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
-pub use self::sessions::{Counters, Directory, SessionId, SessionInfo};
+pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
 pub use crate::transport::default_max_handshakes;
-use crate::transport::dispatch::{self, EVENTS, Event, Events, Runner};
+use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
 use crate::transport::{Acceptance, Address, Listener, Room, threads};
 
 /// A running server.
@@ -135,7 +135,7 @@ impl Server {
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
-        let shared = config::Shared::new(&config)?;
+        let environment = config::Environment::new(&config)?;
         let mut listeners = Vec::new();
         for address in std::mem::take(&mut config.listen) {
             let bound = Listener::bind(&address, config.tcp).map_err(|e| ServerError::Listen(address, e))?;
@@ -147,7 +147,14 @@ impl Server {
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
         let (stopped, stopping) = crossbeam_channel::bounded(0);
-        let core = ServerCore::new(config, Arc::clone(&shared), max_sessions, handler, stopped, now())?;
+        let core = ServerCore::new(
+            config,
+            Arc::clone(&environment),
+            max_sessions,
+            handler,
+            stopped,
+            now(),
+        )?;
         let (events, queue) = dispatch::events::channel(EVENTS);
         let watch = queue.watch();
         let runner = Runner::new(core, settings, move || watch.is_empty());
@@ -166,8 +173,9 @@ impl Server {
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        server.acceptance =
-            Some(accept::start(listeners, shared, room.handshakes, events).map_err(ServerError::Thread)?);
+        server.acceptance = Some(
+            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?,
+        );
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             room.limit
@@ -199,7 +207,8 @@ impl Server {
     /// [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
     /// programs that do nothing else.
     pub fn wait(self) {
-        // Nothing is ever sent; the dispatcher lets go of the other end.
+        // Nothing is ever sent in this channel. The receive fails, and so ends
+        // the wait, when the dispatcher drops the sending end at a stop.
         let _ = self.stopping.recv();
     }
 
@@ -213,8 +222,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let dispatcher = &self.handle.dispatcher;
-        // The dispatcher takes events until the last one, so nothing here
-        // waits for long.
+        // Sending waits while the queue is full, but not for long: the
+        // dispatcher takes events until it finds the one that `exit` sends.
         dispatcher.stop();
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
@@ -239,7 +248,7 @@ trait Dispatcher: Send + Sync {
     fn exit(&self);
 }
 
-impl<H: Handler> Dispatcher for Events<Event<ServerCore<H>>> {
+impl<H: Handler> Dispatcher for Events<DispatchEvent<ServerCore<H>>> {
     fn call(&self, call: Call) -> Result<(), SendError> {
         self.send(event(call)).map_err(|_| SendError::Stopped)
     }
@@ -252,16 +261,16 @@ impl<H: Handler> Dispatcher for Events<Event<ServerCore<H>>> {
     }
 
     fn stop(&self) {
-        let _ = self.send(Event::Stop);
+        let _ = self.send(DispatchEvent::Stop);
     }
 
     fn exit(&self) {
-        let _ = self.send(Event::Exit);
+        let _ = self.send(DispatchEvent::Exit);
     }
 }
 
-fn event<H: Handler>(call: Call) -> Event<ServerCore<H>> {
-    Event::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
+fn event<H: Handler>(call: Call) -> DispatchEvent<ServerCore<H>> {
+    DispatchEvent::Call(Box::new(|core, now, actions| core.call(now, actions, call)))
 }
 
 /// What other threads do with a server.
@@ -320,8 +329,8 @@ impl ServerHandle {
     /// Begins to stop the server, as [`Server::stop`] does, and returns at
     /// once. [`Server::wait`] returns when it has stopped.
     pub fn stop(&self) {
-        // A queue that is full moves, so this waits for the dispatcher at most
-        // as long as a posted call would.
+        // Where the queue is full this waits for room in it, except on a
+        // dispatcher: that one is busy, and its queue moves on.
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
             self.dispatcher.stop();
         }
@@ -364,7 +373,7 @@ impl ServerHandle {
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
-    pub fn sessions(&self) -> Result<Vec<(SessionInfo, Counters)>, SendError> {
+    pub fn sessions(&self) -> Result<Vec<(SessionInfo, SessionCounters)>, SendError> {
         self.with(|cx| {
             cx.state
                 .sessions
@@ -372,6 +381,15 @@ impl ServerHandle {
                 .map(|session| ((*session.info).clone(), session.counters()))
                 .collect()
         })
+    }
+
+    /// How many frames the sessions that are gone have lost, see
+    /// [`Context::frames_lost`].
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn frames_lost(&self) -> Result<u64, SendError> {
+        self.with(|cx| cx.frames_lost())
     }
 
     /// Ends the session of `uuid`; false where there is none.

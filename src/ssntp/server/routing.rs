@@ -142,7 +142,8 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// A table over the kinds that the protocol defines, one load a look-up.
+/// A value for each kind that the protocol defines. The kind is the index, so
+/// that looking it up for each run of frames costs next to nothing.
 #[derive(Debug)]
 pub(super) struct KindTable<T> {
     cells: Vec<Option<T>>,

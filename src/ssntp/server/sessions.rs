@@ -75,7 +75,7 @@ impl fmt::Display for SessionInfo {
 /// What a session has carried so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct SessionCounters {
     /// Frames received, those that were filtered or not supported included.
     pub frames_received: u64,
     /// Bytes received, headers included, after TLS.
@@ -90,6 +90,11 @@ pub struct Counters {
     pub bytes_waiting: u64,
     /// Frames dropped because this peer's queue was full.
     pub frames_dropped: u64,
+    /// Frames that were meant for this peer and that nobody will send, since
+    /// its connection is over: they waited, or came too late. Most are counted
+    /// when the session has gone from here: for these there is
+    /// [`Context::frames_lost`](super::Context::frames_lost).
+    pub frames_lost: u64,
     /// Frames of this peer that the role filter discarded.
     pub frames_filtered: u64,
     /// Frames of this peer of an unsupported type or operand.
@@ -103,7 +108,7 @@ pub struct Counters {
 pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
-    pub(super) counters: Counters,
+    pub(super) counters: SessionCounters,
     /// The application has been told that it stands.
     pub(super) told: bool,
     bad_traces: Arc<AtomicU64>,
@@ -117,7 +122,7 @@ impl Session {
         Self {
             info,
             gauge,
-            counters: Counters::default(),
+            counters: SessionCounters::default(),
             told: false,
             bad_traces,
             promised: (0, Load::default()),
@@ -136,17 +141,32 @@ impl Session {
         fits
     }
 
-    pub(super) fn counters(&self) -> Counters {
+    pub(super) fn counters(&self) -> SessionCounters {
         let (sent, waiting) = (self.gauge.sent(), self.gauge.waiting());
-        Counters {
+        SessionCounters {
             frames_sent: sent.frames,
             bytes_sent: sent.bytes,
             frames_waiting: waiting.frames,
             bytes_waiting: waiting.bytes,
             frames_dropped: self.gauge.dropped(),
+            frames_lost: self.gauge.lost(),
             bad_traces: self.bad_traces.load(Ordering::Relaxed),
             ..self.counters
         }
+    }
+}
+
+/// Adds to a server's count what a session has lost. Held until the session's
+/// threads are joined, since frames are lost up to then.
+#[derive(Debug)]
+pub(crate) struct LossCount {
+    pub(super) gauge: Gauge,
+    pub(super) of_server: Arc<AtomicU64>,
+}
+
+impl Drop for LossCount {
+    fn drop(&mut self) {
+        self.of_server.fetch_add(self.gauge.lost(), Ordering::Relaxed);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Admitted, Core, Event, Events};
+use super::{Admitted, Core, DispatchEvent, Events};
 use crate::transport::flow::{Credit, Unfinished};
 use crate::transport::link::{EndReason, Sink};
 use crate::transport::outbox::Outbox;
@@ -13,7 +13,7 @@ use crate::transport::table::ConnectionId;
 /// reader's credit allows.
 pub(crate) struct Feed<C: Core> {
     id: ConnectionId,
-    events: Events<Event<C>>,
+    events: Events<DispatchEvent<C>>,
     credit: Arc<Credit>,
     outbox: Outbox,
     unfinished: Unfinished,
@@ -22,7 +22,11 @@ pub(crate) struct Feed<C: Core> {
 impl<C: Core> Feed<C> {
     /// For a connection that was just admitted. A long item may take so long
     /// while memory is short.
-    pub(crate) fn new(admitted: &Admitted<C::Grant>, events: Events<Event<C>>, limit: Duration) -> Self {
+    pub(crate) fn new(
+        admitted: &Admitted<C::Grant>,
+        events: Events<DispatchEvent<C>>,
+        limit: Duration,
+    ) -> Self {
         Self {
             id: admitted.id,
             events,
@@ -38,7 +42,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
         let bytes = bytes as u64;
         self.credit
             .spend(Credit::memory_of::<C::Item>(items.len(), bytes));
-        let event = Event::Items(self.id, std::mem::take(items), bytes);
+        let event = DispatchEvent::Items(self.id, std::mem::take(items), bytes);
         self.events.send(event).is_ok() && self.credit.wait()
     }
 
@@ -52,19 +56,19 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
         // with all of it and closed the queue. That needs no time limit: the
         // dispatcher comes to it, or it ends the connection, or its own end
         // aborts whatever it has.
-        if self.events.send(Event::Ended(self.id, reason)).is_ok() {
+        if self.events.send(DispatchEvent::Ended(self.id, reason)).is_ok() {
             self.outbox.wait_until_closed(Duration::MAX);
         }
     }
 
     fn finished(&mut self) {
-        let _ = self.events.send(Event::Finished(self.id));
+        let _ = self.events.send(DispatchEvent::Finished(self.id));
     }
 
     fn room(&self) -> Box<dyn Fn() + Send> {
         let (events, id) = (self.events.clone(), self.id);
         Box::new(move || {
-            let _ = events.send(Event::Room(id));
+            let _ = events.send(DispatchEvent::Room(id));
         })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::{Core, Event, Events};
+use super::{Core, DispatchEvent, Events};
 use crate::transport::after;
 use crate::transport::link::Link;
 use crate::transport::outbox::Outbox;
@@ -213,13 +213,13 @@ impl<T: Threads, P> Life<T, P> {
 /// admitted connection run or never will: so none stays that has none.
 pub(crate) struct Admission<C: Core, T: Send + 'static = Link> {
     id: ConnectionId,
-    events: Events<Event<C, T>>,
+    events: Events<DispatchEvent<C, T>>,
     threads: Option<io::Result<T>>,
 }
 
 impl<C: Core, T: Send + 'static> Admission<C, T> {
     /// For a connection that was just admitted.
-    pub(crate) fn new(id: ConnectionId, events: Events<Event<C, T>>) -> Self {
+    pub(crate) fn new(id: ConnectionId, events: Events<DispatchEvent<C, T>>) -> Self {
         Self {
             id,
             events,
@@ -237,6 +237,6 @@ impl<C: Core, T: Send + 'static> Drop for Admission<C, T> {
     fn drop(&mut self) {
         let threads = self.threads.take();
         let threads = threads.unwrap_or_else(|| Err(io::Error::other("its handshake was given up")));
-        let _ = self.events.send(Event::Started(self.id, threads));
+        let _ = self.events.send(DispatchEvent::Started(self.id, threads));
     }
 }

@@ -162,7 +162,7 @@ pub(crate) type Verdict<C> = Result<Admitted<<C as Core>::Grant>, <C as Core>::R
 pub(crate) type Call<C> = dyn FnOnce(&mut C, Instant, &mut Vec<Action>) + Send;
 
 /// The only way into the dispatcher.
-pub(crate) enum Event<C: Core, T = Link> {
+pub(crate) enum DispatchEvent<C: Core, T = Link> {
     /// A newcomer asks to be admitted.
     Admit(Box<C::Request>, Sender<Verdict<C>>),
     /// The threads of an admitted connection run, or could not be started.
@@ -193,8 +193,8 @@ pub(crate) fn is_dispatcher() -> bool {
     IS_DISPATCHER.get()
 }
 
-/// Runs until [`Event::Exit`] has come and every connection has ended.
-pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Event<C, T>>) {
+/// Runs until [`DispatchEvent::Exit`] has come and every connection has ended.
+pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<DispatchEvent<C, T>>) {
     IS_DISPATCHER.set(true);
     while !runner.is_over() {
         let due = runner.next_deadline();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::life::{Lives, Threads};
-use super::{Action, Admitted, Core, Event, Verdict};
+use super::{Action, Admitted, Core, DispatchEvent, Verdict};
 use crate::transport::after;
 use crate::transport::flow::{Budget, Credit, Delivery, Flow, Input};
 use crate::transport::link::{EndReason, Link};
@@ -100,7 +100,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.lives.len()
     }
 
-    /// Whether [`Event::Exit`] has come and every connection has ended.
+    /// Whether [`DispatchEvent::Exit`] has come and every connection has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.exiting && self.lives.is_empty()
     }
@@ -125,20 +125,20 @@ impl<C: Core, T: Threads> Runner<C, T> {
     }
 
     /// Puts an event where it belongs; what readers found waits for its turn.
-    pub(crate) fn handle(&mut self, event: Event<C, T>, now: Instant) {
+    pub(crate) fn handle(&mut self, event: DispatchEvent<C, T>, now: Instant) {
         self.begin_step(self.flow.is_idle());
         match event {
-            Event::Items(id, items, bytes) => {
+            DispatchEvent::Items(id, items, bytes) => {
                 self.core.received(id, bytes, now);
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
                 self.flow.arrived(id, items, credit);
                 return;
             }
-            Event::Room(id) => {
+            DispatchEvent::Room(id) => {
                 let full = self.flow.room(id);
                 self.overflow(id, full, now);
             }
-            Event::Admit(request, reply) => {
+            DispatchEvent::Admit(request, reply) => {
                 let verdict = self.admit(*request, now);
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
                 // Who is replaced leaves before the newcomer is told.
@@ -153,18 +153,18 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     }
                 }
             }
-            Event::Started(id, Ok(threads)) => {
+            DispatchEvent::Started(id, Ok(threads)) => {
                 if self.lives.started(id, threads) {
                     self.numbers.give(id);
                 }
             }
-            Event::Started(id, Err(e)) => {
+            DispatchEvent::Started(id, Err(e)) => {
                 if self.lives.is_open(id) {
                     self.core.ended(id, EndReason::Io(e), now, &mut self.actions);
                 }
                 self.never_started(id);
             }
-            Event::Ended(id, reason) => {
+            DispatchEvent::Ended(id, reason) => {
                 if self.lives.is_open(id) {
                     self.flow.ended(id, reason);
                 }
@@ -172,7 +172,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
             // What the peer sent before its end may still wait for turns; then
             // the connection goes when they have come to that end.
-            Event::Finished(id) => {
+            DispatchEvent::Finished(id) => {
                 if !self.flow.has_end(id) {
                     self.end_of(id, EndReason::Local, now);
                 }
@@ -180,11 +180,11 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     self.numbers.give(id);
                 }
             }
-            Event::Call(call) => {
+            DispatchEvent::Call(call) => {
                 call(&mut self.core, now, &mut self.actions);
             }
-            Event::Stop => self.stop(now),
-            Event::Exit => self.exiting = true,
+            DispatchEvent::Stop => self.stop(now),
+            DispatchEvent::Exit => self.exiting = true,
         }
         self.perform(None, now);
     }

@@ -189,13 +189,13 @@ impl World {
         self.start + Duration::from_millis(millis)
     }
 
-    fn handle(&mut self, event: Event<Script, Fake>) {
+    fn handle(&mut self, event: DispatchEvent<Script, Fake>) {
         self.runner.handle(event, self.start);
     }
 
     fn admit(&mut self, name: &str) -> Peer {
         let (reply, verdict) = crossbeam_channel::bounded(1);
-        self.handle(Event::Admit(Box::new(name.into()), reply));
+        self.handle(DispatchEvent::Admit(Box::new(name.into()), reply));
         let admitted = verdict.try_recv().unwrap().unwrap();
         let wire = Wire::default();
         wire.open(&admitted.outbox);
@@ -210,13 +210,16 @@ impl World {
 
     fn run(&mut self, name: &str) -> Peer {
         let peer = self.admit(name);
-        self.handle(Event::Started(peer.id, Ok(Fake(Arc::clone(&peer.threads)))));
+        self.handle(DispatchEvent::Started(
+            peer.id,
+            Ok(Fake(Arc::clone(&peer.threads))),
+        ));
         peer
     }
 
     fn read(&mut self, peer: &Peer, items: Vec<Step>) {
         peer.credit.spend(Credit::memory_of::<Step>(items.len(), 10));
-        self.handle(Event::Items(peer.id, items, 10));
+        self.handle(DispatchEvent::Items(peer.id, items, 10));
     }
 
     /// A turn that takes no time.
@@ -226,7 +229,7 @@ impl World {
     }
 
     fn call(&mut self, actions: Vec<Action>) {
-        self.handle(Event::Call(Box::new(|_, _, done| *done = actions)));
+        self.handle(DispatchEvent::Call(Box::new(|_, _, done| *done = actions)));
     }
 
     /// What was due at a time is done.
@@ -280,7 +283,7 @@ fn who_is_replaced_leaves_before_the_newcomer_is_told() {
         assert!(closed.is_closed());
     })
     .unwrap();
-    world.handle(Event::Admit(Box::new("new".into()), reply));
+    world.handle(DispatchEvent::Admit(Box::new("new".into()), reply));
     newcomer.join().unwrap();
     assert_eq!(
         world.log(),
@@ -293,9 +296,9 @@ fn who_is_refused_leaves_no_trace() {
     let mut world = World::new(Script::default());
     world.runner.core_mut().refuses = true;
     let (reply, verdict) = crossbeam_channel::bounded(1);
-    world.handle(Event::Admit(Box::new("x".into()), reply));
+    world.handle(DispatchEvent::Admit(Box::new("x".into()), reply));
     assert_eq!(verdict.try_recv().unwrap().err(), Some("refused"));
-    world.handle(Event::Exit);
+    world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
     world.runner.core_mut().refuses = false;
     let next = world.admit("y");
@@ -307,9 +310,9 @@ fn a_newcomer_that_went_before_its_verdict_is_gone() {
     let mut world = World::new(Script::default());
     let (reply, verdict) = crossbeam_channel::bounded(1);
     drop(verdict);
-    world.handle(Event::Admit(Box::new("x".into()), reply));
+    world.handle(DispatchEvent::Admit(Box::new("x".into()), reply));
     assert_eq!(world.log(), ["x after 0", "x: not told"]);
-    world.handle(Event::Exit);
+    world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
     assert_eq!(world.admit("y").id.0 % (1 << 24), 0, "its slot is free again");
 }
@@ -321,10 +324,13 @@ fn threads_that_cannot_be_started_end_the_connection() {
     world.call(vec![ending.end(false)]);
     world.log();
     for peer in [&open, &ending] {
-        world.handle(Event::Started(peer.id, Err(io::Error::other("no threads"))));
+        world.handle(DispatchEvent::Started(
+            peer.id,
+            Err(io::Error::other("no threads")),
+        ));
     }
     assert_eq!(world.log(), ["open: no threads"]);
-    world.handle(Event::Exit);
+    world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
     assert_eq!(world.runner.next_deadline(), None, "and nothing is to be cut off");
 }
@@ -336,7 +342,7 @@ fn a_connection_counts_until_its_threads_are_joined() {
     world.call(vec![peer.end(false)]);
     assert!(peer.outbox.is_closed());
     world.admit("b");
-    world.handle(Event::Finished(peer.id));
+    world.handle(DispatchEvent::Finished(peer.id));
     assert_eq!(peer.threads(), ["join"]);
     world.admit("c");
     let log = world.log();
@@ -347,10 +353,13 @@ fn a_connection_counts_until_its_threads_are_joined() {
 fn threads_that_finish_before_they_were_reported_are_joined_then() {
     let mut world = World::new(Script::default());
     let peer = world.admit("a");
-    world.handle(Event::Finished(peer.id));
-    world.handle(Event::Exit);
+    world.handle(DispatchEvent::Finished(peer.id));
+    world.handle(DispatchEvent::Exit);
     assert!(!world.runner.is_over());
-    world.handle(Event::Started(peer.id, Ok(Fake(Arc::clone(&peer.threads)))));
+    world.handle(DispatchEvent::Started(
+        peer.id,
+        Ok(Fake(Arc::clone(&peer.threads))),
+    ));
     assert_eq!(peer.threads(), ["join"]);
     assert!(world.runner.is_over());
     assert_eq!(world.log(), ["a after 0", "a: told", "a: closed by this side"]);
@@ -362,7 +371,10 @@ fn threads_that_start_after_an_end_are_cut_off_where_it_was_to_be_at_once() {
     let [gently, at_once] = [world.admit("a"), world.admit("b")];
     world.call(vec![gently.end(false), at_once.end(true)]);
     for peer in [&gently, &at_once] {
-        world.handle(Event::Started(peer.id, Ok(Fake(Arc::clone(&peer.threads)))));
+        world.handle(DispatchEvent::Started(
+            peer.id,
+            Ok(Fake(Arc::clone(&peer.threads))),
+        ));
     }
     assert_eq!((gently.threads(), at_once.threads()), (vec![], vec!["abort"]));
 }
@@ -382,14 +394,14 @@ fn an_end_has_its_turn_after_what_came_before_it() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.read(&peer, vec![Step::Note("item")]);
-    world.handle(Event::Ended(peer.id, EndReason::PeerClosed));
+    world.handle(DispatchEvent::Ended(peer.id, EndReason::PeerClosed));
     world.log();
     assert!(!world.runner.is_idle());
     world.turn();
     assert_eq!(world.log(), ["a: item", "a: the peer closed the connection"]);
     assert!(peer.outbox.is_closed());
     assert!(world.runner.is_idle());
-    world.handle(Event::Ended(peer.id, EndReason::PeerClosed));
+    world.handle(DispatchEvent::Ended(peer.id, EndReason::PeerClosed));
     assert!(world.runner.is_idle(), "it has ended already");
 }
 
@@ -398,9 +410,9 @@ fn what_came_before_an_end_is_dealt_with_although_the_threads_have_finished() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.read(&peer, vec![Step::Note("item"), Step::Note("item")]);
-    world.handle(Event::Ended(peer.id, EndReason::Truncated));
+    world.handle(DispatchEvent::Ended(peer.id, EndReason::Truncated));
     world.log();
-    world.handle(Event::Finished(peer.id));
+    world.handle(DispatchEvent::Finished(peer.id));
     assert_eq!((world.log(), peer.threads()), (vec![], vec![]));
     while !world.runner.is_idle() {
         world.turn();
@@ -426,7 +438,7 @@ fn who_takes_its_time_to_part_is_cut_off_each_when_its_own_is_over() {
     world.tick(5000);
     assert_eq!((a.threads(), b.threads()), (vec!["abort"], vec![]));
     assert_eq!(world.runner.next_deadline(), Some(world.at(6000)));
-    world.handle(Event::Finished(b.id));
+    world.handle(DispatchEvent::Finished(b.id));
     assert_eq!(world.runner.next_deadline(), None, "it is gone");
 }
 
@@ -436,9 +448,9 @@ fn a_stop_is_told_once_and_cuts_off_who_is_left_when_grace_is_over() {
     let [a, b] = [world.run("a"), world.admit("b")];
     world.runner.core_mut().at_stop = vec![a.end(false), Action::Stop];
     world.log();
-    world.handle(Event::Stop);
+    world.handle(DispatchEvent::Stop);
     world.start += Duration::from_secs(1);
-    world.handle(Event::Stop);
+    world.handle(DispatchEvent::Stop);
     world.start -= Duration::from_secs(1);
     assert_eq!(world.log(), ["stop"]);
     assert_eq!(world.runner.next_deadline(), Some(world.at(3000)));
@@ -446,16 +458,16 @@ fn a_stop_is_told_once_and_cuts_off_who_is_left_when_grace_is_over() {
     assert_eq!(a.threads(), NOTHING);
     world.tick(3000);
     assert_eq!(a.threads(), ["abort"]);
-    world.handle(Event::Started(b.id, Ok(Fake(Arc::clone(&b.threads)))));
+    world.handle(DispatchEvent::Started(b.id, Ok(Fake(Arc::clone(&b.threads)))));
     assert_eq!(b.threads(), ["abort"], "also who has not begun");
     world.tick(3001);
     assert_eq!(a.threads(), NOTHING, "once");
-    world.handle(Event::Stop);
-    world.handle(Event::Exit);
+    world.handle(DispatchEvent::Stop);
+    world.handle(DispatchEvent::Exit);
     assert!(!world.runner.is_over());
     world.log();
     for peer in [&a, &b] {
-        world.handle(Event::Finished(peer.id));
+        world.handle(DispatchEvent::Finished(peer.id));
     }
     assert!(world.runner.is_over());
     assert_eq!(world.log(), ["b: closed by this side"]);
@@ -585,7 +597,7 @@ fn what_a_turn_leads_to_waits_and_what_a_call_leads_to_does_not() {
         "three fit, one of four waits in the line"
     );
     while Wire::write(&b.outbox) {
-        world.handle(Event::Room(b.id));
+        world.handle(DispatchEvent::Room(b.id));
     }
     world.turn();
     assert_eq!(world.log(), ["a: next"]);
@@ -631,20 +643,20 @@ fn what_settling_brings_is_done_as_well() {
 
 #[test]
 fn whoever_drops_an_admission_says_so() {
-    let (events, queue) = events::channel::<Event<Script, Fake>>(2);
+    let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
     let mut world = World::new(Script::default());
     let [a, b] = [world.admit("a"), world.admit("b")];
     drop(Admission::new(a.id, events.clone()));
     let mut admission = Admission::new(b.id, events);
     admission.started(Ok(Fake(Arc::clone(&b.threads))));
     drop(admission);
-    assert!(matches!(queue.try_next(), Some(Event::Started(id, Err(_))) if id == a.id));
-    assert!(matches!(queue.try_next(), Some(Event::Started(id, Ok(_))) if id == b.id));
+    assert!(matches!(queue.try_next(), Some(DispatchEvent::Started(id, Err(_))) if id == a.id));
+    assert!(matches!(queue.try_next(), Some(DispatchEvent::Started(id, Ok(_))) if id == b.id));
 }
 
 #[test]
 fn the_thread_runs_until_it_may_exit_and_everybody_has_gone() {
-    let (events, queue) = events::channel::<Event<Script, Fake>>(2);
+    let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     let (runner, threads) = (world.runner, Arc::clone(&peer.threads));
@@ -654,10 +666,12 @@ fn the_thread_runs_until_it_may_exit_and_everybody_has_gone() {
         assert!(is_dispatcher());
     })
     .unwrap();
-    events.send(Event::Exit).unwrap();
-    events.send(Event::Ended(peer.id, EndReason::PeerClosed)).unwrap();
+    events.send(DispatchEvent::Exit).unwrap();
+    events
+        .send(DispatchEvent::Ended(peer.id, EndReason::PeerClosed))
+        .unwrap();
     assert!(peer.outbox.wait_until_closed(Duration::from_secs(60)));
-    events.send(Event::Finished(peer.id)).unwrap();
+    events.send(DispatchEvent::Finished(peer.id)).unwrap();
     thread.join().unwrap();
     assert_eq!(*threads.lock().unwrap(), ["join"]);
 }

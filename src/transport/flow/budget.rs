@@ -46,7 +46,6 @@ impl Budget {
     }
 
     /// What is taken now, in bytes.
-    #[cfg(test)]
     pub(crate) fn used(&self) -> u64 {
         // Only a figure is read and nothing else depends on it, here and below.
         self.0

@@ -39,9 +39,9 @@
 //! Connections with input take turns. A turn is as many frames as the core can
 //! deal with in about a millisecond, as measured in the turns before: so a
 //! connection whose frames are expensive delays others no longer than one whose
-//! frames are cheap. Connections that were quiet take turns alternately with
-//! those that have a backlog, so that a lone frame passes a thousand busy
-//! senders.
+//! frames are cheap. The next turn is of who has had least of the dispatcher
+//! (start-time fair queueing, with some credit for those that were quiet): so one
+//! that sends less than its fair part passes a thousand busy ones.
 //!
 //! | bound | how much | when full |
 //! |---|---|---|
@@ -58,7 +58,8 @@ mod credit;
 mod tests;
 mod unfinished;
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -86,6 +87,11 @@ const ANSWERS: u64 = 1 << 20;
 /// How long a turn is meant to take. Ten connections with a backlog of the
 /// most expensive frames delay an eleventh by ten of these.
 const TURN: Duration = Duration::from_millis(1);
+/// How much less of the dispatcher than the others a connection may have had
+/// and catch up with, in the units of [`Way::had`]: one that sends less than its
+/// fair part is always first with what it sends now and then, and one that was
+/// quiet for long and sends much keeps the others waiting for a millisecond.
+const BEHIND: u64 = 1 << 20;
 /// The frames of a connection's first turn.
 const FIRST_TURN: u32 = 256;
 /// The most frames of a turn: a batch of frames without payload.
@@ -117,12 +123,10 @@ pub(crate) struct Flow<I> {
     ways: Table<Way<I>>,
     budget: Budget,
     patience: Duration,
-    /// Connections with input that were quiet before.
-    fresh: VecDeque<ConnectionId>,
-    /// Connections that have had a turn and have input left.
-    backlog: VecDeque<ConnectionId>,
-    /// The next turn is of the backlog.
-    backlog_next: bool,
+    /// Connections with input, and how much of the dispatcher each has had.
+    turns: BinaryHeap<Reverse<(u64, ConnectionId)>>,
+    /// How much the one had had whose turn was last.
+    served: u64,
     /// Receivers that others wait for.
     awaited: Vec<ConnectionId>,
 }
@@ -133,8 +137,12 @@ struct Way<I> {
     credit: Arc<Credit>,
     input: VecDeque<Batch<I>>,
     end: Option<EndReason>,
-    /// In one of the lists of who takes turns.
+    /// In the list of who takes turns.
     listed: bool,
+    /// How much of the dispatcher it has had: nanoseconds, bytes and frames,
+    /// each of which counts one. A byte takes about a nanosecond to receive
+    /// and send.
+    had: u64,
     /// How many frames its next turn has.
     turn: u32,
     /// In the lines of how many receivers it stands.
@@ -180,6 +188,14 @@ impl<I> Way<I> {
         self.limit.min(budget.share())
     }
 
+    /// The first batch is dealt with.
+    fn finish_batch(&mut self) {
+        if let Some(batch) = self.input.pop_front() {
+            self.credit.grant(batch.bytes);
+            self.had += batch.bytes;
+        }
+    }
+
     fn has_input(&self) -> bool {
         !self.input.is_empty() || self.end.is_some()
     }
@@ -191,9 +207,8 @@ impl<I> Flow<I> {
             ways: Table::default(),
             budget,
             patience,
-            fresh: VecDeque::new(),
-            backlog: VecDeque::new(),
-            backlog_next: false,
+            turns: BinaryHeap::new(),
+            served: 0,
             awaited: Vec::new(),
         }
     }
@@ -205,6 +220,7 @@ impl<I> Flow<I> {
             input: VecDeque::new(),
             end: None,
             listed: false,
+            had: 0,
             turn: FIRST_TURN,
             owed: 0,
             outbox,
@@ -259,31 +275,28 @@ impl<I> Flow<I> {
         }
     }
 
-    /// Puts a connection that may take a turn into a list, once.
+    /// Puts a connection that may take a turn into the list, once. However
+    /// long it was quiet, it is not far behind the others.
     fn list(&mut self, id: ConnectionId) {
         let Some(way) = self.ways.get_mut(id) else { return };
         if way.owed == 0 && way.has_input() && !std::mem::replace(&mut way.listed, true) {
-            self.fresh.push_back(id);
+            way.had = way.had.max(self.served.saturating_sub(BEHIND));
+            self.turns.push(Reverse((way.had, id)));
         }
     }
 
-    /// Whether somebody can take a turn.
+    /// Whether nobody can take a turn.
     pub(crate) fn is_idle(&self) -> bool {
-        self.fresh.is_empty() && self.backlog.is_empty()
+        self.turns.is_empty()
     }
 
     /// Who takes the next turn, and of how many frames.
     pub(crate) fn next_turn(&mut self) -> Option<(ConnectionId, u32)> {
         loop {
-            let (first, second) = if self.backlog_next {
-                (&mut self.backlog, &mut self.fresh)
-            } else {
-                (&mut self.fresh, &mut self.backlog)
-            };
-            let id = first.pop_front().or_else(|| second.pop_front())?;
+            let Reverse((had, id)) = self.turns.pop()?;
             // It may have gone meanwhile.
             if let Some(way) = self.ways.get(id) {
-                self.backlog_next = !self.backlog_next;
+                self.served = had;
                 return Some((id, way.turn));
             }
         }
@@ -300,8 +313,7 @@ impl<I> Flow<I> {
             if let Some(item) = batch.items.pop_front() {
                 return Some(Input::Item(item));
             }
-            way.credit.grant(batch.bytes);
-            way.input.pop_front();
+            way.finish_batch();
         }
         way.end.take().map(Input::End)
     }
@@ -340,17 +352,13 @@ impl<I> Flow<I> {
         }
         // What is left of a batch that was dealt with is nothing: its credit
         // goes back now, not with the next turn.
-        while let Some(batch) = way.input.front()
-            && batch.items.is_empty()
-        {
-            way.credit.grant(batch.bytes);
-            way.input.pop_front();
+        while way.input.front().is_some_and(|batch| batch.items.is_empty()) {
+            way.finish_batch();
         }
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        way.had = way.had.saturating_add(took).saturating_add(frames.into());
         way.listed = false;
-        if way.owed == 0 && way.has_input() {
-            way.listed = true;
-            self.backlog.push_back(id);
-        }
+        self.list(id);
     }
 
     /// Hands an item to a receiver, or puts it into its line where `sender`,
@@ -496,10 +504,7 @@ impl<I> Flow<I> {
             way.owed -= 1;
             if way.owed == 0 {
                 way.credit.hold(false);
-                // It was busy, so it joins those with a backlog.
-                if way.has_input() && !std::mem::replace(&mut way.listed, true) {
-                    self.backlog.push_back(sender);
-                }
+                self.list(sender);
             }
         }
     }
@@ -553,6 +558,17 @@ impl<I> Flow<I> {
     /// How many connections take part.
     pub(crate) fn len(&self) -> usize {
         self.ways.len()
+    }
+
+    /// A connection that stands in another number of lines than it believes: it
+    /// would wait for ever, or overtake itself.
+    pub(crate) fn miscounted(&self) -> Option<ConnectionId> {
+        let stands = |id| {
+            let lines = self.ways.iter().flat_map(|(_, way)| &way.line);
+            lines.filter(|waiting| waiting.sender == id).count()
+        };
+        let mut ways = self.ways.iter();
+        ways.find_map(|(id, way)| (way.owed != stands(id)).then_some(id))
     }
 
     /// How many senders wait for a receiver, itself included.

@@ -519,42 +519,75 @@ fn who_leaves_or_is_free_takes_no_other_receivers_deadline_along() {
 }
 
 #[test]
-fn the_quiet_and_the_busy_take_turns_alternately() {
+fn who_has_had_least_takes_the_next_turn() {
     let mut net = Net::new(1 << 40);
-    let busy = [net.peer(1), net.peer(1)];
-    for peer in &busy {
+    let [one, other, quiet] = [net.peer(1), net.peer(1), net.peer(1)];
+    for peer in [&one, &other] {
         net.read(peer, &["1", "2", "3"]);
     }
-    let first = [net.turn(), net.turn()];
-    for peer in &busy {
-        net.flow.end_turn(peer.id, 1, TURN);
+    let mut turns = |reads: bool| {
+        if reads {
+            net.read(&quiet, &["1"]);
+        }
+        let id = net.turn().unwrap();
+        net.flow.take(id);
+        let took = if id == quiet.id { TURN / 10 } else { TURN };
+        net.flow.end_turn(id, 1, took);
+        id
+    };
+    let order: Vec<_> = (0..8).map(|n| turns(n >= 2)).collect();
+    let [a, b, q] = [one.id, other.id, quiet.id];
+    // Its turns are short, so it has ten for each of theirs.
+    assert_eq!(order, [a, b, q, q, q, q, q, q]);
+}
+
+#[test]
+fn who_was_quiet_catches_up_with_little() {
+    let mut net = Net::new(1 << 40);
+    let [busy, late] = [net.peer(1), net.peer(1)];
+    let turns = |net: &mut Net, count| {
+        let turn = |_| {
+            let id = net.turn().unwrap();
+            net.flow.take(id);
+            net.flow.end_turn(id, 1, TURN);
+            id
+        };
+        (0..count).map(turn).collect::<Vec<_>>()
+    };
+    net.read(&busy, &["x"; 100]);
+    turns(&mut net, 50);
+    net.read(&late, &["x"; 100]);
+    let [a, b] = [busy.id, late.id];
+    assert!((1..2).contains(&(u128::from(BEHIND) / TURN.as_nanos())));
+    assert_eq!(turns(&mut net, 8), [b, b, b, a, b, a, b, a]);
+}
+
+#[test]
+fn bytes_and_frames_count_as_time_does() {
+    let mut net = Net::new(1 << 40);
+    let [long, many, short] = [net.peer(1), net.peer(1), net.peer(1)];
+    for (peer, bytes, frames) in [(&long, 5000, 1), (&many, 100, 7000), (&short, 4000, 1)] {
+        peer.credit.spend(bytes);
+        net.flow.arrived(peer.id, vec!["1"], bytes);
+        assert_eq!(net.turn(), Some(peer.id));
+        net.flow.take(peer.id);
+        net.flow.end_turn(peer.id, frames, Duration::ZERO);
     }
-    assert_eq!(first, [Some(busy[0].id), Some(busy[1].id)]);
-    let quiet = [net.peer(1), net.peer(1), net.peer(1)];
-    for peer in &quiet {
-        net.read(peer, &["1"]);
+    for peer in [&many, &long, &short] {
+        net.read(peer, &["2"]);
     }
-    let order: Vec<_> = std::iter::from_fn(|| net.turn()).collect();
-    let [a, b] = busy.map(|peer| peer.id);
-    let [c, d, e] = quiet.map(|peer| peer.id);
-    assert_eq!(order, [c, a, d, b, e]);
+    let order = [net.turn(), net.turn(), net.turn()];
+    assert_eq!(order, [&short, &long, &many].map(|peer| Some(peer.id)));
 }
 
 #[test]
 fn who_has_gone_takes_nobodys_turn() {
     let mut net = Net::new(1 << 40);
-    let [gone, fresh, busy] = [net.peer(1), net.peer(1), net.peer(1)];
-    net.read(&busy, &["1", "2"]);
-    net.turn();
-    net.flow.end_turn(busy.id, 1, TURN);
-    // The backlog is next; its only one takes it, then the quiet ones do.
-    assert_eq!(net.turn(), Some(busy.id));
-    net.flow.end_turn(busy.id, 1, TURN);
+    let [gone, stays] = [net.peer(1), net.peer(1)];
     net.read(&gone, &["1"]);
-    net.read(&fresh, &["1"]);
+    net.read(&stays, &["1"]);
     assert_eq!(net.flow.remove(gone.id), ["1"]);
-    assert_eq!(net.turn(), Some(fresh.id));
-    assert_eq!(net.turn(), Some(busy.id));
+    assert_eq!(net.turn(), Some(stays.id));
     assert_eq!(net.turn(), None);
 }
 

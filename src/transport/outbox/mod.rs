@@ -104,10 +104,10 @@ const BATCH_ITEMS: usize = 2048;
 /// thread; what one thread pushes keeps its order.
 #[derive(Clone)]
 pub struct Outbox {
-    shared: Arc<Shared>,
+    shared: Arc<OutboxState>,
 }
 
-struct Shared {
+struct OutboxState {
     ledger: Mutex<Ledger>,
     /// Rung for the ledger's sleepers.
     changed: Condvar,
@@ -155,7 +155,7 @@ impl Outbox {
     pub(crate) fn within(limits: Limits, budget: Budget) -> Self {
         let (entrance, exit) = crossbeam_channel::unbounded();
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(OutboxState {
                 ledger: Mutex::new(Ledger::new(limits)),
                 changed: Condvar::new(),
                 entrance,
@@ -617,7 +617,7 @@ impl Outbox {
     }
 }
 
-impl Drop for Shared {
+impl Drop for OutboxState {
     /// A way out that never had threads may still hold something.
     fn drop(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -644,6 +644,11 @@ impl Gauge {
     /// Frames that were dropped for lack of room.
     pub(crate) fn dropped(&self) -> u64 {
         self.0.ledger().dropped()
+    }
+
+    /// Frames that nobody will send any more. Final once the threads are joined.
+    pub(crate) fn lost(&self) -> u64 {
+        self.0.lost()
     }
 
     /// An item that there was no room for is dropped.

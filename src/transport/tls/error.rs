@@ -30,7 +30,7 @@ impl fmt::Display for TlsError {
                 f.write_str("the connection ended during the TLS handshake")
             }
             Self::Io(e) => write!(f, "{e}"),
-            // rustls shows only how such a fault is written in Rust.
+            // For an error of our own verifier rustls prints its Debug form.
             Self::Tls(rustls::Error::InvalidCertificate(CertificateError::Other(fault))) => {
                 write!(f, "TLS: {fault}")
             }

@@ -46,7 +46,8 @@ pub(super) fn handshake(
     if agreed.resumed
         && let Err(e) = recheck(&agreed.peer)
     {
-        // The handshake is over, and no alert of it left: the end is told.
+        // For rustls the handshake has succeeded, so it makes no alert: all
+        // that the peer can be told is that the session ends.
         let _ = transmit.finish();
         return Err(TlsError::Tls(e));
     }
@@ -83,7 +84,8 @@ pub(super) fn agree(
     stream.set_write_timeout(Some(left_until(deadline)?))?;
     loop {
         let opened = incoming.open(opener, inbox);
-        // Before an error is told: what is left then is the alert.
+        // Sent even where opening failed: then this is the alert that tells
+        // the peer why.
         write_all(stream, &sealer.take_pending()?)?;
         opened?;
         if let Some(agreed) = opener.agreed()? {

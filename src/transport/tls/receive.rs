@@ -56,8 +56,9 @@ impl Incoming {
             buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        // A full buffer without one complete record cannot be: a record is
-        // at most a fifth of it, and longer ones are refused at their header.
+        // There is always room: what is left in the buffer is less than one
+        // record, a record is at most a fifth of the buffer, and a longer one
+        // is refused at its header.
         let room = &mut buffer[self.end..];
         let n = if ready {
             stream.try_read(room)?
@@ -97,8 +98,8 @@ impl fmt::Debug for TlsReceive {
 }
 
 impl TlsReceive {
-    /// Opens what is there. Not part of its caller, whose frame an idle reader
-    /// keeps.
+    /// Opens what is there. Not inlined: an idle reader sleeps in the caller,
+    /// and would keep the stack that opening takes.
     #[inline(never)]
     fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         self.incoming.open(&mut self.opener, inbox)?;
@@ -109,7 +110,8 @@ impl TlsReceive {
 impl Receive for TlsReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let before = inbox.bytes.len();
-        // The handshake may have read further than its own end.
+        // The last read of the handshake may have brought records that follow
+        // it; nothing more may come, so they are opened before any wait.
         let first = if self.incoming.is_empty() {
             self.opener.noted()?
         } else {
@@ -163,7 +165,8 @@ mod tests {
             peer: _peer,
             ..
         } = ends();
-        // As the refusal of a renegotiation in TLS 1.2 leaves it.
+        // An alert that waits for the writer, as rustls makes it when it
+        // refuses to renegotiate in TLS 1.2.
         opener.hold().pending = vec![0; 31];
         let mut receive = TlsReceive {
             stream: Arc::clone(&stream),

@@ -89,8 +89,8 @@ impl Sealer {
         let mut session = lock(&self.0)?;
         let sealed = session.send(&mut Task::CloseNotify(&mut out));
         let mut last = session.take_pending();
-        // A connection that cannot say so has failed, and its end is told by
-        // what is pending and by the end of the stream.
+        // After an error rustls makes no close_notify. The alert that is
+        // pending and the end of the stream tell the peer instead.
         if let Ok(Some(len)) = sealed {
             last.extend_from_slice(&out[..len]);
         }
@@ -274,8 +274,9 @@ enum Step {
 impl Session {
     fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
         match self.send(&mut Task::Seal { data, out }).map_err(invalid)? {
-            // Taken under the same lock: what the receiving half adds later
-            // has a later place in the order of records.
+            // Taken under the same lock as the sealing: TLS numbers records,
+            // and whatever the receiving half adds later has a higher number,
+            // so it has to be sent later.
             Some(len) => Ok(Sealed {
                 len,
                 before: self.take_pending(),
@@ -315,9 +316,9 @@ impl Session {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, closed, task)
             }
         };
-        // Where rustls has nothing to do and leaves a whole record, that
-        // record holds the part. (After the peer's close_notify it leaves
-        // records because it does not look at them any more.)
+        // rustls leaves a whole record untaken in two cases: it ends with a part
+        // of a handshake message, or it comes after the peer's close_notify and
+        // is not looked at any more. Only the first is noted.
         let idle = matches!(result, Ok(Step::Idle));
         self.part = idle && !self.peer_closed && begins_with_record(&incoming[done..]);
         (done, result)
@@ -348,7 +349,8 @@ impl Session {
 fn is_alert(record: &[u8]) -> bool {
     const ALERT: u8 = 21;
     const HIDDEN: u8 = 23;
-    // The header; the level, the description and the kind; the tag.
+    // 5 bytes of header, 3 of level, description and hidden kind, and 16 of
+    // authentication tag.
     const HIDDEN_LEN: usize = 5 + 3 + 16;
     match record.first() {
         Some(&ALERT) => true,
@@ -400,7 +402,7 @@ fn advance<D>(
                 Ok(_) | Err(EncodeError::AlreadyEncoded) => 0,
             };
             pending.resize(at + needed, 0);
-            // It has just said that so many bytes are enough.
+            // This cannot fail: rustls has just said how many bytes it needs.
             let written = data.encode(&mut pending[at..]).unwrap_or(0);
             pending.truncate(at + written);
             Ok(Step::Again)

@@ -17,7 +17,8 @@ pub(super) struct TlsTransmit {
     /// In two: its front is staging, where short parts become one record; the
     /// rest is for sealed records that wait for the socket.
     buffer: Option<Box<[u8]>>,
-    /// Ciphertext of what was begun.
+    /// Ciphertext of an item sent past the writer, and of what goes before it,
+    /// that the system has not taken yet. It is sent before anything else.
     rest: Vec<u8>,
 }
 
@@ -89,8 +90,9 @@ impl TlsTransmit {
     fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> Tried {
         let (staging, out) = buffer.split_at_mut(AT_ONCE);
         let data = in_one_piece(item, staging);
-        // The other half has the connection while it opens a record. A fault
-        // is left to the writer, who meets it again.
+        // Nothing is sealed while the receiving half holds the lock to open a
+        // record, nor after an error. The writer then sends the item instead,
+        // and meets the error again.
         let Ok(Some(Sealed { len, before })) = self.sealer.try_seal(data, out) else {
             return Tried::Not;
         };
@@ -262,7 +264,7 @@ mod tests {
             peer.receive.receive(&mut peer.inbox).unwrap();
         }
 
-        // What does not fit waits, and goes before what comes later.
+        // What the stream did not take is sent before what comes later.
         let mut sent = 0;
         while transmit.try_transmit(&item(30_000)) == Tried::Sent {
             sent += 30_000;

@@ -129,7 +129,8 @@ impl ServerCertVerifier for OfServers {
         };
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Ok(_) => {}
-            // The name is the last thing that is looked at.
+            // The name is checked last, so with this error everything else
+            // about the chain was found to be right.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.any_name => {}

@@ -2,7 +2,7 @@
 
 use clap::value_parser;
 use serde_json::{Value, json};
-use ssntp::client::{Client, Event};
+use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::timestamp;
 use ssntp::proto::{Frame, Trace};
 
@@ -35,8 +35,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut left = args.count;
     while left != Some(0) {
         let frame = match wait(&client, &stop, None)? {
-            Waited::Event(Event::Frame(frame)) => frame,
-            Waited::Event(Event::Connected(server)) => {
+            Waited::Event(ClientEvent::Frame(frame)) => frame,
+            Waited::Event(ClientEvent::Connected(server)) => {
                 note(format_args!(
                     "connected to {} ({}) at {}",
                     server.uuid(),
@@ -45,7 +45,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
                 ));
                 continue;
             }
-            Waited::Event(Event::Disconnected { reason, .. }) => {
+            Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
                 note(format_args!("disconnected: {reason}"));
                 continue;
             }

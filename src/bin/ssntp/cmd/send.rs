@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
-use ssntp::client::{Client, Event, SendFault};
+use ssntp::client::{Client, ClientEvent, SendFault};
 use ssntp::proto::{Frame, FrameKind, FrameType, Trace, may_be_sent};
 
 use crate::connection::{Connection, Waited, wait};
@@ -114,9 +114,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Fails where an event is an error frame.
-fn refused(event: Event) -> Result<(), Failure> {
+fn refused(event: ClientEvent) -> Result<(), Failure> {
     match event {
-        Event::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
+        ClientEvent::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
             let text = String::from_utf8_lossy(frame.payload_bytes())
                 .trim()
                 .replace('\n', ", ");

@@ -46,7 +46,7 @@ fn known(world: &World) -> Vec<String> {
 fn changed(world: &mut World) -> Vec<(String, ChangeKind)> {
     let events = std::mem::take(&mut world.events);
     let changes = events.into_iter().filter_map(|event| match event {
-        Event::Changed { objects, .. } => Some(objects),
+        ElementEvent::Changed { objects, .. } => Some(objects),
         _ => None,
     });
     changes
@@ -78,7 +78,7 @@ fn a_resolve_is_sent_once_and_its_result_is_told() {
     );
     assert_eq!(
         world.events[0],
-        Event::Resolved {
+        ElementEvent::Resolved {
             what: Subject::Policy,
             subject: "class".into(),
             target: uri("/a/").into(),
@@ -136,8 +136,10 @@ fn no_answer_and_an_error_are_repeated_alike_with_the_same_number() {
     let first = world.heard(server);
     let error = json!({"code": "ERROR", "message": "not now"});
     world.say(server, &json!({"id": first[0]["id"], "error": error}));
-    assert!(matches!(&world.events[0], Event::Refused { error, about, .. }
-        if error.code == ErrorCode::ERROR && about == "class /a/"));
+    assert!(
+        matches!(&world.events[0], ElementEvent::Refused { error, about, .. }
+        if error.code == ErrorCode::ERROR && about == "class /a/")
+    );
     world.pass(8.9);
     assert_eq!(world.heard(server), NOTHING);
     world.pass(2.2);

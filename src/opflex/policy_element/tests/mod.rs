@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use serde_json::{Value, json};
 
-use super::{Action, ElementCore, Event, Settings};
+use super::{Action, ElementCore, ElementEvent, Settings};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::Uri;
 use crate::opflex::peer::{CloseReason, ConnectionId};
@@ -26,7 +26,7 @@ struct World {
     dialled: BTreeMap<ConnectionId, String>,
     sent: HashMap<ConnectionId, Vec<Value>>,
     closed: HashMap<ConnectionId, CloseReason>,
-    events: Vec<Event>,
+    events: Vec<ElementEvent>,
 }
 
 impl World {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::proto::{ErrorCode, Event as EventKind, FrameKind, FrameType, Header, Status, Trace};
+use crate::proto::{ErrorCode, Event, FrameKind, FrameType, Header, Status, Trace};
 use crate::transport::Limits;
 
 #[test]
@@ -171,7 +171,7 @@ fn a_slow_application_holds_the_server_back_and_gets_everything() {
     let mut received = 0;
     for event in client.iter() {
         match event {
-            Event::Frame(frame) => {
+            ClientEvent::Frame(frame) => {
                 assert_eq!(frame.payload_bytes()[..4], u32::to_be_bytes(received));
                 received += 1;
             }
@@ -222,7 +222,7 @@ fn traces_are_stamped_where_the_session_agreed_on_them() {
     client.send(stats(2)).unwrap();
     assert_eq!(peer.recv().trace(), None);
 
-    let mut broken = Header::new(EventKind::TENANT_ADDED.into(), 1);
+    let mut broken = Header::new(Event::TENANT_ADDED.into(), 1);
     broken.major |= crate::proto::TRACE_FLAG;
     let mut bytes = broken.encode().to_vec();
     bytes.extend(b"\0\0\0\x02\x09\x09x");

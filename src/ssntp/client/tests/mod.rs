@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use self::server::*;
-use super::handle::Shared;
+use super::handle::ClientState;
 use super::*;
 use crate::proto::{Command, Frame};
 
@@ -31,27 +31,27 @@ fn number(frame: &Frame) -> u32 {
     u32::from_be_bytes(frame.payload_bytes()[..].try_into().unwrap())
 }
 
-fn next(client: &Client) -> Event {
+fn next(client: &Client) -> ClientEvent {
     client.recv_timeout(LIMIT).unwrap()
 }
 
 fn next_frame(client: &Client) -> Frame {
     match next(client) {
-        Event::Frame(frame) => frame,
+        ClientEvent::Frame(frame) => frame,
         other => panic!("{other:?}"),
     }
 }
 
 fn connected(client: &Client) -> ServerInfo {
     match next(client) {
-        Event::Connected(server) => server,
+        ClientEvent::Connected(server) => server,
         other => panic!("{other:?}"),
     }
 }
 
 fn disconnected(client: &Client) -> (DisconnectReason, bool) {
     match next(client) {
-        Event::Disconnected { reason, retrying } => (reason, retrying),
+        ClientEvent::Disconnected { reason, retrying } => (reason, retrying),
         other => panic!("{other:?}"),
     }
 }
@@ -59,7 +59,7 @@ fn disconnected(client: &Client) -> (DisconnectReason, bool) {
 /// The last event and its reason; the channel has ended after it.
 fn closed(client: &Client) -> ClientError {
     let reason = match next(client) {
-        Event::Closed(reason) => reason,
+        ClientEvent::Closed(reason) => reason,
         other => panic!("{other:?}"),
     };
     let after = client.recv().unwrap_err();
@@ -77,8 +77,8 @@ fn pair(config: impl FnOnce(ClientConfig) -> ClientConfig) -> (Client, Peer, Tes
 }
 
 /// What every thread of a client holds.
-fn threads_of(client: &Client) -> Weak<Shared> {
-    Arc::downgrade(client.handle.shared())
+fn threads_of(client: &Client) -> Weak<ClientState> {
+    Arc::downgrade(client.handle.state())
 }
 
 /// Checks that what is done within takes no time to speak of.

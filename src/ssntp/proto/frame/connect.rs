@@ -86,7 +86,8 @@ impl Connected {
         bytes.extend(header.encode());
         bytes.extend(self.server.as_bytes());
         bytes.extend(self.client.as_bytes());
-        // A configuration is bounded far below 4 GiB where it enters.
+        // The length fits: a configuration comes from a frame or a file, both
+        // limited to far less than 4 GiB.
         bytes.extend(
             u32::try_from(self.payload.len())
                 .unwrap_or(u32::MAX)

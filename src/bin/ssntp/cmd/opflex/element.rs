@@ -7,7 +7,7 @@ use crossbeam_channel::select;
 use serde_json::{Value, json};
 use ssntp::opflex::PolicyElement;
 use ssntp::opflex::model::{ChangeKind, Ident, ManagedObject, Name, Target, Uri};
-use ssntp::opflex::policy_element::{Event, Health, ObjectChange, Settings, Subject};
+use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Subject};
 use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
@@ -246,12 +246,12 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
             }
         };
         match event {
-            Event::Peer {
+            ElementEvent::Peer {
                 address,
                 reason: Some(reason),
                 ..
             } => last = Some(format!("{address}: {reason}")),
-            Event::Refused {
+            ElementEvent::Refused {
                 address,
                 method,
                 about,
@@ -327,10 +327,10 @@ fn subject_name(subject: Subject) -> &'static str {
     }
 }
 
-fn print(output: &mut Output, event: &Event) -> Result<(), Failure> {
+fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     match event {
-        Event::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
-        Event::Peer {
+        ElementEvent::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
+        ElementEvent::Peer {
             address,
             state,
             reason,
@@ -339,12 +339,12 @@ fn print(output: &mut Output, event: &Event) -> Result<(), Failure> {
             let why = reason.as_ref().map_or(String::new(), |why| format!(": {why}"));
             output.line(printable(&format!("peer {address} {state}{why}")))
         }
-        Event::Location(location) => output.line(printable(&format!("location {location}"))),
-        Event::Proxies(proxies) => output.line(printable(&format!(
+        ElementEvent::Location(location) => output.line(printable(&format!("location {location}"))),
+        ElementEvent::Proxies(proxies) => output.line(printable(&format!(
             "proxies {} {} {}",
             proxies.v4, proxies.v6, proxies.mac
         ))),
-        Event::Resolved {
+        ElementEvent::Resolved {
             subject,
             target,
             found,
@@ -353,16 +353,16 @@ fn print(output: &mut Output, event: &Event) -> Result<(), Failure> {
             let found = if *found { "resolved" } else { "not there yet" };
             output.line(printable(&format!("{subject} {target} {found}")))
         }
-        Event::Changed { what, objects } => objects
+        ElementEvent::Changed { what, objects } => objects
             .iter()
             .try_for_each(|change| print_change(output, *what, change)),
-        Event::Refused {
+        ElementEvent::Refused {
             address,
             method,
             about,
             error,
         } => output.line(printable(&format!("{address} refused {method} {about}: {error}"))),
-        Event::Missed(count) => output.line(format!("{count} events are lost")),
+        ElementEvent::Missed(count) => output.line(format!("{count} events are lost")),
         _ => Ok(()),
     }
 }
@@ -379,10 +379,12 @@ fn print_change(output: &mut Output, what: Subject, change: &ObjectChange) -> Re
         .map_or(Ok(()), |object| print_properties(output, object))
 }
 
-fn to_json(event: &Event) -> Option<Value> {
+fn to_json(event: &ElementEvent) -> Option<Value> {
     Some(match event {
-        Event::Health(health) => json!({ "event": "health", "health": format!("{health:?}").to_lowercase() }),
-        Event::Peer {
+        ElementEvent::Health(health) => {
+            json!({ "event": "health", "health": format!("{health:?}").to_lowercase() })
+        }
+        ElementEvent::Peer {
             address,
             state,
             reason,
@@ -392,11 +394,11 @@ fn to_json(event: &Event) -> Option<Value> {
             "state": state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase()),
             "reason": reason.as_ref().map(ToString::to_string),
         }),
-        Event::Location(location) => json!({ "event": "location", "location": location }),
-        Event::Proxies(proxies) => json!({
+        ElementEvent::Location(location) => json!({ "event": "location", "location": location }),
+        ElementEvent::Proxies(proxies) => json!({
             "event": "proxies", "v4": proxies.v4, "v6": proxies.v6, "mac": proxies.mac,
         }),
-        Event::Resolved {
+        ElementEvent::Resolved {
             what,
             subject,
             target,
@@ -405,7 +407,7 @@ fn to_json(event: &Event) -> Option<Value> {
             "event": "resolved", "what": subject_name(*what), "subject": subject,
             "target": target.to_string(), "found": found,
         }),
-        Event::Changed { what, objects } => {
+        ElementEvent::Changed { what, objects } => {
             let objects: Vec<_> = objects
                 .iter()
                 .map(|change| {
@@ -417,7 +419,7 @@ fn to_json(event: &Event) -> Option<Value> {
                 .collect();
             json!({ "event": "changed", "what": subject_name(*what), "objects": objects })
         }
-        Event::Refused {
+        ElementEvent::Refused {
             address,
             method,
             about,
@@ -425,7 +427,7 @@ fn to_json(event: &Event) -> Option<Value> {
         } => json!({
             "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
         }),
-        Event::Missed(count) => json!({ "event": "missed", "count": count }),
+        ElementEvent::Missed(count) => json!({ "event": "missed", "count": count }),
         _ => return None,
     })
 }

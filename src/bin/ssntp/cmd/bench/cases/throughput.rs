@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use ssntp::client::{Client, Event};
+use ssntp::client::{Client, ClientEvent};
 use ssntp::proto::{Command, Frame};
 use ssntp::transport::raw::Halves;
 
@@ -235,7 +235,7 @@ pub(super) fn client(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failu
         let receiver = inbound.handle();
         scope.spawn(move || {
             for event in &inbound {
-                delivered.fetch_add(u64::from(matches!(event, Event::Frame(_))), Relaxed);
+                delivered.fetch_add(u64::from(matches!(event, ClientEvent::Frame(_))), Relaxed);
             }
         });
         let sender = outbound.handle();

@@ -1,0 +1,332 @@
+//! The fields of one frame, one after the other.
+
+use std::io::{self, BufRead, Read};
+
+use serde_json::{Value, json};
+use ssntp::Role;
+use ssntp::proto::{FrameKind, FrameType, MAJOR, MAX_TRACE_LEN, MAX_TRACE_NODES, Status, TRACE_FLAG};
+use uuid::Uuid;
+
+use super::frame::{Field, Frame, Problem};
+use crate::output::printable;
+
+/// The longest payload that is read: four times what peers take by default.
+pub(super) const MAX_PAYLOAD: usize = 64 << 20;
+/// The only version of the trace block.
+const TRACE_VERSION: u8 = 1;
+
+/// Walks one frame. The calls that take bytes answer `None`, having noted the
+/// problem, where they are not there.
+pub(super) struct Walk<'a> {
+    source: &'a mut dyn BufRead,
+    at: usize,
+    /// Where the bytes end that were read, of which the last may be too few.
+    seen: usize,
+    /// Where the bytes end that may be taken, and what ends there.
+    end: usize,
+    within: &'static str,
+    frame: Frame,
+    failed: Option<io::Error>,
+}
+
+/// A frame that was walked.
+pub(super) struct Walked {
+    pub(super) frame: Frame,
+    /// It is not known where the next frame begins.
+    pub(super) lost: bool,
+    pub(super) failed: Option<io::Error>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn frame_at(at: usize, source: &'a mut dyn BufRead) -> Walked {
+        let mut walk = Self::new(source, at);
+        let lost = walk.frame().is_none();
+        walk.frame.len = walk.seen - at;
+        Walked {
+            frame: walk.frame,
+            lost,
+            failed: walk.failed,
+        }
+    }
+
+    fn new(source: &'a mut dyn BufRead, at: usize) -> Self {
+        Self {
+            source,
+            at,
+            seen: at,
+            end: usize::MAX,
+            within: "the input",
+            frame: Frame {
+                at,
+                len: 0,
+                kind: None,
+                fields: Vec::new(),
+                problems: Vec::new(),
+            },
+            failed: None,
+        }
+    }
+
+    /// The whole frame; `None` where it is not known where it ends.
+    fn frame(&mut self) -> Option<()> {
+        let start = self.at;
+        let major = self.byte("major")?;
+        let (version, flag) = (major & !TRACE_FLAG, major & TRACE_FLAG != 0);
+        let flagged = if flag { ", trace flag" } else { "" };
+        self.text(format!("{version}{flagged}"));
+        if version != MAJOR {
+            self.problem(start, format!("major version {version}, not {MAJOR}"));
+        }
+        self.byte("minor")?;
+        let frame_type = FrameType(self.byte("type")?);
+        self.text(format!("{:#x} {frame_type}", frame_type.0));
+        let operand = self.byte("operand")?;
+        let kind = FrameKind::new(frame_type, operand);
+        self.text(format!("{operand:#x} {kind}"));
+        self.frame.kind = Some(kind);
+        if version != MAJOR {
+            return None;
+        }
+        if !frame_type.is_known() {
+            self.problem(start + 2, format!("unknown type {frame_type}"));
+        } else if !kind.is_known() {
+            let what = format!("unknown operand {operand:#04x} of {frame_type}");
+            self.problem(start + 3, what);
+        }
+        if kind.is_handshake() {
+            self.handshake(kind)?;
+        } else {
+            let announced = self.number("payload length")?;
+            if flag {
+                self.trace()?;
+            }
+            self.payload(start + 4, announced)?;
+        }
+        Some(())
+    }
+
+    fn handshake(&mut self, kind: FrameKind) -> Option<()> {
+        let at = self.at;
+        let role = self.role("role")?;
+        if role.is_empty() {
+            self.problem(at, "no role is advertised".to_owned());
+        } else if role.unknown_bits() != 0 {
+            self.problem(at, format!("bits {:#x} are no role", role.unknown_bits()));
+        }
+        if kind == Status::CONNECTED {
+            self.uuid("server")?;
+            self.uuid("client")?;
+            let at = self.at;
+            let announced = self.number("payload length")?;
+            return self.payload(at, announced);
+        }
+        let at = self.at;
+        if self.uuid("source")?.is_nil() {
+            self.problem(at, "the source is nil".to_owned());
+        }
+        let at = self.at;
+        if !self.uuid("destination")?.is_nil() {
+            self.problem(at, "the destination is not nil".to_owned());
+        }
+        Some(())
+    }
+
+    /// The trace block. What is wrong inside it costs the block, not the
+    /// frame; a length that cannot be true costs the rest.
+    fn trace(&mut self) -> Option<()> {
+        let at = self.at;
+        let announced = self.number("trace length")?;
+        let len = usize::try_from(announced).unwrap_or(usize::MAX);
+        if len > MAX_TRACE_LEN {
+            let what = format!("a trace block of {len} bytes, more than {MAX_TRACE_LEN}");
+            self.problem(at, what);
+            return None;
+        }
+        let block = self.read(len);
+        if block.len() < len {
+            self.beyond(at, "trace block", announced, block.len());
+            return None;
+        }
+        let mut block: &[u8] = &block;
+        let mut inside = Walk::new(&mut block, self.at);
+        (inside.end, inside.within) = (self.at + len, "the trace block");
+        std::mem::swap(&mut inside.frame, &mut self.frame);
+        // Whatever was found is noted already.
+        let _ = inside.trace_fields();
+        self.frame = inside.frame;
+        self.at += len;
+        Some(())
+    }
+
+    fn trace_fields(&mut self) -> Option<()> {
+        let at = self.at;
+        let version = self.byte("trace version")?;
+        if version != TRACE_VERSION {
+            let what = format!("trace block version {version}, not {TRACE_VERSION}");
+            self.problem(at, what);
+            return None;
+        }
+        let len = self.byte("label length")?;
+        let at = self.at;
+        let label = self.take("label", len.into())?;
+        let label = String::from_utf8_lossy(&label).into_owned();
+        self.field("label", at, json!(label));
+        self.text(printable(&label));
+        self.time("start")?;
+        self.time("end")?;
+        let at = self.at;
+        let count = self.byte("node count")?;
+        if usize::from(count) > MAX_TRACE_NODES {
+            let what = format!("{count} nodes, more than {MAX_TRACE_NODES}");
+            self.problem(at, what);
+            return None;
+        }
+        for node in 0..count {
+            self.uuid(&format!("node {node} uuid"))?;
+            self.role(&format!("node {node} role"))?;
+            self.time(&format!("node {node} received"))?;
+            self.time(&format!("node {node} sent"))?;
+        }
+        if self.at < self.end {
+            let what = format!(
+                "{} bytes of the trace block after its last node",
+                self.end - self.at
+            );
+            self.problem(self.at, what);
+        }
+        Some(())
+    }
+
+    /// The payload, whose length stood at `length_at`.
+    fn payload(&mut self, length_at: usize, announced: u32) -> Option<()> {
+        let len = usize::try_from(announced).unwrap_or(usize::MAX);
+        if len > MAX_PAYLOAD {
+            let what = format!("a payload of {announced} bytes, more than {MAX_PAYLOAD}");
+            self.problem(length_at, what);
+            return None;
+        }
+        if len == 0 {
+            return Some(());
+        }
+        let at = self.at;
+        let bytes = self.read(len);
+        if bytes.len() < len {
+            self.beyond(length_at, "payload", announced, bytes.len());
+            return None;
+        }
+        self.at += len;
+        match String::from_utf8(bytes) {
+            Ok(text) => {
+                let lines: Vec<_> = text.lines().map(printable).collect();
+                self.field("payload", at, json!(text));
+                self.text(format!("{len} bytes of text\n{}", lines.join("\n")));
+            }
+            Err(error) => {
+                let valid = error.utf8_error().valid_up_to();
+                let hex: String = error
+                    .as_bytes()
+                    .iter()
+                    .map(|byte| format!("{byte:02x}"))
+                    .collect();
+                self.field("payload", at, json!(hex));
+                self.text(format!("{len} bytes, no text from byte {valid} on\n{hex}"));
+            }
+        }
+        Some(())
+    }
+
+    /// Takes bytes for a field that is then noted by the caller.
+    fn take(&mut self, name: &str, len: usize) -> Option<Vec<u8>> {
+        let bytes = self.read(len.min(self.end - self.at));
+        if bytes.len() < len {
+            let (within, there) = (self.within, bytes.len());
+            let what = format!("{within} ends inside {name}, with {there} of its {len} bytes");
+            self.problem(self.at, what);
+            return None;
+        }
+        self.at += len;
+        Some(bytes)
+    }
+
+    /// So many bytes, or fewer where the input ends: what is announced costs
+    /// no memory before it is there.
+    fn read(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if let Err(error) = (&mut *self.source).take(len as u64).read_to_end(&mut bytes) {
+            self.failed = Some(error);
+        }
+        self.seen += bytes.len();
+        bytes
+    }
+
+    fn array<const N: usize>(&mut self, name: &str) -> Option<[u8; N]> {
+        self.take(name, N)?.try_into().ok()
+    }
+
+    fn byte(&mut self, name: &str) -> Option<u8> {
+        let at = self.at;
+        let [byte] = self.array(name)?;
+        self.field(name, at, json!(byte));
+        Some(byte)
+    }
+
+    fn number(&mut self, name: &str) -> Option<u32> {
+        let at = self.at;
+        let number = u32::from_be_bytes(self.array(name)?);
+        self.field(name, at, json!(number));
+        Some(number)
+    }
+
+    /// Nanoseconds since 1970.
+    fn time(&mut self, name: &str) -> Option<()> {
+        let at = self.at;
+        let nanoseconds = u64::from_be_bytes(self.array(name)?);
+        self.field(name, at, json!(nanoseconds));
+        self.text(match nanoseconds {
+            0 => "unset".to_owned(),
+            _ => format!("{nanoseconds} ns"),
+        });
+        Some(())
+    }
+
+    fn uuid(&mut self, name: &str) -> Option<Uuid> {
+        let at = self.at;
+        let uuid = Uuid::from_bytes(self.array(name)?);
+        self.field(name, at, json!(uuid.to_string()));
+        Some(uuid)
+    }
+
+    fn role(&mut self, name: &str) -> Option<Role> {
+        let at = self.at;
+        let role = Role::from_bits(u32::from_be_bytes(self.array(name)?));
+        self.field(name, at, json!(role.to_string()));
+        self.text(format!("{:#x} {role}", role.bits()));
+        Some(role)
+    }
+
+    fn field(&mut self, name: &str, at: usize, value: Value) {
+        self.frame.fields.push(Field {
+            name: name.to_owned(),
+            at,
+            len: self.at - at,
+            value,
+            text: None,
+        });
+    }
+
+    /// How people see the field that was noted last.
+    fn text(&mut self, text: String) {
+        if let Some(last) = self.frame.fields.last_mut() {
+            last.text = Some(text);
+        }
+    }
+
+    fn beyond(&mut self, at: usize, what: &str, announced: u32, there: usize) {
+        let what = format!("a {what} of {announced} bytes is announced and {there} follow");
+        self.problem(at, what);
+    }
+
+    fn problem(&mut self, at: usize, what: String) {
+        self.frame.problems.push(Problem { at, what });
+    }
+}
