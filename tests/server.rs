@@ -282,11 +282,17 @@ fn a_silent_client_is_failed_at_the_deadline() {
 
 #[test]
 fn who_leaves_before_connect_gets_no_answer() {
-    let server = TestServer::start((), |c| c);
-    let mut peer = server.dial(&identity(Role::AGENT));
-    peer.send_bytes(&[0, 1, 0]);
-    peer.finish();
-    assert_eq!(peer.refusal(), None);
+    for in_order in [true, false] {
+        let server = TestServer::start((), |c| c);
+        let mut peer = server.dial(&identity(Role::AGENT));
+        peer.send_bytes(&[0, 1, 0]);
+        if in_order {
+            peer.finish();
+        } else {
+            peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        assert_eq!(peer.refusal(), None, "{in_order}");
+    }
 }
 
 #[cfg(target_os = "linux")]

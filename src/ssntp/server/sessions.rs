@@ -324,10 +324,11 @@ mod tests {
             all.sort_unstable();
             assert!(all.iter().eq(there.iter().map(|(id, _)| id)));
             for number in 1..=128 {
-                let found = directory.session(Uuid::from_u128(number));
-                let is_there = there.iter().any(|(id, _)| u128::from(*id) == number);
-                assert_eq!(found.map(id), is_there.then_some(number as u64));
-                assert!(found.is_none_or(|info| info.uuid() == Uuid::from_u128(number)));
+                let uuid = Uuid::from_u128(number.into());
+                let found = directory.session(uuid);
+                let is_there = there.iter().any(|(id, _)| *id == number);
+                assert_eq!(found.map(id), is_there.then_some(number));
+                assert!(found.is_none_or(|info| info.uuid() == uuid));
             }
             for roles in 0..=Role::ALL.bits() {
                 let role = Role::from_bits(roles);
@@ -340,10 +341,10 @@ mod tests {
         };
         agree(&sessions, &there);
         // Each set of roles twice.
-        for id in 1..=2 * u64::from(Role::ALL.bits()) {
-            let roles = (id as u32 - 1) % Role::ALL.bits() + 1;
-            sessions.insert(session(id, id.into(), Role::from_bits(roles)));
-            there.push((id, roles));
+        for id in 1..=2 * Role::ALL.bits() {
+            let roles = (id - 1) % Role::ALL.bits() + 1;
+            sessions.insert(session(id.into(), id.into(), Role::from_bits(roles)));
+            there.push((id.into(), roles));
         }
         agree(&sessions, &there);
         for third in [0, 1, 2] {
@@ -357,6 +358,8 @@ mod tests {
             }
             agree(&sessions, &there);
         }
+        // Nothing is left of them in any index.
+        assert!(sessions.by_uuid.is_empty() && sessions.by_role.iter().all(Vec::is_empty));
     }
 
     #[test]

@@ -11,8 +11,9 @@ use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
 use super::admission::Place;
-use super::config::Shared;
+use super::config::Environment;
 use super::core::{Request, ServerCore};
+use super::sessions::LossCount;
 use super::*;
 use crate::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
@@ -25,7 +26,7 @@ use crate::transport::{
 struct Rig<H> {
     core: ServerCore<H>,
     now: Instant,
-    places: Vec<Place>,
+    places: Vec<(Place, LossCount)>,
     stopping: Receiver<Infallible>,
 }
 
@@ -44,12 +45,12 @@ impl<H: Handler> Rig<H> {
         let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
         let config = configure(config.held(1, 1 << 20, HELD));
-        let shared = Shared::new(&config).unwrap();
+        let environment = Environment::new(&config).unwrap();
         let (open, stopping) = bounded(0);
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         Self {
-            core: ServerCore::new(config, shared, 8, handler, open, now).unwrap(),
+            core: ServerCore::new(config, environment, 8, handler, open, now).unwrap(),
             now,
             places: Vec::new(),
             stopping,
@@ -102,7 +103,7 @@ impl<H: Handler> Rig<H> {
         result.unwrap()
     }
 
-    fn counters(&mut self, of: &Member) -> Counters {
+    fn counters(&mut self, of: &Member) -> SessionCounters {
         let uuid = of.uuid;
         self.call(&mut Vec::new(), |cx| cx.counters(uuid)).unwrap()
     }
@@ -192,19 +193,19 @@ fn what_a_session_carried_is_counted() {
             rig.receive(&agent, item.clone());
         }
     }
-    let counted = Counters {
+    let counted = SessionCounters {
         frames_received: 12,
         bytes_received: 600,
         frames_filtered: 4,
         frames_unsupported: 2,
-        ..Counters::default()
+        ..SessionCounters::default()
     };
     assert_eq!(rig.counters(&agent), counted);
     for frames in [1, 2] {
         let body = Bytes::from_static(b"12345");
         agent.outbox.push(Outgoing::whole(body, frames)).unwrap();
     }
-    let waits = Counters {
+    let waits = SessionCounters {
         frames_waiting: 3,
         bytes_waiting: 10,
         ..counted
@@ -217,7 +218,7 @@ fn what_a_session_carried_is_counted() {
         .open(plain(Arc::new(stream), BufferPool::new()).transmit);
     let due = agent.outbox.try_next(&mut batch).unwrap();
     agent.outbox.send(due, &mut batch, &|| {}).unwrap();
-    let sent = Counters {
+    let sent = SessionCounters {
         frames_sent: 3,
         bytes_sent: 10,
         ..counted
