@@ -71,6 +71,7 @@
 //! | `control` | the state machine, without I/O |
 //! | `worker` | the threads that do what takes a moment |
 //! | `store` | the state directory |
+//! | `tree` | directories that instances write to: removed and measured |
 //! | [`driver`] | what runs an instance |
 //! | `fleet` | [`Fleet`]: simulated agents by the thousand, to load a cluster |
 
@@ -79,6 +80,7 @@ pub mod driver;
 mod fleet;
 mod runner;
 mod store;
+mod tree;
 mod worker;
 
 pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};

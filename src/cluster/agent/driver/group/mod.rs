@@ -57,6 +57,7 @@ use self::procfs::Stat;
 use self::watch::Watch;
 pub(super) use self::watch::is_alive;
 use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, Place, Running, Subject, Usage};
+use crate::cluster::agent::tree;
 
 /// What the shell does. Its arguments: the file for the exit code, the
 /// program, the program's arguments.
@@ -79,9 +80,6 @@ const SHELL_NAME: &str = "ssntp-instance";
 const FIRST_STEPS: Duration = Duration::from_secs(3);
 /// How long an ended instance's remaining processes are waited for.
 const LEFTOVERS: Duration = Duration::from_secs(2);
-/// How many files of an instance are counted before its disk usage counts as
-/// unknown.
-const MAX_FILES: usize = 200_000;
 const MB: u64 = 1024 * 1024;
 /// What an instance writes, in its directory.
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
@@ -542,27 +540,11 @@ fn exit_of(place: &Place, status: Option<ExitStatus>) -> Exit {
     }
 }
 
-/// The space that the files below a directory take, links not followed.
 fn disk_mb(dir: &Path) -> i64 {
-    let mut blocks = 0u64;
-    let mut files = 0;
-    let mut dirs = vec![dir.to_owned()];
-    while let Some(dir) = dirs.pop() {
-        // It may be gone since.
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            files += 1;
-            if files > MAX_FILES {
-                return -1;
-            }
-            if let Ok(metadata) = entry.metadata() {
-                blocks += metadata.blocks();
-                if metadata.is_dir() {
-                    dirs.push(entry.path());
-                }
-            }
-        }
-    }
-    i64::try_from((blocks * 512).div_ceil(MB)).unwrap_or(-1)
+    let bytes = tree::disk_usage(dir);
+    bytes
+        .and_then(|bytes| i64::try_from(bytes.div_ceil(MB)).ok())
+        .unwrap_or(-1)
 }
 
 fn percent(cpu: Duration, over: Duration, vcpus: i64) -> i64 {
