@@ -242,7 +242,7 @@ fn long_frames_that_never_end_take_no_more_than_the_budget_and_do_not_stay() {
     let (handler, events) = ssntp::server::channel(1 << 10);
     let server = TestServer::start(handler, |c| {
         c.queue_budget(BUDGET)
-            .write_timeout(Duration::from_millis(500))
+            .write_timeout(Duration::from_secs(2))
             .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
     });
     // A quarter of the budget is for what is received: two of these use it up.

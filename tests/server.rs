@@ -882,7 +882,7 @@ fn a_server_without_tracing_does_not_agree_on_it() {
 
 #[test]
 fn stopping_flushes_and_closes_every_session() {
-    let server = TestServer::start((), |c| c);
+    let server = TestServer::start((), |c| c.grace(LIMIT));
     let mut peers: Vec<_> = (0..8).map(|_| server.connect(Role::AGENT)).collect();
     server
         .handle()

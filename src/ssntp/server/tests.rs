@@ -23,8 +23,8 @@ use crate::transport::{
 };
 
 /// The core with its application, at a time that stands still.
-struct Rig<H> {
-    core: ServerCore<H>,
+struct Rig {
+    core: ServerCore,
     now: Instant,
     places: Vec<(Place, LossCount)>,
     stopping: Receiver<Infallible>,
@@ -39,8 +39,8 @@ struct Member {
 
 const HELD: Duration = Duration::from_secs(60);
 
-impl<H: Handler> Rig<H> {
-    fn new(handler: H, configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+impl Rig {
+    fn new(handler: impl Handler, configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
@@ -50,7 +50,7 @@ impl<H: Handler> Rig<H> {
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         Self {
-            core: ServerCore::new(config, environment, 8, handler, open, now).unwrap(),
+            core: ServerCore::new(config, environment, 8, Box::new(handler), open, now).unwrap(),
             now,
             places: Vec::new(),
             stopping,
