@@ -193,6 +193,25 @@ mod tests {
     }
 
     #[test]
+    fn sets_of_roles_join_meet_and_fall_into_single_roles() {
+        for (a, b) in (0..64).flat_map(|a| (0..64).map(move |b| (a, b))) {
+            let (one, other) = (Role::from_bits(a), Role::from_bits(b));
+            let mut joined = one;
+            joined |= other;
+            assert_eq!(
+                (one | other, joined),
+                (Role::from_bits(a | b), Role::from_bits(a | b))
+            );
+            assert_eq!(one & other, Role::from_bits(a & b));
+            assert_eq!(one.intersects(other), a & b != 0);
+            let singles: Vec<_> = one.iter().map(Role::bits).collect();
+            assert!(singles.is_sorted() && singles.iter().all(|bit| bit.count_ones() == 1));
+            assert_eq!(singles.iter().sum::<u32>(), a);
+        }
+        assert_eq!(format!("{:?}", Role::AGENT | Role::SERVER), "Role(server,agent)");
+    }
+
+    #[test]
     fn bad_names_are_refused_by_name() {
         for (text, bad) in [
             ("", ""),
@@ -200,7 +219,9 @@ mod tests {
             ("agent;server", "agent;server"),
             ("root", "root"),
         ] {
-            assert_eq!(text.parse::<Role>(), Err(ParseRoleError(bad.to_owned())));
+            let error = ParseRoleError(bad.to_owned());
+            assert!(error.to_string().starts_with(&format!("{bad:?} is not a role")));
+            assert_eq!(text.parse::<Role>(), Err(error));
         }
         assert_eq!(" Agent , NETAGENT".parse(), Ok(Role::AGENT | Role::NETAGENT));
     }

@@ -281,6 +281,55 @@ fn a_silent_client_is_failed_at_the_deadline() {
 }
 
 #[test]
+fn who_leaves_before_connect_gets_no_answer() {
+    for in_order in [true, false] {
+        let server = TestServer::start((), |c| c);
+        let mut peer = server.dial(&identity(Role::AGENT));
+        peer.send_bytes(&[0, 1, 0]);
+        if in_order {
+            peer.finish();
+        } else {
+            peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        assert_eq!(peer.refusal(), None, "{in_order}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_threads_of_a_session_bear_its_name() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, |c| c);
+    let _agent = server.connect(Role::AGENT);
+    let Note::Connected(info) = note(&told) else {
+        panic!("connected comes first")
+    };
+    let deadline = Instant::now() + LIMIT;
+    for direction in ["r", "w"] {
+        let name = format!("{}.{direction}", info.id());
+        let is_there = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+            names.any(|found| found.trim_end() == name)
+        };
+        while !is_there() {
+            assert!(Instant::now() < deadline, "no thread is named {name}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_is_cut_off_at_the_write_timeout() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, |c| c.write_timeout(Duration::from_millis(100)));
+    let stuck = server.connect(Role::CONTROLLER);
+    server.handle().send(stuck.uuid, stats(vec![0; 1 << 20])).unwrap();
+    let reason = disconnected(&told);
+    assert!(matches!(reason, DisconnectReason::Lost(_)), "{reason:?}");
+}
+
+#[test]
 fn the_session_limit_fails_newcomers_and_frees_with_a_session() {
     let (handler, told) = notes();
     let server = TestServer::start(handler, |c| c.max_sessions(1));
@@ -833,7 +882,7 @@ fn a_server_without_tracing_does_not_agree_on_it() {
 
 #[test]
 fn stopping_flushes_and_closes_every_session() {
-    let server = TestServer::start((), |c| c);
+    let server = TestServer::start((), |c| c.grace(LIMIT));
     let mut peers: Vec<_> = (0..8).map(|_| server.connect(Role::AGENT)).collect();
     server
         .handle()

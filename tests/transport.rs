@@ -22,17 +22,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use rustls::sign::SingleCertAndKey;
-use rustls::{AlertDescription, ProtocolVersion, SupportedProtocolVersion};
+use rustls::client::ResolvesClientCert;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{AlertDescription, ProtocolVersion, SignatureScheme, SupportedProtocolVersion};
 use socket2::Socket;
 use ssntp::Role;
-use ssntp::pki;
+use ssntp::pki::{self, Authority, AuthorityRequest};
 use ssntp::transport::Limits;
 use ssntp::transport::memory::{self, Faults};
 use ssntp::transport::raw::{
     BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
 };
-use ssntp::transport::tls::{Acceptor, Connector, TlsError};
+use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
 use support::{LIMIT, identity, trust};
 
 /// What each side of a heavy exchange sends.
@@ -802,6 +803,80 @@ fn a_silent_peer_ends_the_handshake_at_its_deadline() {
         let error = connector().connect(client, "localhost", &BufferPool::new(), deadline());
         assert!(matches!(error.unwrap_err(), TlsError::Deadline));
     }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_ends_the_handshake_at_its_deadline() {
+    let (client, _server) = in_memory();
+    // There is no room from the first byte on.
+    assert_eq!(client.write(&[0; memory::CAPACITY]).unwrap(), memory::CAPACITY);
+    let (done, ended) = channel();
+    std::thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let secured = connector().connect(client, "localhost", &BufferPool::new(), deadline);
+        done.send(secured.err())
+    });
+    let error = ended.recv_timeout(LIMIT).expect("it waits for ever");
+    assert!(matches!(error, Some(TlsError::Deadline)), "{error:?}");
+}
+
+#[test]
+fn each_check_of_a_server_looks_at_what_it_says_and_at_no_more() {
+    let (ours, other) = (trust(), Authority::new(&AuthorityRequest::default()).unwrap());
+    let theirs = other.trust();
+    // The check, the name, and whether the server passes.
+    let cases = [
+        (ServerCheck::Name(&ours), "localhost", true),
+        (ServerCheck::Name(&ours), "elsewhere.example", false),
+        (ServerCheck::Name(&theirs), "localhost", false),
+        (ServerCheck::Authority(&ours), "localhost", true),
+        (ServerCheck::Authority(&ours), "elsewhere.example", true),
+        (ServerCheck::Authority(&theirs), "localhost", false),
+        (ServerCheck::Nothing, "elsewhere.example", true),
+    ];
+    for (check, name, passes) in cases {
+        let (client, server) = in_memory();
+        let deadline = Instant::now() + LIMIT;
+        let accepting = std::thread::spawn(move || acceptor().accept(server, &BufferPool::new(), deadline));
+        let connector = Connector::checking(check, Some(&identity(Role::AGENT))).unwrap();
+        let secured = connector.connect(client, name, &BufferPool::new(), deadline);
+        assert_eq!(secured.is_ok(), passes, "{check:?} {name}: {:?}", secured.err());
+        assert_eq!(accepting.join().unwrap().is_ok(), passes, "{check:?} {name}");
+    }
+}
+
+/// Notes whom a server trusts, as it says when it asks for a certificate.
+#[derive(Debug)]
+struct Hints(Sender<Vec<Vec<u8>>>);
+
+impl ResolvesClientCert for Hints {
+    fn resolve(&self, hints: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let _ = self.0.send(hints.iter().map(|name| name.to_vec()).collect());
+        None
+    }
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_server_names_the_authorities_that_it_trusts() {
+    let (client, server) = in_memory();
+    let deadline = Instant::now() + LIMIT;
+    let accepting = std::thread::spawn(move || acceptor().accept(server, &BufferPool::new(), deadline));
+    let (told, hints) = channel();
+    let config = rustls::ClientConfig::builder_with_provider(pki::provider().unwrap())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(Arc::clone(trust().roots()))
+        .with_client_cert_resolver(Arc::new(Hints(told)));
+    let connector = Connector::with_config(Arc::new(config));
+    let _ = connector.connect(client, "localhost", &BufferPool::new(), deadline);
+    let trust = trust();
+    let subjects = trust.roots().subjects();
+    let names: Vec<_> = subjects.iter().map(|name| name.as_ref().to_vec()).collect();
+    assert_eq!(hints.recv_timeout(LIMIT).unwrap(), names);
+    assert!(accepting.join().unwrap().is_err(), "it has shown no certificate");
 }
 
 #[test]

@@ -806,4 +806,66 @@ mod tests {
         let said: Vec<_> = stopping.try_iter().collect();
         assert_eq!(said, [(true, true); 3]);
     }
+
+    #[test]
+    fn a_stop_returns_once_the_last_handshake_thread_has_ended() {
+        let token = Arc::new(());
+        let held = Arc::clone(&token);
+        let serve = move |newcomer: &_| {
+            let _ended = Newcomer::stream(newcomer).read(&mut [0]);
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            assert_eq!(Arc::strong_count(&held), 2, "it is held until the stop is over");
+        };
+        let running = Running::start(handshakes(3, Box::new(serve), really(), ENDLESS));
+        let _silent = [running.connect(), running.connect()];
+        running.taken(2);
+        running.stop();
+        assert_eq!(Arc::strong_count(&token), 1);
+    }
+
+    #[test]
+    fn what_a_newcomer_reads_and_writes_through_is_its_stream() {
+        let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
+        let (here, there) = memory::pair();
+        let slot = handshakes.take_slot(3, Arc::new(here)).unwrap();
+        assert_eq!(slot.newcomer.listener(), 3);
+        assert!(!slot.newcomer.is_stopping());
+        let stream = slot.newcomer.stream();
+        let mut bytes = [0; 4];
+        assert!(!stream.is_readable());
+        assert!(stream.try_read(&mut bytes).is_err(), "nothing is there");
+        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert!(stream.wait_readable().is_err(), "and nothing comes");
+        there.write(b"abc").unwrap();
+        assert!(stream.is_readable());
+        stream.wait_readable().unwrap();
+        assert_eq!(stream.try_read(&mut bytes).unwrap(), 3);
+        assert_eq!(&bytes[..3], b"abc");
+        assert_eq!(stream.try_write(b"de").unwrap(), 2);
+        assert_eq!(there.read(&mut bytes).unwrap(), 2);
+        assert_eq!(&bytes[..2], b"de");
+        stream.set_write_timeout(Some(Duration::from_millis(1))).unwrap();
+        while stream.write(&[0; 1024]).is_ok() {}
+        stream.shutdown(Shutdown::Both).unwrap();
+        assert!(there.write(b"f").is_err());
+    }
+
+    #[test]
+    fn after_an_error_of_the_system_accepting_rests_and_ends_once_it_is_closed() {
+        let handshakes = handshakes(1, echo(), really(), ENDLESS);
+        let error = io::Error::other("no more descriptors");
+        let before = now();
+        assert!(!handshakes.cannot_accept(&error));
+        assert!(before.elapsed() >= ACCEPT_PAUSE, "it would spin");
+        handshakes.close();
+        assert!(handshakes.cannot_accept(&error));
+    }
+
+    #[test]
+    fn a_server_has_64_handshakes_for_each_core_and_512_at_most() {
+        let default = default_max_handshakes();
+        assert!((64..=512).contains(&default) && default.is_multiple_of(64));
+    }
 }

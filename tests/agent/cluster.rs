@@ -76,7 +76,7 @@ impl Cluster {
         let config = AgentConfig::new(self.client())
             .state(self.path("state"))
             .volumes(self.path("volumes"))
-            .driver(ProcessDriver::new(Confinement::ResourceLimits).unwrap());
+            .driver(driver());
         self.agent = Some(Agent::start(change(config))?);
         self.next::<NodeConnected>(|_| true);
         Ok(())
@@ -180,7 +180,7 @@ impl Cluster {
         })
     }
 
-    /// The process that leads an instance's group.
+    /// The process that supervises an instance.
     pub fn pid(&self, id: Uuid) -> i32 {
         let record = fs::read_to_string(self.instance_dir(id).join("instance.yaml")).unwrap();
         let pid = record.lines().find_map(|line| line.strip_prefix("pid: "));
@@ -189,7 +189,8 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Leaves no process behind, however the test ended.
+    /// Leaves no process behind, however the test ended: that of a supervisor
+    /// which is killed is killed, too.
     fn drop(&mut self) {
         drop(self.agent.take());
         for pid in leaders(self.dir.path()) {
@@ -198,8 +199,14 @@ impl Drop for Cluster {
     }
 }
 
+/// A driver of processes. The program of these tests is no supervisor.
+pub fn driver() -> ProcessDriver {
+    let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
+    driver.supervisor(env!("CARGO_BIN_EXE_ssntp"))
+}
+
 /// The processes whose arguments name a file in this directory.
-pub fn leaders(dir: &Path) -> Vec<rustix::process::Pid> {
+fn leaders(dir: &Path) -> Vec<rustix::process::Pid> {
     let dir = fs::canonicalize(dir).unwrap();
     let dir = dir.to_str().unwrap().to_owned();
     let entries = fs::read_dir("/proc").unwrap().flatten();

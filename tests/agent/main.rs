@@ -9,7 +9,7 @@
 //! | `cluster` | the cluster and its controller |
 
 #![cfg(all(
-    feature = "cluster",
+    feature = "cli-agent",
     feature = "issue",
     any(feature = "aws-lc-rs", feature = "ring")
 ))]

@@ -111,13 +111,11 @@ fn one_that_refuses_to_end_is_killed() {
 #[test]
 fn what_an_instance_writes_is_kept_within_bounds() {
     use ssntp::cluster::agent::AgentConfig;
-    use ssntp::cluster::agent::driver::{Confinement, ProcessDriver};
 
     let mut cluster = Cluster::empty();
     let config = AgentConfig::new(cluster.client())
         .state(cluster.path("state"))
-        .driver(ProcessDriver::new(Confinement::ResourceLimits).unwrap().log_mb(1))
-        .interval(Duration::from_millis(50));
+        .driver(driver().log_mb(1));
     cluster.agent(|_| config);
     let id = cluster.run("head -c 8000000 /dev/zero | tr '\\0' x; echo; echo end; exec sleep 1000");
     let (log, before) = ["stdout.log", "stdout.log.1"]

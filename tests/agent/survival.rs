@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 use ssntp::payload::*;
 use uuid::Uuid;
 
@@ -19,11 +19,11 @@ fn instances_outlive_their_agent_and_are_found_again() {
     cluster.next::<NodeDisconnected>(|_| true);
     assert!(fs::exists(format!("/proc/{lives_pid}")).unwrap());
 
-    kill_process_group(Pid::from_raw(ends_pid).unwrap(), Signal::TERM).unwrap();
+    // Its supervisor asks it.
+    kill_process(Pid::from_raw(ends_pid).unwrap(), Signal::TERM).unwrap();
     wait_for(|| {
-        fs::read_to_string(cluster.instance_dir(ends).join("exit"))
-            .ok()
-            .filter(|t| t == "7\n")
+        let state = fs::read_to_string(cluster.instance_dir(ends).join("run/state")).unwrap();
+        state.contains(" code=7 ").then_some(())
     });
     cluster.agent(|config| config);
     let stats: Stats = cluster.next(|_| true);

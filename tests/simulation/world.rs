@@ -255,6 +255,12 @@ impl World {
         Ok(self.steps)
     }
 
+    /// How many frames have arrived at peers.
+    pub(super) fn arrived(&self) -> u64 {
+        let log = self.log.lock().unwrap();
+        log.sessions.values().map(|session| session.arrived).sum()
+    }
+
     /// Between two looks of the dispatcher at a ledger any writer may write.
     fn let_writers_interleave(&mut self) {
         let (writers, looks, clock) = (

@@ -42,6 +42,10 @@ use std::process::ExitCode;
 
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 fn main() -> ExitCode {
+    // Before anything else: a supervisor of an instance is to stay small.
+    if let Some(code) = ssntp::cluster::agent::driver::supervise() {
+        return code;
+    }
     let command = args::Args::of_this_process().command;
     let logging = logging::Logging::start(command.log_level());
     let done = cmd::run(command);

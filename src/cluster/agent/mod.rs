@@ -16,9 +16,13 @@
 //! ```no_run
 //! use ssntp::client::{ClientConfig, UuidSource};
 //! use ssntp::cluster::agent::{Agent, AgentConfig};
-//! use ssntp::cluster::agent::driver::{Confinement, ProcessDriver};
+//! use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, supervise};
 //! use ssntp::pki::{Identity, Trust};
 //!
+//! // Each instance has a supervisor, which is this program, started again.
+//! if let Some(code) = supervise() {
+//!     return Ok(code);
+//! }
 //! let client = ClientConfig::new(Identity::load("agent.pem")?, Trust::load("ca.pem")?)
 //!     .address("scheduler.example".parse()?)
 //!     .uuid(UuidSource::Persistent("/var/lib/ssntp".into()));
@@ -28,7 +32,7 @@
 //! let agent = Agent::start(config)?;
 //! let why = agent.ended().recv()?;
 //! println!("{why}");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # Ok::<_, Box<dyn std::error::Error>>(std::process::ExitCode::SUCCESS)
 //! ```
 //!
 //! # What the protocol leaves open
@@ -61,8 +65,8 @@
 //!   configuration is still taken.
 //! * **READY**, or FULL, follows every START, whatever became of it: a strict
 //!   scheduler waits for it.
-//! * **Logs** are looked at with each STATS, and cut to their limit (16 MB
-//!   each by default). While no agent runs, nobody does that.
+//! * **Logs** are kept within their limit (16 MB each by default) as they are
+//!   written, also while no agent runs.
 //! * **A lost record** is made anew from the START and from what runs; with a
 //!   lost START an instance is `missing` unless it still runs, can be stopped
 //!   and deleted, and RESTART answers `instance_corrupt`.
@@ -75,6 +79,7 @@
 //! | `control` | the state machine, without I/O |
 //! | `worker` | the threads that do what takes a moment |
 //! | `store` | the state directory |
+//! | `tree` | directories that instances write to: removed and measured |
 //! | [`driver`] | what runs an instance |
 //! | `fleet` | [`Fleet`]: simulated agents by the thousand, to load a cluster |
 
@@ -83,6 +88,7 @@ pub mod driver;
 mod fleet;
 mod runner;
 mod store;
+mod tree;
 mod worker;
 
 pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};

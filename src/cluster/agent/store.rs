@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::driver::{Exit, Handle, Place, Volume};
+use super::tree;
 use crate::cluster::summed::{read_summed, sum_line, write_summed};
 use crate::payload::{NextState, Payload, StartPayload};
 use crate::replace::replace;
@@ -208,7 +209,7 @@ impl Store {
     pub(crate) fn create(&self, instance: Uuid, start: &StartPayload, record: &Record) -> io::Result<()> {
         let place = self.place(instance);
         // What is left of a former one of that name is nobody's.
-        remove_all(place.dir())?;
+        tree::remove(place.dir())?;
         fs::create_dir_all(place.work())?;
         fs::create_dir_all(place.volumes())?;
         self.save_start(instance, start)?;
@@ -253,7 +254,7 @@ impl Store {
                 dir
             }
         };
-        if let Err(e) = remove_all(&gone) {
+        if let Err(e) = tree::remove(&gone) {
             warn!("{}: some of it can't be removed: {e}", gone.display());
         }
         Ok(())
@@ -263,7 +264,7 @@ impl Store {
     fn remove_the_rest(&self) {
         let entries = fs::read_dir(self.root.join(REMOVED)).into_iter().flatten();
         for entry in entries.flatten() {
-            if let Err(e) = remove_all(&entry.path()) {
+            if let Err(e) = tree::remove(&entry.path()) {
                 warn!("{}: {e}", entry.path().display());
             }
         }
@@ -386,14 +387,6 @@ fn found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
-    }
-}
-
-/// Removes a directory with all that is in it, or a file in its place.
-fn remove_all(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotADirectory => found(fs::remove_file(path)),
-        other => found(other),
     }
 }
 

@@ -234,6 +234,8 @@ impl std::error::Error for Refusal {}
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
@@ -268,5 +270,65 @@ mod tests {
             assert_eq!(refusal.answer(), Some(ErrorCode::CONNECTION_FAILURE), "{refusal}");
             assert!(refusal.may_retry(), "{refusal}");
         }
+    }
+
+    #[test]
+    fn each_fault_says_what_it_is() {
+        let (uuid, bound, kind) = (
+            Uuid::from_u128(1),
+            Uuid::from_u128(2),
+            FrameKind::from(ErrorCode(0)),
+        );
+        let (advertised, certified) = (Role::AGENT, Role::NONE);
+        let (announced, limit) = (7, 5);
+        let refusals = [
+            Refusal::NotConnect(kind),
+            Refusal::Version(9),
+            Refusal::NilSource,
+            Refusal::Destination(uuid),
+            Refusal::Role {
+                advertised,
+                certified,
+            },
+            Refusal::NotAServer(advertised),
+            Refusal::BorrowedUuid { claimed: uuid, bound },
+            Refusal::OwnUuid(uuid),
+            Refusal::UnboundCertificate,
+            Refusal::UuidOwned(uuid),
+            Refusal::UuidInUse(uuid),
+            Refusal::OtherAuthority(uuid),
+            Refusal::SessionLimit(8),
+            Refusal::CertificateLimit(6),
+            Refusal::Busy("the server is shutting down"),
+            Refusal::Deadline,
+            Refusal::WrongUuid(uuid),
+            Refusal::ConfigurationTooLong { announced, limit },
+            Refusal::NotConnected(kind),
+            Refusal::PeerFailed,
+            Refusal::PeerAborted,
+        ];
+        let faults = [
+            ProtocolError::Version(9),
+            ProtocolError::PayloadTooLong {
+                kind,
+                announced,
+                limit,
+            },
+            ProtocolError::HandshakeFrame(kind),
+            ProtocolError::TraceNotAgreed(kind),
+            ProtocolError::TraceTooLong(announced),
+        ];
+        let texts = refusals.iter().map(ToString::to_string);
+        let texts: HashSet<_> = texts.chain(faults.iter().map(ToString::to_string)).collect();
+        assert_eq!(texts.len(), refusals.len() + faults.len());
+        assert!(texts.iter().all(|text| text.len() > 10));
+        let role = Refusal::Role {
+            advertised,
+            certified,
+        };
+        assert_eq!(
+            role.to_string(),
+            "role agent is advertised, the certificate holds none"
+        );
     }
 }

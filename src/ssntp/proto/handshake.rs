@@ -341,6 +341,37 @@ mod tests {
     }
 
     #[test]
+    fn the_client_first_sends_what_it_connects_with() {
+        assert_eq!(client(Role::SERVER).connect(), agent().encode());
+    }
+
+    #[test]
+    fn frames_are_traced_where_the_client_asks_and_the_server_agrees() {
+        for (asks, agrees) in [(false, false), (false, true), (true, false), (true, true)] {
+            let connect = Connect::new(Role::AGENT, CLIENT, asks);
+            let asked = judge(&connect, Role::AGENT, None).unwrap().unwrap();
+            let connected = ServerHandshake::connected(&asked, SERVER, Role::SERVER, agrees, Bytes::new());
+            let mut answer = BytesMut::from(&connected.encode()[..]);
+            let client = ClientHandshake::new(connect, Role::SERVER, None, 64);
+            let received = client.receive(&mut answer).unwrap().unwrap();
+            assert_eq!(received, connected);
+            assert_eq!(received.trace, asks && agrees);
+        }
+    }
+
+    #[test]
+    fn a_configuration_may_be_as_long_as_the_limit_and_no_longer() {
+        let mut bytes = reply(Role::SERVER, SERVER, CLIENT);
+        bytes.extend([b'#'; 64]);
+        for (length, fits) in [(64, true), (65, false)] {
+            bytes[40..44].copy_from_slice(&u32::to_be_bytes(length));
+            let received = client(Role::SERVER).receive(&mut BytesMut::from(&bytes[..]));
+            let taken = received.ok().flatten().map(|connected| connected.payload.len());
+            assert_eq!(taken, fits.then_some(64), "{length} bytes");
+        }
+    }
+
+    #[test]
     fn the_client_takes_connected_in_any_pieces() {
         let bytes = reply(Role::SERVER, SERVER, CLIENT);
         let mut input = BytesMut::new();

@@ -396,6 +396,25 @@ fn a_malformed_trace_block_is_dropped_and_the_frame_is_kept() {
 }
 
 #[test]
+fn every_type_has_a_name_and_is_read_back_by_it() {
+    for (number, name) in [(0, "COMMAND"), (1, "STATUS"), (3, "EVENT"), (4, "ERROR")] {
+        let frame_type = FrameType(number);
+        assert!(frame_type.is_known());
+        assert_eq!(
+            (frame_type.name(), frame_type.to_string()),
+            (Some(name), name.to_owned())
+        );
+        assert_eq!(name.to_lowercase().parse(), Ok(frame_type));
+        let kind = FrameKind::new(frame_type, 0xee);
+        assert_eq!(format!("{frame_type:?} {kind:?}"), format!("{name} {name}/0xee"));
+    }
+    let error = "STAT".parse::<FrameType>().unwrap_err();
+    assert!(error.to_string().starts_with("\"STAT\" is not a frame type"));
+    assert!(!FrameType(2).is_known());
+    assert_eq!(FrameType(2).to_string(), "0x02");
+}
+
+#[test]
 fn payloads_share_the_memory_they_arrived_in() {
     let (items, _) = feed(
         &wire(&[Frame::with_payload(Command::STATS, vec![9; 1000])]),

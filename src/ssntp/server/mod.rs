@@ -74,6 +74,9 @@ mod sessions;
 ))]
 #[path = "../../../tests/simulation/mod.rs"]
 mod simulation;
+#[cfg(test)]
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod tests;
 
 use std::convert::Infallible;
 use std::fmt;

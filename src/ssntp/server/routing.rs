@@ -235,21 +235,36 @@ mod tests {
         ];
         for (rules, error) in cases {
             assert_eq!(rules.check(), Err(error));
+            let (RuleError::Duplicate(kind)
+            | RuleError::Unknown(kind)
+            | RuleError::Handshake(kind)
+            | RuleError::Role(kind, _)) = error;
+            assert!(error.to_string().contains(&kind.to_string()));
             assert_eq!(RuleTable::try_from(rules).err(), Some(error));
         }
     }
 
     #[test]
-    fn the_table_holds_every_kind_of_the_protocol() {
+    fn rules_are_shown_by_kind_and_where_it_goes() {
+        let rules = Rules::new()
+            .multicast(Command::STATS, Role::CONTROLLER)
+            .route(Status::READY, |_, _, _| Decision::Discard);
+        let shown = r#"{STATS: "controller", READY: "function"}"#;
+        assert_eq!(format!("{rules:?}"), shown);
+    }
+
+    #[test]
+    fn the_table_holds_every_kind_of_the_protocol_and_no_other() {
         let mut table = KindTable::new();
         for kind in FrameKind::all() {
             assert!(table.get(kind).is_none());
             table.set(kind, kind);
         }
-        for kind in FrameKind::all() {
-            assert_eq!(table.get(kind), Some(&kind));
+        for (frame_type, operand) in (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| (t, o))) {
+            let kind = FrameKind::new(FrameType(frame_type), operand);
+            let mut expected = kind.is_known().then_some(kind);
+            assert_eq!(table.get(kind).copied(), expected, "{kind}");
+            assert_eq!(table.get_mut(kind), expected.as_mut(), "{kind}");
         }
-        assert_eq!(table.get(FrameKind::new(FrameType(200), 3)), None);
-        assert_eq!(table.get(FrameKind::new(FrameType(0), 200)), None);
     }
 }

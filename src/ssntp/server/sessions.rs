@@ -279,3 +279,124 @@ impl Directory<'_> {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use crate::transport::{Limits, Outbox, Outgoing};
+
+    fn session(id: u64, uuid: u128, role: Role) -> Session {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
+        let info = SessionInfo {
+            id: SessionId(ConnectionId(id)),
+            uuid: Uuid::from_u128(uuid),
+            role,
+            address: PeerAddress::Memory,
+            certificate: KeptCertificate::new(&nothing),
+            tracing: false,
+        };
+        let gauge = Outbox::new(Limits::default()).gauge();
+        Session::new(Arc::new(info), gauge, Arc::default())
+    }
+
+    #[test]
+    fn a_session_is_found_by_uuid_and_by_each_of_its_roles_until_it_is_removed() {
+        let mut sessions = Sessions::default();
+        let mut there: Vec<(u64, u32)> = Vec::new();
+        let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
+            let directory = Directory { sessions };
+            assert_eq!(
+                (directory.len(), directory.is_empty()),
+                (there.len(), there.is_empty())
+            );
+            let id = |info: &SessionInfo| info.id().0.0;
+            assert_eq!(sessions.ids().len(), there.len());
+            assert!(
+                sessions
+                    .ids()
+                    .iter()
+                    .map(|id| id.0.0)
+                    .eq(there.iter().map(|one| one.0))
+            );
+            let mut all: Vec<_> = directory.sessions().map(id).collect();
+            all.sort_unstable();
+            assert!(all.iter().eq(there.iter().map(|(id, _)| id)));
+            for number in 1..=128 {
+                let uuid = Uuid::from_u128(number.into());
+                let found = directory.session(uuid);
+                let is_there = there.iter().any(|(id, _)| *id == number);
+                assert_eq!(found.map(id), is_there.then_some(number));
+                assert!(found.is_none_or(|info| info.uuid() == uuid));
+            }
+            for roles in 0..=Role::ALL.bits() {
+                let role = Role::from_bits(roles);
+                let mut found: Vec<_> = directory.with_role(role).map(id).collect();
+                found.sort_unstable();
+                let expected = there.iter().filter(|(_, has)| has & roles != 0);
+                assert!(found.iter().eq(expected.map(|(id, _)| id)), "{role}: {found:?}");
+                assert!(directory.with_role(role).all(|info| info.role().intersects(role)));
+            }
+        };
+        agree(&sessions, &there);
+        // Each set of roles twice.
+        for id in 1..=2 * Role::ALL.bits() {
+            let roles = (id - 1) % Role::ALL.bits() + 1;
+            sessions.insert(session(id.into(), id.into(), Role::from_bits(roles)));
+            there.push((id.into(), roles));
+        }
+        agree(&sessions, &there);
+        for third in [0, 1, 2] {
+            let gone = there
+                .extract_if(.., |(id, _)| *id % 3 == third)
+                .collect::<Vec<_>>();
+            for (id, _) in gone {
+                let id = SessionId(ConnectionId(id));
+                assert_eq!(sessions.remove(id).map(|session| session.info.id), Some(id));
+                assert!(sessions.remove(id).is_none());
+            }
+            agree(&sessions, &there);
+        }
+        // Nothing is left of them in any index.
+        assert!(sessions.by_uuid.is_empty() && sessions.by_role.iter().all(Vec::is_empty));
+    }
+
+    #[test]
+    fn who_has_taken_a_uuid_over_keeps_it_when_the_one_before_goes() {
+        let mut sessions = Sessions::default();
+        let (old, new) = (session(1, 7, Role::AGENT), session(2, 7, Role::AGENT));
+        let [first, second] = [old.info.id, new.info.id];
+        sessions.insert(old);
+        sessions.insert(new);
+        sessions.remove(first);
+        assert_eq!(sessions.id_of(Uuid::from_u128(7)), Some(second));
+        sessions.remove(second);
+        assert_eq!(sessions.id_of(Uuid::from_u128(7)), None);
+    }
+
+    #[test]
+    fn what_is_promised_in_one_step_adds_up_and_is_forgotten_in_the_next() {
+        let limits = Limits {
+            frames: 10,
+            bytes: 1 << 20,
+        };
+        let mut session = session(1, 1, Role::AGENT);
+        session.gauge = Outbox::new(limits).gauge();
+        let four = Outgoing::whole(vec![0; 4].into(), 4).load();
+        for step in 1..4 {
+            assert_eq!(
+                [(); 4].map(|()| session.promise(four, step)),
+                [true, true, false, false]
+            );
+        }
+    }
+
+    #[test]
+    fn a_session_is_shown_by_its_uuid_its_roles_and_its_address() {
+        let info = session(9 << 24, 0xabc, Role::AGENT | Role::NETAGENT).info;
+        assert_eq!(info.id().to_string(), "s9");
+        let shown = format!("{} (agent,netagent) at {}", info.uuid(), PeerAddress::Memory);
+        assert_eq!(info.to_string(), shown);
+    }
+}

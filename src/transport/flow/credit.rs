@@ -20,7 +20,7 @@ const BATCHES: u32 = 6;
 /// its batch is dealt with. A thousand readers that take each record from their
 /// sockets as it arrives would keep the processors from the dispatcher; one that
 /// waits finds several records at once the next time.
-const ALL_AHEAD: u64 = 8 << 20;
+const ALL_AHEAD: u64 = 32 << 20;
 
 /// The credit of one connection's reader. The reader spends it with each batch
 /// that it hands to the dispatcher and waits when it is used up, so its peer is

@@ -26,7 +26,8 @@ use crate::signals::Stop;
 /// it reports what the machine has (READY, STATS), and starts nothing.
 ///
 /// SIGINT and SIGTERM end it; its instances keep running, and the next agent
-/// with the same --state finds them. SIGUSR1 takes the node out of service
+/// with the same --state finds them. A service manager has to leave its other
+/// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
 /// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
 /// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
 /// is for --after-evacuation.
@@ -82,8 +83,7 @@ pub(crate) struct Args {
     /// How long an instance may take to end before it is killed
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     grace: Seconds,
-    /// The most that is kept of each log of an instance; looked at every
-    /// --interval
+    /// The most that is kept of each log of an instance, from its next run on
     #[arg(long, value_name = "MB", default_value = "16", value_parser = value_parser!(u32).range(1..))]
     log_limit: u32,
     /// Run this once the node has been evacuated for something else than

@@ -15,26 +15,27 @@
 //! |---|---|
 //! | `process` | [`ProcessDriver`]: a process of this machine |
 //! | `qemu` | [`QemuDriver`]: a virtual machine |
-//! | `group` | process groups that outlive the agent, for drivers that run programs |
+//! | `supervisor` | a process for each run, which outlives the agent, for drivers that run programs |
 //! | `simulate` | [`SimulateDriver`]: nothing at all, with plausible figures |
 
-mod group;
 mod process;
 mod qemu;
 mod simulate;
+mod supervisor;
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 use uuid::Uuid;
 
-pub use self::group::Confinement;
 pub use self::process::ProcessDriver;
 pub use self::qemu::QemuDriver;
 pub use self::simulate::SimulateDriver;
+pub use self::supervisor::{Confinement, supervise};
 use crate::payload::{RestartFailureReason, Start, StartFailureReason, StartPayload};
 
 /// Runs instances of one kind or several.
@@ -126,11 +127,16 @@ pub struct Ended {
 /// ```text
 /// DIR/
 ///   instance.yaml  start.yaml      the agent's
-///   exit                           how its last run ended
 ///   stdout.log  stderr.log         what it wrote, over all runs, within bounds
-///   work/                          its own directory
+///   run/                           of its last run: state and socket
+///   disks/                         those of a virtual machine
 ///   volumes/UUID                   a link to each volume
+///   work/                          its own directory
 /// ```
+///
+/// Where instances have a user of their own, that may write in `work`, and
+/// nowhere else: so what the agent makes, moves and owns in all others is what
+/// it made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     instance: Uuid,
@@ -165,11 +171,6 @@ impl Place {
     pub fn volumes(&self) -> PathBuf {
         self.dir.join("volumes")
     }
-
-    /// The file that says how its last run ended.
-    pub fn exit_file(&self) -> PathBuf {
-        self.dir.join("exit")
-    }
 }
 
 /// What to launch.
@@ -203,7 +204,7 @@ impl Cancel {
 
 /// One run of an instance, in a form that survives the agent: a process, and
 /// what tells it from a later process with the same number.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Handle {
     /// The process that stands for it; 0 where there is none.
     pub pid: i32,
@@ -243,7 +244,7 @@ pub enum Found {
     /// It ended.
     Ended(Exit),
     /// It ended before its first instruction: its agent had died before it
-    /// let it run.
+    /// let it run, or before it heard that the program could not be executed.
     NeverRan,
 }
 
@@ -253,22 +254,41 @@ pub struct Exit {
     /// The exit code, 128 and the signal's number where a signal ended it;
     /// `None` where nobody saw.
     pub code: Option<i32>,
+    /// The signal that ended it, where one did.
+    pub signal: Option<i32>,
+    /// Whether a process of it was killed because its memory was used up; only
+    /// control groups tell.
+    pub out_of_memory: bool,
+    /// When it was started.
+    pub started: Option<SystemTime>,
+    /// When it ended.
+    pub ended: Option<SystemTime>,
 }
 
 impl Exit {
     /// An end with that code.
     pub const fn code(code: i32) -> Self {
-        Self { code: Some(code) }
+        Self {
+            code: Some(code),
+            signal: None,
+            out_of_memory: false,
+            started: None,
+            ended: None,
+        }
     }
 }
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.code {
-            Some(code @ 129..=192) => write!(f, "exit code {code} (signal {})", code - 128),
-            Some(code) => write!(f, "exit code {code}"),
-            None => f.write_str("unknown exit code"),
+        match (self.code, self.signal) {
+            (Some(code), Some(signal)) => write!(f, "exit code {code} (signal {signal})")?,
+            (Some(code), None) => write!(f, "exit code {code}")?,
+            (None, _) => f.write_str("unknown exit code")?,
         }
+        if self.out_of_memory {
+            f.write_str(", out of memory")?;
+        }
+        Ok(())
     }
 }
 
@@ -325,6 +345,28 @@ pub enum LaunchFault {
     Network,
     /// Anything else.
     Launch,
+}
+
+impl LaunchFault {
+    const ALL: [(Self, &str); 5] = [
+        (Self::Data, "data"),
+        (Self::Image, "image"),
+        (Self::Full, "full"),
+        (Self::Network, "network"),
+        (Self::Launch, "launch"),
+    ];
+
+    /// What a supervisor calls it.
+    fn name(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(fault, _)| *fault == self);
+        named.map_or("launch", |(_, name)| name)
+    }
+
+    /// The fault of that name; one that isn't known is any other.
+    fn named(name: &str) -> Self {
+        let fault = Self::ALL.iter().find(|(_, known)| *known == name);
+        fault.map_or(Self::Launch, |(fault, _)| *fault)
+    }
 }
 
 impl LaunchError {

@@ -20,9 +20,10 @@
 //!
 //! The program is looked for as a shell would, with the `PATH` of `env` or
 //! the agent's own. It runs in `dir`, which may be relative to the instance's
-//! own directory (and then may not lead out of it), where it runs otherwise; reads nothing; and writes to
-//! `stdout.log` and `stderr.log`, of which the agent keeps the last 16 MB each
-//! (`log_mb`). Its environment is `env`, and
+//! own directory (and then may not lead out of it), where it runs otherwise; reads
+//! nothing; and writes to pipes, of which its supervisor keeps the last 16 MB each
+//! (`log_mb`) in `stdout.log` and `stderr.log`. It can gain no privileges by
+//! what it executes. Its environment is `env`, and
 //!
 //! | variable | |
 //! |---|---|
@@ -38,12 +39,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::chown;
-use std::path::{Component, Path};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Component, Path, PathBuf};
 
-use super::group::{Confinement, DEFAULT_LOG_MB, Groups, Program, User, find_program};
+use rustix::fs::OFlags;
+
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, User};
 use super::{
     Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
     Volume, VolumeError,
@@ -57,7 +60,7 @@ pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// finds.
 #[derive(Clone, Debug)]
 pub struct ProcessDriver {
-    groups: Groups,
+    supervisors: Supervisors,
     log_mb: u32,
 }
 
@@ -69,18 +72,26 @@ impl ProcessDriver {
     /// The thread can't be started.
     pub fn new(confinement: Confinement) -> io::Result<Self> {
         Ok(Self {
-            groups: Groups::new(confinement)?,
+            supervisors: Supervisors::new(confinement)?,
             log_mb: DEFAULT_LOG_MB,
         })
     }
 
     /// The most that is kept of what an instance writes, in MB, for each of
     /// `stdout.log` and `stderr.log`: the older half in a file of its own,
-    /// called `….1`. It is looked at with each STATS, and may be exceeded in
-    /// between. Default: 16.
+    /// called `….1`. It counts for runs that start from now on. Default: 16.
     #[must_use]
     pub fn log_mb(mut self, mb: u32) -> Self {
         self.log_mb = mb;
+        self
+    }
+
+    /// The program that supervises instances: one that calls
+    /// [`supervise`](super::supervise). Default: this program itself, where it
+    /// has called that.
+    #[must_use]
+    pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
+        self.supervisors.program(program.into());
         self
     }
 }
@@ -106,64 +117,53 @@ impl Driver for ProcessDriver {
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let work = place.work();
-        let dir = work.join(&start.dir);
-        if !dir.is_dir() {
-            return Err(LaunchError::launch(format!(
-                "there is no directory {}",
-                dir.display()
-            )));
-        }
         let user = user(launch.user)?;
         if let Some(user) = user {
-            chown(&work, Some(user.uid), Some(user.gid)).map_err(|e| LaunchError::io(work.display(), &e))?;
+            give(&work, user).map_err(|e| LaunchError::io(work.display(), &e))?;
         }
-        let env = environment(place, start);
-        let Some((name, arguments)) = start.command.split_first() else {
+        let Some((program, arguments)) = start.command.split_first() else {
             return Err(LaunchError::new(LaunchFault::Data, "there is no command"));
         };
-        let path = env.get(&OsString::from("PATH")).map(OsString::as_os_str);
         let program = Program {
             place,
-            path: &find_program(name, path, &dir)?,
-            arguments: &arguments.iter().map(OsString::from).collect::<Vec<_>>(),
-            env: &env,
-            dir: &dir,
+            program: program.as_ref(),
+            arguments: arguments.iter().map(OsString::from).collect(),
+            env: environment(place, start),
+            dir: &work.join(&start.dir),
             user,
             mem_mb: start.requirements.mem_mb,
             vcpus: start.requirements.vcpus,
+            log_mb: self.log_mb,
         };
-        self.groups.launch(&program, commit)
+        self.supervisors.launch(program, commit)
     }
 
     fn watch(&self, running: &Running, sink: &EndSink) {
-        self.groups.watch(running, sink);
+        self.supervisors.watch(running, sink);
     }
 
     fn terminate(&self, running: &Running) -> io::Result<()> {
-        self.groups.terminate(running)
+        self.supervisors.terminate(running)
     }
 
     fn kill(&self, running: &Running) -> io::Result<()> {
-        self.groups.kill(running)
+        self.supervisors.kill(running)
     }
 
     fn find(&self, running: &Running) -> Found {
-        self.groups.find(running)
+        self.supervisors.find(running)
     }
 
     fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
-        self.groups.find_unrecorded(place)
+        self.supervisors.find_unrecorded(place)
     }
 
     fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
-        for subject in subjects {
-            self.groups.trim_logs(&subject.place, self.log_mb, &[]);
-        }
-        self.groups.measure(subjects)
+        self.supervisors.measure(subjects)
     }
 
     fn forget(&self, place: &Place) {
-        self.groups.forget(place.instance());
+        self.supervisors.forget(place.instance());
     }
 
     /// The link that records it is all there is to it.
@@ -247,6 +247,23 @@ fn find_user(users: &str, name: &str) -> Option<User> {
         let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
         Some(User { uid, gid })
     })
+}
+
+/// Makes a directory or a file an instance's user's. Not what a link there
+/// leads to, and no file that has another name elsewhere.
+pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    let file = options.read(true).open(path)?;
+    let metadata = file.metadata()?;
+    let is_own = metadata.is_dir() || metadata.is_file() && metadata.nlink() == 1;
+    if !is_own {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a file of its own",
+        ));
+    }
+    fchown(&file, Some(user.uid), Some(user.gid))
 }
 
 #[cfg(test)]

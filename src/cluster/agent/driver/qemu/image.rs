@@ -4,7 +4,7 @@
 //! ```text
 //!  IMAGES/ID[.qcow2|.img|.raw]      never written
 //!        ▲ what wasn't written since
-//!  INSTANCE/work/boot.qcow2         the instance's own; or boot.raw, a copy
+//!  INSTANCE/disks/boot.qcow2        the instance's own; or boot.raw, a copy
 //!
 //!  VOLUMES/UUID/disk.img|disk.raw
 //! ```
@@ -27,7 +27,7 @@ use log::warn;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::super::{Cancel, LaunchError, LaunchFault, Place};
-use super::{now, pause};
+use super::{disks_of, now, pause};
 use crate::payload::Storage;
 
 /// What an image's file may be called after its name, best first.
@@ -155,9 +155,9 @@ pub(super) fn boot_disk(
     qemu_img: Option<&Path>,
     bounds: Bounds<'_>,
 ) -> Result<Disk, LaunchError> {
-    let work = place.work();
+    let disks = disks_of(place);
     for format in [Format::Qcow2, Format::Raw] {
-        let path = work.join(format.boot_file());
+        let path = disks.join(format.boot_file());
         if path.is_file() {
             return Ok(Disk { path, format });
         }
@@ -169,8 +169,8 @@ pub(super) fn boot_disk(
         None => base.format,
     };
     // Under its name only once it is whole.
-    let path = work.join(format.boot_file());
-    let beside = work.join("boot.new");
+    let path = disks.join(format.boot_file());
+    let beside = disks.join("boot.new");
     match qemu_img {
         Some(program) => overlay(program, &base, wanted, &beside, bounds)?,
         None => copy(&base, wanted, &beside, bounds).map_err(|e| LaunchError::io(beside.display(), &e))?,
@@ -379,7 +379,7 @@ mod tests {
     fn without_qemu_img_the_image_is_copied_once() {
         let dir = tempfile::tempdir().unwrap();
         let place = Place::new(Uuid::nil(), dir.path());
-        fs::create_dir(place.work()).unwrap();
+        fs::create_dir(disks_of(&place)).unwrap();
         let image = dir.path().join("image");
         fs::write(&image, "first").unwrap();
         let base = || {
@@ -408,7 +408,7 @@ mod tests {
 
         let dir = tempfile::tempdir().unwrap();
         let place = Place::new(Uuid::nil(), dir.path());
-        fs::create_dir(place.work()).unwrap();
+        fs::create_dir(disks_of(&place)).unwrap();
         let image = dir.path().join("image");
         fs::write(&image, "first").unwrap();
         let base = || {
@@ -442,7 +442,8 @@ mod tests {
         }
         let pid = fs::read_to_string(pid_file).unwrap();
         assert!(!Path::new("/proc").join(pid.trim()).exists());
-        assert!(!place.work().join("boot.raw").exists() && !place.work().join("boot.qcow2").exists());
+        let disks = disks_of(&place);
+        assert!(!disks.join("boot.raw").exists() && !disks.join("boot.qcow2").exists());
     }
 
     #[test]

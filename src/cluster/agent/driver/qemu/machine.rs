@@ -1,8 +1,8 @@
 //! The machine as QEMU is told of it, without any I/O but a look at what this
 //! node has.
 //!
-//! Paths of the instance are relative to the directory that QEMU runs in, so
-//! that neither their length nor what is in them matters.
+//! QEMU runs in a directory that the machine's user may write in; its disks are
+//! elsewhere.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::super::LaunchError;
-use super::super::group::find_program;
+use super::super::supervisor::find_program;
 use super::image::Disk;
 use super::qmp;
 use crate::payload::FwType;
 
-/// The seed disk's name in the machine's directory.
+/// The seed disk's name among the machine's disks.
 pub(super) const SEED: &str = "seed.img";
 /// What a machine has whose START doesn't say.
 const DEFAULT_MEM_MB: i64 = 512;
@@ -49,7 +49,7 @@ impl Emulator {
     pub(super) fn find(path: Option<&OsStr>) -> Result<Self, LaunchError> {
         let host = std::env::consts::ARCH;
         let find = |arch: &'static str| {
-            let path = find_program(&format!("qemu-system-{arch}"), path, Path::new("/")).ok()?;
+            let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
             let kvm = arch == host && can_use_kvm();
             Some(Self { path, arch, kvm })
         };
@@ -90,6 +90,7 @@ pub(super) struct Machine<'a> {
     /// 0: not said.
     pub(super) vcpus: i64,
     pub(super) boot: &'a Disk,
+    pub(super) seed: &'a Path,
     pub(super) volumes: &'a [(Uuid, Disk)],
 }
 
@@ -131,7 +132,8 @@ impl Machine<'_> {
             // Nobody sees it, but some loaders insist on a screen.
             list.pair("-vga", "std");
         }
-        list.pair("-chardev", "file,id=serial,path=serial.log,append=on");
+        // To its standard output, whose end is its supervisor's.
+        list.pair("-chardev", "stdio,id=serial,signal=off");
         list.pair("-serial", "chardev:serial");
         list.option(
             "-qmp",
@@ -143,7 +145,7 @@ impl Machine<'_> {
         );
         list.disk("boot", &self.boot.path, self.boot.format.name(), false);
         list.pair("-device", "virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0");
-        list.disk("seed", Path::new(SEED), "raw", true);
+        list.disk("seed", self.seed, "raw", true);
         list.pair("-device", "virtio-blk-pci,drive=seed,id=dev-seed");
         for (volume, disk) in self.volumes {
             let node = node_of(*volume);
@@ -273,12 +275,13 @@ mod tests {
             mem_mb: 256,
             vcpus: 2,
             boot: &boot,
+            seed: Path::new(SEED),
             volumes: &volumes,
         };
         let expected = "-nodefaults -no-user-config \
             -name guest=00000000-0000-0000-0000-000000000000 -uuid 00000000-0000-0000-0000-000000000000 \
             -accel tcg,tb-size=128 -m 256M -smp 2 -display none -monitor none -vga std \
-            -chardev file,id=serial,path=serial.log,append=on -serial chardev:serial \
+            -chardev stdio,id=serial,signal=off -serial chardev:serial \
             -qmp unix:qmp.sock,server=on,wait=off \
             -blockdev driver=qcow2,node-name=boot,read-only=off,file.driver=file,file.filename=boot.qcow2 \
             -device virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0 \
@@ -306,6 +309,7 @@ mod tests {
             mem_mb: 0,
             vcpus: 0,
             boot: &boot,
+            seed: Path::new(SEED),
             volumes: &[],
         };
         let text = text(&machine);

@@ -2,12 +2,15 @@
 //! an empty one means.
 //!
 //! ```text
-//!  START ─▶ image ──▶ work/boot.qcow2   its own disk, on top of the image
-//!        ─▶ seed ───▶ work/seed.img     user data and meta data, for cloud-init
-//!        ─▶ machine ▶ qemu-system-…     a group of its own, see `group`
-//!                        │    └──▶ work/serial.log
-//!  STOP ─── qmp ────▶ work/qmp.sock     system_powerdown; later quit, SIGKILL
+//!  START ─▶ image ──▶ disks/boot.qcow2   its own disk, on top of the image
+//!        ─▶ seed ───▶ disks/seed.img     user data and meta data, for cloud-init
+//!        ─▶ machine ▶ qemu-system-…      in `work`, see `supervisor`
+//!                        │    └──▶ stdout.log, what the machine writes to its serial port
+//!  STOP ─── qmp ────▶ work/qmp.sock      system_powerdown; later quit, SIGKILL
 //! ```
+//!
+//! A machine's user may write in `work`, and into its disks. Their directory is
+//! the agent's, so nothing there is ever anything but what the agent made.
 //!
 //! What it boots from, memory and CPUs are the START's:
 //!
@@ -47,9 +50,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::fs::chown;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -59,8 +61,8 @@ use uuid::Uuid;
 use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
-use super::group::{Confinement, DEFAULT_LOG_MB, Groups, Program, User, find_program, is_alive};
-use super::process::{DEFAULT_PATH, user};
+use super::process::{DEFAULT_PATH, give, user};
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
 use super::{
     Cancel, Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running,
     Subject, Usage, Volume, VolumeError, VolumeFault,
@@ -78,6 +80,8 @@ const FIRST_ANSWER: Duration = Duration::from_secs(10);
 const QUIT: Duration = Duration::from_secs(2);
 /// How long a machine may take to let go of a disk.
 const UNPLUG: Duration = Duration::from_secs(5);
+/// The most that is read of what QEMU complained of.
+const LAST_WORDS: u64 = 4096;
 /// How often a machine is looked at by someone who waits for it.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -85,7 +89,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// module's source for what a machine finds.
 #[derive(Clone, Debug)]
 pub struct QemuDriver {
-    groups: Groups,
+    supervisors: Supervisors,
     log_mb: u32,
     images: Option<PathBuf>,
     path: Option<OsString>,
@@ -102,7 +106,7 @@ impl QemuDriver {
     /// The thread can't be started.
     pub fn new(confinement: Confinement) -> io::Result<Self> {
         Ok(Self {
-            groups: Groups::new(confinement)?,
+            supervisors: Supervisors::new(confinement)?,
             log_mb: DEFAULT_LOG_MB,
             images: None,
             path: Some(std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into())),
@@ -118,12 +122,20 @@ impl QemuDriver {
         self
     }
 
-    /// The most that is kept of what a machine writes to its serial port, and
-    /// of QEMU's own `stdout.log` and `stderr.log`, in MB for each: see
+    /// The most that is kept of what a machine writes to its serial port
+    /// (`stdout.log`), and of what QEMU complains of (`stderr.log`), in MB each: see
     /// [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb). Default: 16.
     #[must_use]
     pub fn log_mb(mut self, mb: u32) -> Self {
         self.log_mb = mb;
+        self
+    }
+
+    /// The program that supervises machines: see
+    /// [`ProcessDriver::supervisor`](super::ProcessDriver::supervisor).
+    #[must_use]
+    pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
+        self.supervisors.program(program.into());
         self
     }
 
@@ -137,7 +149,7 @@ impl QemuDriver {
     fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, LaunchError> {
         let entry = image::bootable(&launch.payload.start.storage)
             .ok_or_else(|| LaunchError::new(LaunchFault::Image, "there is nothing to boot from"))?;
-        let qemu_img = find_program("qemu-img", self.path.as_deref(), Path::new("/")).ok();
+        let qemu_img = find_program("qemu-img".as_ref(), self.path.as_deref(), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
         let bounds = image::Bounds {
             until: now() + IMAGE,
@@ -165,7 +177,7 @@ impl QemuDriver {
                 Err(_) => pause(),
             }
         }
-        let log = fs::read(running.place.dir().join("stderr.log")).unwrap_or_default();
+        let log = last_words(&running.place).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let said = log.lines().next_back().unwrap_or("it said nothing");
         Err(LaunchError::launch(format!("QEMU ended at once: {said}")))
@@ -197,15 +209,16 @@ impl Driver for QemuDriver {
         let (place, start) = (launch.place, &launch.payload.start);
         let emulator = Emulator::find(self.path.as_deref())?;
         let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
-        let (user, work) = (user(launch.user)?, place.work());
+        let (user, work, disks) = (user(launch.user)?, place.work(), disks_of(place));
+        fs::create_dir_all(&disks).map_err(|e| LaunchError::io(disks.display(), &e))?;
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
-        let seed = work.join(machine::SEED);
+        let seed = disks.join(machine::SEED);
         replace(&seed, &seed_of(launch)?).map_err(|e| LaunchError::io(seed.display(), &e))?;
         if let Some(user) = user {
             let disks = volumes.iter().map(|(_, disk)| &disk.path);
             for path in [&work, &boot.path, &seed].into_iter().chain(disks) {
-                own(path, user)?;
+                give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
             }
         }
         let machine = Machine {
@@ -215,6 +228,7 @@ impl Driver for QemuDriver {
             mem_mb: start.requirements.mem_mb,
             vcpus: start.requirements.vcpus,
             boot: &boot,
+            seed: &seed,
             volumes: &volumes,
         };
         // A former run's: nobody listens there any more.
@@ -226,15 +240,16 @@ impl Driver for QemuDriver {
         ]);
         let program = Program {
             place,
-            path: &emulator.path,
-            arguments: &machine.arguments(),
-            env: &env,
+            program: emulator.path.as_ref(),
+            arguments: machine.arguments(),
+            env,
             dir: &work,
             user,
             mem_mb: machine.limit_mb(),
             vcpus: start.requirements.vcpus,
+            log_mb: self.log_mb,
         };
-        let handle = self.groups.launch(&program, commit)?;
+        let handle = self.supervisors.launch(program, commit)?;
         let running = Running {
             place: place.clone(),
             handle,
@@ -242,14 +257,14 @@ impl Driver for QemuDriver {
         match self.await_answer(&running, launch.cancel) {
             Ok(()) => Ok(running.handle),
             Err(e) => {
-                self.groups.abandon(&running);
+                self.supervisors.abandon(&running);
                 Err(e)
             }
         }
     }
 
     fn watch(&self, running: &Running, sink: &EndSink) {
-        self.groups.watch(running, sink);
+        self.supervisors.watch(running, sink);
     }
 
     /// As its power button would. A machine that can't be told is ended by a
@@ -262,7 +277,7 @@ impl Driver for QemuDriver {
             Err(_) if !is_alive(&running.handle) => Ok(()),
             Err(e) => {
                 warn!("instance {}: {e}", running.place.instance());
-                self.groups.terminate(running)
+                self.supervisors.terminate(running)
             }
         }
     }
@@ -274,27 +289,23 @@ impl Driver for QemuDriver {
         while told.is_ok() && is_alive(&running.handle) && now() < limit {
             pause();
         }
-        self.groups.kill(running)
+        self.supervisors.kill(running)
     }
 
     fn find(&self, running: &Running) -> Found {
-        self.groups.find(running)
+        self.supervisors.find(running)
     }
 
     fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
-        self.groups.find_unrecorded(place)
+        self.supervisors.find_unrecorded(place)
     }
 
     fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
-        for subject in subjects {
-            self.groups
-                .trim_logs(&subject.place, self.log_mb, &["work/serial.log"]);
-        }
-        self.groups.measure(subjects)
+        self.supervisors.measure(subjects)
     }
 
     fn forget(&self, place: &Place) {
-        self.groups.forget(place.instance());
+        self.supervisors.forget(place.instance());
     }
 
     /// One that doesn't run finds it when it is started.
@@ -302,7 +313,7 @@ impl Driver for QemuDriver {
         let disk = image::volume_disk(&volume.path);
         if running.is_none() {
             // Before the first start, a disk may still have to be made.
-            let is_new = !place.work().join(machine::SEED).exists();
+            let is_new = !disks_of(place).join(machine::SEED).exists();
             return match disk {
                 None if !is_new => Err(no_disk(volume)),
                 _ => Ok(()),
@@ -397,8 +408,19 @@ fn no_disk_at(volume: &Path) -> String {
     format!("there is no disk.img in the volume {}", volume.display())
 }
 
-fn own(path: &Path, user: User) -> Result<(), LaunchError> {
-    chown(path, Some(user.uid), Some(user.gid)).map_err(|e| LaunchError::io(path.display(), &e))
+/// Where the disks of a machine are.
+fn disks_of(place: &Place) -> PathBuf {
+    place.dir().join("disks")
+}
+
+/// The end of what QEMU complained of.
+fn last_words(place: &Place) -> io::Result<Vec<u8>> {
+    let mut log = File::open(place.dir().join("stderr.log"))?;
+    let from = log.metadata()?.len().saturating_sub(LAST_WORDS);
+    log.seek(SeekFrom::Start(from))?;
+    let mut words = Vec::new();
+    log.take(LAST_WORDS).read_to_end(&mut words)?;
+    Ok(words)
 }
 
 fn pause() {

@@ -19,14 +19,13 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Deserialize;
 
+use super::super::supervisor::connect_to;
 use crate::payload::yaml;
 
 /// The socket's name in the machine's directory.
@@ -86,16 +85,7 @@ impl Qmp {
     /// Connects to the machine that runs in a directory, and exchanges the
     /// greetings.
     pub(super) fn connect(dir: &Path) -> io::Result<Self> {
-        // Through the directory's descriptor: a socket's path may be no
-        // longer than about a hundred bytes, and a state directory's is.
-        let dir = File::open(dir)?;
-        let path = format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd());
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // Where others wait already, this fails at once, and doesn't wait.
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let stream = UnixStream::from(socket);
-        stream.set_nonblocking(false)?;
+        let stream = connect_to(File::open(dir)?, SOCKET)?;
         stream.set_write_timeout(Some(ANSWER))?;
         let mut qmp = Self {
             stream,
@@ -221,6 +211,7 @@ fn now() -> Instant {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixListener;
     use std::thread::JoinHandle;
 
@@ -301,6 +292,17 @@ mod tests {
         let _listener = UnixListener::bind(silent.path().join(SOCKET)).unwrap();
         let error = Qmp::connect(silent.path()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    /// To another machine's, say, which would be told to quit.
+    #[test]
+    fn a_link_does_not_lead_to_another_socket() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let listener = UnixListener::bind(other.path().join(SOCKET)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::os::unix::fs::symlink(other.path().join(SOCKET), dir.path().join(SOCKET)).unwrap();
+        assert!(Qmp::connect(dir.path()).is_err());
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! With real machines, where QEMU is installed.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
@@ -46,6 +46,7 @@ struct Stage {
     sink: EndSink,
     ends: Receiver<Ended>,
     running: Option<Running>,
+    user: &'static str,
 }
 
 impl Stage {
@@ -67,6 +68,7 @@ impl Stage {
             sink: Arc::new(move |ended| to.send(ended).unwrap()),
             ends,
             running: None,
+            user: "",
         }
     }
 
@@ -94,7 +96,7 @@ impl Stage {
         let launch = Launch {
             place: &self.place,
             payload,
-            user: "",
+            user: self.user,
             cancel: &Cancel::default(),
         };
         let handle = self.driver.launch(&launch, &mut |_| Ok(()))?;
@@ -108,7 +110,7 @@ impl Stage {
     }
 
     fn serial(&self) -> Vec<u8> {
-        fs::read(self.place.work().join("serial.log")).unwrap_or_default()
+        fs::read(self.place.dir().join("stdout.log")).unwrap_or_default()
     }
 
     fn await_greetings(&self, count: usize) {
@@ -124,7 +126,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         if let Some(running) = &self.running {
-            self.driver.groups.kill(running).unwrap();
+            self.driver.supervisors.kill(running).unwrap();
         }
     }
 }
@@ -201,6 +203,52 @@ fn a_missing_image_or_disk_is_an_image_failure() {
     assert_eq!(error.fault, LaunchFault::Image, "{error}");
 }
 
+/// A machine's user leaves links behind where the agent is about to write, or
+/// to give what is there to that user.
+#[test]
+fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
+    let mut stage = Stage::new();
+    let victim = stage.dir.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    for name in [
+        "seed.img",
+        ".seed.img.new",
+        "boot.qcow2",
+        "boot.raw",
+        "boot.new",
+        "boot.err",
+    ] {
+        std::os::unix::fs::symlink(&victim, stage.place.work().join(name)).unwrap();
+    }
+    let bin = stage.dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
+    fs::write(&qemu, "#!/bin/sh\nexit 3\n").unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    stage.driver = stage.driver.clone().path(&bin);
+    // Only root may run machines as another.
+    stage.user = if rustix::process::geteuid().is_root() {
+        "65534"
+    } else {
+        ""
+    };
+    let owner = |path: &Path| fs::metadata(path).unwrap().uid();
+    let before = owner(&victim);
+    stage.launch(&stage.start("tiny")).unwrap_err();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(owner(&victim), before);
+    let boot = disks_of(&stage.place).join("boot.raw");
+    if !stage.user.is_empty() {
+        assert_eq!((owner(&boot), owner(boot.parent().unwrap())), (65534, before));
+    }
+    // And a disk that is none of its own is not given away.
+    fs::remove_file(&boot).unwrap();
+    fs::hard_link(&victim, &boot).unwrap();
+    stage.launch(&stage.start("tiny")).unwrap_err();
+    assert_eq!(owner(&victim), before);
+}
+
 #[test]
 fn a_machine_boots_is_found_again_and_ends() {
     if !has_qemu() {
@@ -223,7 +271,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     });
     let running = stage.launch(&payload).unwrap();
     stage.await_greetings(1);
-    assert!(stage.place.work().join(machine::SEED).is_file());
+    assert!(disks_of(&stage.place).join(machine::SEED).is_file());
 
     // Another agent's driver finds it, and measures it.
     let later = QemuDriver::new(Confinement::ResourceLimits).unwrap();
@@ -259,7 +307,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     // It starts again, from the disk that it has by now.
     let again = stage.launch(&payload).unwrap();
     stage.await_greetings(2);
-    stage.driver.groups.kill(&again).unwrap();
+    stage.driver.supervisors.kill(&again).unwrap();
     let ended = stage.ends.recv_timeout(SOON).unwrap();
     assert_eq!(ended.exit, Exit::code(137));
 }

@@ -51,7 +51,7 @@ impl Cgroups {
     }
 
     /// Makes the group of an instance; 0 is no limit. A process joins it by
-    /// [`join`](Self::join).
+    /// its own doing, in each of [`groups`](Self::groups).
     pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64) -> io::Result<()> {
         let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
         let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);
@@ -94,12 +94,6 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Puts a process, and all it starts from then on, into a group.
-    pub(super) fn join(&self, instance: Uuid, pid: i32) -> io::Result<()> {
-        self.groups(instance)
-            .try_for_each(|group| fs::write(group.join("cgroup.procs"), pid.to_string()))
-    }
-
     /// The processes of a group.
     pub(super) fn pids(&self, instance: Uuid) -> Vec<i32> {
         // Version 1: all of its groups hold the same ones.
@@ -120,6 +114,17 @@ impl Cgroups {
                 let _ = fs::remove_dir(folder);
             }
         }
+    }
+
+    /// The file that counts, among others, how many processes of a group were
+    /// killed for memory: see [`kills`].
+    pub(super) fn oom(&self, instance: Uuid) -> Option<PathBuf> {
+        let (folder, file) = match self {
+            Self::None => return None,
+            Self::Unified(folder) => (folder, "memory.events"),
+            Self::Separate { memory, .. } => (memory, "memory.oom_control"),
+        };
+        Some(folder.join(instance.to_string()).join(file))
     }
 
     /// Memory in use, in bytes, without the files that the kernel merely
@@ -209,6 +214,11 @@ impl<'a> Mount<'a> {
             options: right.nth(1)?,
         })
     }
+}
+
+/// How many processes were killed for memory.
+pub(super) fn kills(file: &Path) -> Option<u64> {
+    keyed(file, "oom_kill ")
 }
 
 fn number(path: &Path) -> Option<u64> {

@@ -1,0 +1,184 @@
+//! What an instance writes, kept within bounds.
+//!
+//! ```text
+//!  stdout.log    the latest; when it would grow past half the limit, it becomes
+//!  stdout.log.1  what was before, and a new one is begun
+//! ```
+//!
+//! What finds no room on the disk is lost: an instance never waits for its log.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags, openat, renameat};
+
+/// The most that is read at a time.
+const PIECE: usize = 16 * 1024;
+/// How many pieces are read once nothing more can come: what a pipe holds,
+/// 64 KiB where nobody asked for more, 1 MiB at most.
+const LAST_PIECES: usize = 64;
+
+/// One of an instance's outputs: a pipe, and the log that it ends in.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// `None` once every writer has closed it. Never waited for.
+    pub(super) pipe: Option<io::PipeReader>,
+    log: Log,
+}
+
+impl Output {
+    pub(super) fn new(pipe: io::PipeReader, log: Log) -> Self {
+        Self {
+            pipe: Some(pipe),
+            log,
+        }
+    }
+
+    /// Takes a piece of what was written; whether there may be more.
+    pub(super) fn take(&mut self) -> bool {
+        let Some(pipe) = &mut self.pipe else { return false };
+        let mut piece = [0; PIECE];
+        match pipe.read(&mut piece) {
+            Ok(0) => self.pipe = None,
+            Ok(length) => {
+                self.log.add(piece.get(..length).unwrap_or_default());
+                return true;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return true,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => self.pipe = None,
+        }
+        false
+    }
+
+    /// Takes what is left, without waiting for who may still hold the pipe.
+    pub(super) fn drain(&mut self) {
+        for _ in 0..LAST_PIECES {
+            if !self.take() {
+                break;
+            }
+        }
+    }
+}
+
+/// A log.
+#[derive(Debug)]
+pub(super) struct Log {
+    dir: Arc<OwnedFd>,
+    name: &'static str,
+    /// `None` where it can't be written.
+    file: Option<File>,
+    length: u64,
+    /// The most of this file: half of the log's limit.
+    most: u64,
+}
+
+impl Log {
+    /// Continues a log.
+    pub(super) fn open(dir: Arc<OwnedFd>, name: &'static str, limit: u64) -> io::Result<Self> {
+        let mut log = Self {
+            dir,
+            name,
+            file: None,
+            length: 0,
+            most: (limit / 2).max(PIECE as u64),
+        };
+        log.open_file(OFlags::empty())?;
+        Ok(log)
+    }
+
+    /// Never through a link, and never anything but a file: whoever may write
+    /// there could have put either.
+    fn open_file(&mut self, more: OFlags) -> io::Result<()> {
+        self.file = None;
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | more;
+        let file = File::from(openat(&*self.dir, self.name, flags, Mode::RUSR | Mode::WUSR)?);
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
+        }
+        self.length = metadata.len();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        if self.file.is_none() {
+            // It could not be made anew before: there may be room by now.
+            let _ = self.open_file(OFlags::empty());
+        } else if self.length + bytes.len() as u64 > self.most {
+            self.begin_anew();
+        }
+        if let Some(file) = &mut self.file {
+            // A full disk takes less, or nothing.
+            self.length += file.write(bytes).unwrap_or(0) as u64;
+        }
+    }
+
+    fn begin_anew(&mut self) {
+        let before = format!("{}.1", self.name);
+        // Where it can't be kept, it is lost: the bound holds in any case.
+        let more = match renameat(&*self.dir, self.name, &*self.dir, before) {
+            Ok(()) => OFlags::empty(),
+            Err(_) => OFlags::TRUNC,
+        };
+        let _ = self.open_file(more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    const LIMIT: u64 = 4 * PIECE as u64;
+
+    fn log(dir: &Path) -> io::Result<Log> {
+        Log::open(Arc::new(File::open(dir)?.into()), "stdout.log", LIMIT)
+    }
+
+    #[test]
+    fn a_long_log_begins_anew_and_its_end_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = || {
+            ["stdout.log", "stdout.log.1"]
+                .map(|name| fs::metadata(dir.path().join(name)).map_or(0, |m| m.len()))
+        };
+        let piece = PIECE as u64;
+        let mut log = log(dir.path()).unwrap();
+        for expected in [[1, 0], [2, 0], [1, 2], [2, 2], [1, 2]] {
+            log.add(&[b'x'; PIECE]);
+            assert_eq!(sizes(), expected.map(|pieces| pieces * piece));
+        }
+        // Another run continues it.
+        let mut log = super::tests::log(dir.path()).unwrap();
+        log.add(b"end");
+        assert_eq!(sizes(), [piece + 3, 2 * piece]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_dropped_and_links_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("stdout.log.1/x")).unwrap();
+        let mut log = log(dir.path()).unwrap();
+        for _ in 0..3 {
+            log.add(&[b'x'; PIECE]);
+        }
+        let path = dir.path().join("stdout.log");
+        assert_eq!(fs::metadata(&path).unwrap().len(), PIECE as u64);
+
+        fs::remove_file(&path).unwrap();
+        fs::write(dir.path().join("other"), "").unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        assert!(super::tests::log(dir.path()).is_err());
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RWXU).unwrap();
+        assert!(super::tests::log(dir.path()).is_err());
+    }
+}

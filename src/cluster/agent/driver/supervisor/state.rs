@@ -1,0 +1,227 @@
+//! What a supervisor says of its run: one line, on its socket and in its file.
+//!
+//! ```text
+//! held version=1
+//! running version=1 started=1769000000123
+//! ended version=1 started=1769000000123 ended=1769000004567 code=137 signal=9 oom=1
+//! failed version=1 fault=launch why=/opt/tool: Permission denied (os error 13)
+//! ```
+//!
+//! Times are milliseconds since 1970. Words that a reader does not know are
+//! passed over, and so are keys; a line without a first word that it knows
+//! tells it nothing. So an agent and a supervisor of different versions
+//! understand what both of them know.
+//!
+//! The file is made while the run is held, at its full length, and written in
+//! place from then on: on a full disk, too, the end can be written down.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+
+use super::super::{Exit, LaunchError, LaunchFault};
+
+/// Of the lines and of what an agent says.
+const VERSION: u32 = 1;
+/// The length of the file, and the longest line.
+pub(super) const LINE: usize = 512;
+/// The most of a story of why a run failed.
+const MAX_WHY: usize = 400;
+/// The file's name in the run's directory.
+const FILE: &str = "state";
+
+/// What became of a run so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing of it has run: it waits for its handle to be written down.
+    Held,
+    /// It was let go.
+    Running { started: Option<SystemTime> },
+    /// It ended.
+    Ended(Exit),
+    /// The program could not be executed.
+    Failed(LaunchError),
+}
+
+impl State {
+    /// The line, with its end.
+    pub(super) fn line(&self) -> String {
+        let time = |key: &str, time: Option<SystemTime>| {
+            let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            since.map_or_else(String::new, |since| format!(" {key}={}", since.as_millis()))
+        };
+        let number = |key: &str, number: Option<i32>| {
+            number.map_or_else(String::new, |number| format!(" {key}={number}"))
+        };
+        match self {
+            Self::Held => format!("held version={VERSION}\n"),
+            Self::Running { started } => format!("running version={VERSION}{}\n", time("started", *started)),
+            Self::Ended(exit) => format!(
+                "ended version={VERSION}{}{}{}{} oom={}\n",
+                time("started", exit.started),
+                time("ended", exit.ended),
+                number("code", exit.code),
+                number("signal", exit.signal),
+                u8::from(exit.out_of_memory)
+            ),
+            Self::Failed(error) => {
+                let why = error.why.replace(char::is_control, " ");
+                let end = (0..=MAX_WHY).rev().find(|end| why.is_char_boundary(*end));
+                let why = why.get(..end.unwrap_or(0)).unwrap_or(&why);
+                format!(
+                    "failed version={VERSION} fault={} why={why}\n",
+                    error.fault.name()
+                )
+            }
+        }
+    }
+
+    /// Reads a line, with or without what follows it.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        let line = line.lines().next()?.trim_end();
+        // The story is the rest of the line, whatever it holds.
+        let (line, why) = line.split_once(" why=").unwrap_or((line, ""));
+        let mut words = line.split(' ');
+        let word = words.next()?;
+        let value = |key: &str| {
+            let mut words = words.clone();
+            words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+        };
+        let time = |key| {
+            let millis = value(key)?.parse().ok()?;
+            UNIX_EPOCH.checked_add(Duration::from_millis(millis))
+        };
+        let number = |key| value(key)?.parse().ok();
+        let started = time("started");
+        match word {
+            "held" => Some(Self::Held),
+            "running" => Some(Self::Running { started }),
+            "ended" => Some(Self::Ended(Exit {
+                code: number("code"),
+                signal: number("signal"),
+                out_of_memory: value("oom") == Some("1"),
+                started,
+                ended: time("ended"),
+            })),
+            "failed" => {
+                let fault = LaunchFault::named(value("fault").unwrap_or_default());
+                Some(Self::Failed(LaunchError::new(fault, why)))
+            }
+            _ => None,
+        }
+    }
+
+    /// What the file in a run's directory says. Whoever may write there could
+    /// have put anything in its place, so no more of it is read than a line,
+    /// and only of a file.
+    pub(super) fn read(run: impl AsFd) -> Option<Self> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(run, FILE, flags, Mode::empty()).ok()?);
+        if !file.metadata().ok()?.is_file() {
+            return None;
+        }
+        let mut line = Vec::with_capacity(LINE);
+        file.take(LINE as u64).read_to_end(&mut line).ok()?;
+        Self::parse(std::str::from_utf8(&line).ok()?)
+    }
+}
+
+/// The file of a run, as its supervisor keeps it.
+#[derive(Debug)]
+pub(super) struct StateFile(File);
+
+impl StateFile {
+    /// Makes it anew.
+    pub(super) fn create(run: impl AsFd, state: &State) -> io::Result<Self> {
+        // What is there is a former run's, or nobody's.
+        let _ = unlinkat(&run, FILE, AtFlags::empty());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = Self(openat(run, FILE, flags, Mode::RUSR | Mode::WUSR)?.into());
+        file.write(state)?;
+        Ok(file)
+    }
+
+    pub(super) fn write(&self, state: &State) -> io::Result<()> {
+        let mut line = state.line().into_bytes();
+        line.resize(LINE - 1, b' ');
+        line.push(b'\n');
+        self.0.write_all_at(&line, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_as_it_was_written() {
+        let at = |millis| UNIX_EPOCH.checked_add(Duration::from_millis(millis));
+        let killed = Exit {
+            code: Some(137),
+            signal: Some(9),
+            out_of_memory: true,
+            started: at(1_769_000_000_123),
+            ended: at(1_769_000_004_567),
+        };
+        for state in [
+            State::Held,
+            State::Running { started: at(5) },
+            State::Ended(killed),
+            State::Ended(Exit::default()),
+            State::Failed(LaunchError::new(LaunchFault::Full, "a b=c why=d")),
+        ] {
+            let line = state.line();
+            assert!(line.len() < LINE && line.ends_with('\n'), "{line}");
+            assert_eq!(State::parse(&line), Some(state));
+        }
+        let long = State::Failed(LaunchError::launch(format!("a\nb{}", "ä".repeat(LINE))));
+        assert!(long.line().len() < LINE);
+        assert_eq!(long.line().lines().count(), 1);
+    }
+
+    #[test]
+    fn what_is_not_known_is_passed_over() {
+        let line = "ended version=9 mood=good code=3 left=2\nmore";
+        assert_eq!(State::parse(line), Some(State::Ended(Exit::code(3))));
+        for junk in ["", "\n", "dreaming version=2", "\0\0\0", "endedcode=3"] {
+            assert_eq!(State::parse(junk), None, "{junk:?}");
+        }
+        let odd = State::parse("failed fault=moon").unwrap();
+        assert_eq!(odd, State::Failed(LaunchError::launch("")));
+    }
+
+    /// A file of terabytes, a pipe that nobody writes to, a link.
+    #[test]
+    fn the_file_is_read_as_far_as_a_line_whatever_lies_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = File::open(dir.path()).unwrap();
+        let path = dir.path().join(FILE);
+        assert_eq!(State::read(&run), None);
+        let file = StateFile::create(&run, &State::Held).unwrap();
+        assert_eq!(State::read(&run), Some(State::Held));
+        file.write(&State::Ended(Exit::code(3))).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), LINE as u64);
+        assert_eq!(State::read(&run), Some(State::Ended(Exit::code(3))));
+
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(1 << 40)
+            .unwrap();
+        assert_eq!(State::read(&run), Some(State::Ended(Exit::code(3))));
+        std::fs::rename(&path, dir.path().join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        assert_eq!(State::read(&run), None);
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(&run, FILE, Mode::RWXU).unwrap();
+        assert_eq!(State::read(&run), None);
+        // And a supervisor makes its own.
+        StateFile::create(&run, &State::Held).unwrap();
+        assert_eq!(State::read(&run), Some(State::Held));
+    }
+}

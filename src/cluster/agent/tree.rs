@@ -1,0 +1,291 @@
+//! Directories that instances write to: removed and measured without being
+//! led anywhere.
+//!
+//! Everything goes from descriptor to descriptor, never through a link, and
+//! never into what is mounted there. However deep a tree is, it costs neither
+//! stack nor descriptors: what is removed is first moved up,
+//!
+//! ```text
+//!  root/a/b/c/…  ─ a's files removed, b moved to root ─▶  root/1/c/…  root/a (empty, removed)
+//! ```
+//!
+//! and what is measured has a bound on its depth and its files.
+
+use std::ffi::CStr;
+use std::fs::{Permissions, set_permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, openat, openat2, renameat,
+    statat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::path::Arg;
+
+/// How many files are counted before the space they take counts as unknown,
+/// and how deep they are looked for; each level costs a descriptor.
+const MAX_FILES: usize = 200_000;
+const MAX_DEPTH: usize = 64;
+
+/// Removes a directory with all that is in it, or what is in its place. What
+/// isn't there was removed.
+///
+/// # Errors
+/// Of the last file or directory that could not be removed; all others are
+/// gone, or have moved up.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    let removed = match open_dir(CWD, path) {
+        Ok(root) => {
+            empty(&root)?;
+            unlinkat(CWD, path, AtFlags::REMOVEDIR)
+        }
+        // A file or a link.
+        Err(Errno::NOTDIR | Errno::LOOP) => unlinkat(CWD, path, AtFlags::empty()),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(Errno::NOENT) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Removes all that is in a directory.
+fn empty(root: &OwnedFd) -> Result<(), Errno> {
+    // Of the names that directories get as they are moved up.
+    let mut names = 0u64;
+    loop {
+        let (mut failed, mut progress) = (None, false);
+        for entry in Dir::read_from(root)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if is_dots(name) {
+                continue;
+            }
+            match unlinkat(root, name, AtFlags::empty()) {
+                Ok(()) => progress = true,
+                Err(Errno::ISDIR | Errno::PERM) => match flatten(root, name, &mut names, &mut progress) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(e) => failed = Some(e),
+                },
+                Err(Errno::NOENT) => {}
+                Err(e) => failed = Some(e),
+            }
+        }
+        match (progress, failed) {
+            (true, _) => {}
+            (false, Some(e)) => return Err(e),
+            (false, None) => return Ok(()),
+        }
+    }
+}
+
+/// Removes a directory in `root`, once the directories in it are in `root`.
+fn flatten(root: &OwnedFd, name: &CStr, names: &mut u64, progress: &mut bool) -> Result<(), Errno> {
+    let dir = open_dir(root, name)?;
+    let mut failed = None;
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if is_dots(name) {
+            continue;
+        }
+        let removed = match unlinkat(&dir, name, AtFlags::empty()) {
+            Err(Errno::ISDIR | Errno::PERM) => move_up(&dir, name, root, names),
+            other => other,
+        };
+        match removed {
+            Ok(()) => *progress = true,
+            Err(Errno::NOENT) => {}
+            Err(e) => failed = Some(e),
+        }
+    }
+    match failed {
+        Some(e) => Err(e),
+        None => unlinkat(root, name, AtFlags::REMOVEDIR).inspect(|()| *progress = true),
+    }
+}
+
+/// Gives a directory a new name in `root`.
+fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Result<(), Errno> {
+    let mut granted = false;
+    loop {
+        match renameat(dir, name, root, format!("{names:x}")) {
+            // That name is taken.
+            Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => *names += 1,
+            // To its owner, too, a directory that can't be written stays
+            // where it is.
+            Err(Errno::ACCESS) if !granted => {
+                grant(dir, name)?;
+                granted = true;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// The space that a directory takes with all that is in it, in bytes; `None`
+/// where there is too much to count.
+pub(super) fn disk_usage(path: &Path) -> Option<u64> {
+    let mut blocks = 0u64;
+    let mut files = 0;
+    let mut dirs = vec![Dir::new(open(CWD, path).ok()?).ok()?];
+    while let Some(dir) = dirs.last_mut() {
+        let Some(entry) = dir.next() else {
+            dirs.pop();
+            continue;
+        };
+        let (Ok(entry), Ok(fd)) = (entry, dir.fd()) else {
+            continue;
+        };
+        let name = entry.file_name();
+        if is_dots(name) {
+            continue;
+        }
+        files += 1;
+        if files > MAX_FILES {
+            return None;
+        }
+        // It may be gone since.
+        let Ok(stat) = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
+        blocks += u64::try_from(stat.st_blocks).unwrap_or(0);
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+            && let Ok(inner) = open(fd, name).and_then(Dir::new)
+        {
+            if dirs.len() == MAX_DEPTH {
+                return None;
+            }
+            dirs.push(inner);
+        }
+    }
+    Some(blocks * 512)
+}
+
+/// Opens a directory that is to be emptied.
+fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
+    let dir = match open(at.as_fd(), name) {
+        Err(Errno::ACCESS) => {
+            grant(at.as_fd(), name)?;
+            open(at.as_fd(), name)?
+        }
+        other => other?,
+    };
+    let mode = Mode::from_raw_mode(fstat(&dir)?.st_mode);
+    if !mode.contains(Mode::RWXU) {
+        // Where it isn't ours, removing says so.
+        let _ = fchmod(&dir, Mode::RWXU);
+    }
+    Ok(dir)
+}
+
+/// Opens a directory: no link, and nothing that is mounted there.
+fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = if at.as_fd().as_raw_fd() == CWD.as_raw_fd() {
+        // The way there is the agent's.
+        ResolveFlags::empty()
+    } else {
+        ResolveFlags::NO_XDEV
+    };
+    match openat2(at.as_fd(), name, flags, Mode::empty(), resolve) {
+        // Before Linux 5.6, or in a container that doesn't know it.
+        Err(Errno::NOSYS | Errno::PERM) => openat(at, name, flags, Mode::empty()),
+        other => other,
+    }
+}
+
+/// Lets its owner do anything with a directory.
+fn grant(at: impl AsFd, name: impl Arg + Copy) -> Result<(), Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = openat(at, name, flags, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    set_permissions(path, Permissions::from_mode(0o700))
+        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::ACCESS))
+}
+
+fn is_dots(name: &CStr) -> bool {
+    matches!(name.to_bytes(), b"." | b"..")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::mkdirat;
+
+    use super::*;
+
+    /// Directories in directories, deeper than any path may be long.
+    fn nest(root: &Path, levels: usize) {
+        let mut dir = open(CWD, root).unwrap();
+        for _ in 0..levels {
+            mkdirat(&dir, "d", Mode::RWXU).unwrap();
+            dir = open(&dir, "d").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_tree_of_any_depth_is_removed() {
+        // In memory, where there is such a place: a disk takes its time.
+        let dir = tempfile::tempdir_in("/dev/shm")
+            .or_else(|_| tempfile::tempdir())
+            .unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        nest(&root, 30_000);
+        assert_eq!(disk_usage(&root), None);
+        remove(&root).unwrap();
+        assert!(!root.exists());
+        remove(&root).unwrap();
+    }
+
+    #[test]
+    fn names_that_are_taken_and_modes_that_forbid_are_no_hindrance() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        for name in ["0", "1/x", "a/b/c/d", "a/0/1/2", "locked/b/c", "hidden/b"] {
+            fs::create_dir_all(root.join(name)).unwrap();
+        }
+        fs::write(root.join("2"), "").unwrap();
+        for (name, mode) in [
+            ("locked/b", 0o500),
+            ("locked", 0o500),
+            ("hidden", 0),
+            ("a/b", 0o100),
+        ] {
+            set_permissions(root.join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        remove(&root).unwrap();
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn links_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, other) = (dir.path().join("root"), dir.path().join("other"));
+        fs::create_dir_all(root.join("sub")).unwrap();
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("file"), vec![1; 1 << 20]).unwrap();
+        symlink(&other, root.join("link")).unwrap();
+        symlink(&other, root.join("sub/link")).unwrap();
+        symlink(&other, dir.path().join("link")).unwrap();
+        assert!(disk_usage(&root).unwrap() < 1 << 20);
+        assert!(disk_usage(&other).unwrap() >= 1 << 20);
+        remove(&root).unwrap();
+        remove(&dir.path().join("link")).unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        remove(&dir.path().join("file")).unwrap();
+        let left: Vec<_> = fs::read_dir(dir.path())
+            .unwrap()
+            .flatten()
+            .map(|e| e.file_name())
+            .collect();
+        assert_eq!(left, ["other"]);
+        assert!(other.join("file").exists());
+    }
+}
