@@ -10,12 +10,6 @@ use super::{Budget, Unfinished};
 /// a tenth.
 const AHEAD: u64 = 1 << 20;
 
-/// Batches that a reader may have handed over. One that waits for the dispatcher
-/// finds more at once the next time, so that what is done once for each batch,
-/// above all giving it to a thousand receivers, is done less often. Twelve gave
-/// a fourth less there, and nothing more elsewhere.
-const BATCHES: u32 = 6;
-
 /// How far all readers together may be ahead before each of them waits until
 /// its batch is dealt with. A thousand readers that take each record from their
 /// sockets as it arrives would keep the processors from the dispatcher; one that
@@ -40,8 +34,6 @@ pub(crate) struct Credit {
 #[derive(Debug, Default)]
 struct State {
     in_flight: u64,
-    /// Batches that are in flight.
-    batches: u32,
     held: bool,
     over: bool,
     /// The reader waits.
@@ -78,10 +70,7 @@ impl Credit {
 
     /// The reader is about to hand over so many bytes.
     pub(crate) fn spend(&self, bytes: u64) {
-        let mut state = self.state();
-        state.in_flight += bytes;
-        state.batches += 1;
-        drop(state);
+        self.state().in_flight += bytes;
         self.budget.take(bytes);
     }
 
@@ -90,8 +79,7 @@ impl Credit {
     pub(crate) fn grant(&self, bytes: u64) {
         let mut state = self.state();
         state.in_flight -= bytes;
-        state.batches -= 1;
-        let wake = state.waiting && self.is_within(&state, 2);
+        let wake = state.waiting && state.in_flight <= self.allowance(&state) / 2;
         drop(state);
         self.budget.give(bytes);
         if wake {
@@ -121,7 +109,7 @@ impl Credit {
     #[cfg(test)]
     pub(crate) fn try_wait(&self) -> (Option<bool>, u64) {
         let mut state = self.state();
-        state.waiting = !state.over && !self.is_within(&state, 1);
+        state.waiting = !state.over && state.in_flight > self.allowance(&state);
         ((!state.waiting).then_some(!state.over), self.woken())
     }
 
@@ -143,7 +131,7 @@ impl Credit {
     /// and the end of the connection ends this as well.
     pub(crate) fn wait(&self) -> bool {
         let mut state = self.state();
-        while !state.over && !self.is_within(&state, 1) {
+        while !state.over && state.in_flight > self.allowance(&state) {
             state.waiting = true;
             state = self.granted.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -157,11 +145,6 @@ impl Credit {
         let state = self.state();
         let waited = self.granted.wait_timeout_while(state, time, |state| !state.over);
         !waited.unwrap_or_else(PoisonError::into_inner).0.over
-    }
-
-    /// Whether no more is in flight than this part of what may be.
-    fn is_within(&self, state: &State, part: u32) -> bool {
-        state.in_flight <= self.allowance(state) / u64::from(part) && state.batches <= BATCHES / part
     }
 
     fn allowance(&self, state: &State) -> u64 {

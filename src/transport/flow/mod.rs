@@ -45,7 +45,7 @@
 //!
 //! | bound | how much | when full |
 //! |---|---|---|
-//! | input of a connection | its credit: six batches of 1 MiB together, or one batch | its reader waits, and with it its peer |
+//! | input of a connection | its credit, 1 MiB or one batch | its reader waits, and with it its peer |
 //! | what has arrived of an unfinished item | the budget of what was received, beyond 128 KiB | it is not read from, up to the write timeout; then it is ended |
 //! | a receiver's queue, for others' frames | half of its limit, or its share of the budget | senders wait in its line |
 //! | a receiver's queue, for answers to itself | 1 MiB | it is not read from |
