@@ -47,6 +47,7 @@
 //! | `requests` | each method, carried out and answered |
 //! | `resolves` | what the two kinds of resolve share |
 //! | `policy_repository`, `endpoint_registry`, `observer` | the three roles |
+//! | `ownership` | whose the endpoints are |
 //! | `refusal` | a request answered with an error |
 //! | `push` | from changes to updates and their receivers |
 //! | `roll_up` | numbers over time |
@@ -54,6 +55,7 @@
 mod counters;
 mod endpoint_registry;
 mod observer;
+mod ownership;
 mod policy_repository;
 mod push;
 mod refusal;
@@ -74,9 +76,9 @@ use log::{error, info, warn};
 use serde::Serialize;
 
 pub use self::counters::RequestCounters;
-pub use self::endpoint_registry::Declared;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
+pub use self::ownership::Declared;
 use self::policy_repository::PolicyRepository;
 pub use self::roll_up::{Interval, Row};
 use self::session::Session;

@@ -56,10 +56,9 @@ impl ServerCore {
                 Ok(done())
             }
             Request::EndpointDeclare(declares) => {
-                let most = limits.endpoint_objects;
                 let changes = self
                     .registry
-                    .declare(&element, connection, declares, default_prr, most, now);
+                    .declare(&element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
                     self.tell_endpoints(&changes, now, actions);
                     done()

@@ -95,6 +95,9 @@ pub struct ServerLimits {
     pub resolves: usize,
     /// Objects of all endpoints. Default 1,000,000.
     pub endpoint_objects: usize,
+    /// About how much memory these take, in bytes. Default 512 MiB: half a
+    /// kibibyte for each.
+    pub endpoint_bytes: usize,
     /// State reports; beyond, the oldest makes room. Default 200,000.
     pub reports: usize,
     /// Numbers that are followed over time; further ones are not. Default
@@ -143,6 +146,7 @@ impl Default for ServerLimits {
         Self {
             resolves: 100_000,
             endpoint_objects: 1_000_000,
+            endpoint_bytes: 512 << 20,
             reports: 200_000,
             series: 20_000,
             update_objects: 1000,
