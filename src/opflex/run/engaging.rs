@@ -275,9 +275,11 @@ impl Core for Engaging {
         let Some(connection) = self.peers.connection(id) else {
             return (0, None);
         };
-        let dealt = deal(messages, most, actions, |message, actions| {
+        let dealt = deal(messages, most, actions, |messages, actions| {
+            let message = messages.next()?;
             self.core.message(connection, message, now, &mut self.wanted);
             self.join(now, actions);
+            Some(false)
         });
         self.peers.flush(actions);
         dealt

@@ -1,22 +1,18 @@
 //! The endpoint registry: where every endpoint is, for as long as whoever
 //! declared it says so.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::ownership::{Claim, Declared, Ownership, end_of};
-use super::push::{self, Contents};
 use super::refusal::Refusal;
-use super::resolves::{Resolvable, Resolve, seconds};
+use super::resolves::{Resolvable, seconds};
 use super::{OnLeave, Settings};
-use crate::opflex::message::{
-    EndpointDeclare, EndpointResolve, EndpointUndeclare, EndpointUnresolve, EndpointUpdate,
-};
-use crate::opflex::model::{ChangeKind, Changes, Name, ObjectRef, Tree, Uri};
+use crate::opflex::message::{EndpointDeclare, EndpointUndeclare};
+use crate::opflex::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::opflex::peer::ConnectionId;
 
 /// Endpoints, whose they are, and the resolves in force.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct EndpointRegistry {
     pub(super) endpoints: Resolvable,
     ownership: Ownership,
@@ -25,11 +21,8 @@ pub(super) struct EndpointRegistry {
 impl EndpointRegistry {
     pub(super) fn new(tree: Tree) -> Self {
         Self {
-            endpoints: Resolvable {
-                tree,
-                ..Resolvable::default()
-            },
-            ..Self::default()
+            endpoints: Resolvable::new(tree),
+            ownership: Ownership::default(),
         }
     }
 
@@ -125,49 +118,6 @@ impl EndpointRegistry {
         self.ownership.next_expiry()
     }
 
-    pub(super) fn resolve(
-        &mut self,
-        connection: ConnectionId,
-        resolves: Vec<EndpointResolve>,
-        default_prr: Duration,
-        limit: usize,
-        now: Instant,
-    ) -> Result<Vec<ObjectRef<'_>>, Refusal> {
-        let resolve = |resolve: EndpointResolve| Resolve {
-            subject: resolve.subject,
-            target: resolve.target,
-            refresh: resolve.prr.map_or(default_prr, seconds),
-        };
-        let resolves: Vec<_> = resolves.into_iter().map(resolve).collect();
-        self.endpoints.check(connection, &resolves, limit)?;
-        self.endpoints.watch(connection, resolves.clone(), now);
-        Ok(self.endpoints.find(&resolves))
-    }
-
-    pub(super) fn unresolve(&mut self, connection: ConnectionId, unresolves: &[EndpointUnresolve]) {
-        for unresolve in unresolves {
-            self.endpoints.watchers.unwatch(&connection, &unresolve.target);
-        }
-    }
-
-    /// The updates that tell of an edit, each with its receivers.
-    pub(super) fn updates(
-        &self,
-        changes: &Changes,
-        pieces_of: usize,
-        now: Instant,
-    ) -> Vec<(Vec<ConnectionId>, Vec<EndpointUpdate>)> {
-        let tree = &self.endpoints.tree;
-        let pushes = push::pushes(tree, &self.endpoints.watchers, changes, now);
-        let update = |push: push::Push<'_>| {
-            (
-                push.receivers,
-                pieces(tree, Contents::of(tree, &push.changes), pieces_of),
-            )
-        };
-        pushes.into_iter().map(update).collect()
-    }
-
     /// Who declared an endpoint.
     pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
         self.ownership.declaration(uri)
@@ -201,33 +151,4 @@ impl EndpointRegistry {
             self.ownership.release(&change.uri);
         }
     }
-}
-
-/// Cuts an update so that no message grows without bound. An endpoint update
-/// can't merge: what changed is told with everything below it.
-fn pieces(tree: &Tree, contents: Contents, size: usize) -> Vec<EndpointUpdate> {
-    let size = size.max(1);
-    let mut replace = contents.created;
-    let mut told: BTreeSet<Uri> = replace.iter().map(|object| object.uri.clone()).collect();
-    for object in &contents.modified {
-        if !told.contains(&object.uri) {
-            let subtree = tree.subtree(&object.uri).map(|object| object.to_object());
-            replace.extend(subtree.filter(|object| told.insert(object.uri.clone())));
-        }
-    }
-    if replace.len() + contents.deleted.len() <= size {
-        return vec![EndpointUpdate {
-            replace,
-            delete: contents.deleted,
-        }];
-    }
-    let deletes = contents.deleted.chunks(size).map(|part| EndpointUpdate {
-        replace: Vec::new(),
-        delete: part.to_vec(),
-    });
-    let replaces = replace.chunks(size).map(|part| EndpointUpdate {
-        replace: part.to_vec(),
-        delete: Vec::new(),
-    });
-    deletes.chain(replaces).collect()
 }

@@ -1,18 +1,15 @@
 //! Each method, carried out and answered.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use bytes::Bytes;
 use log::{debug, info};
 
 use super::refusal::Refusal;
-use super::session::Session;
-use super::{Action, ServerCore, send};
-use crate::opflex::message::{
-    EndpointResolveResult, ErrorCode, ErrorResponse, Identity, Method, PolicyResolveResult, Reply, Request,
-    Role,
-};
+use super::resolves::{Resolve, Untold};
+use super::session::Answer;
+use super::{Action, ServerCore, Store, send};
+use crate::opflex::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
 use crate::opflex::model::Name;
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
@@ -43,16 +40,16 @@ impl ServerCore {
                 format_args!("this server does not take {method}"),
             )),
             Request::PolicyResolve(resolves) => {
-                let found = self
-                    .repository
-                    .resolve(connection, resolves, limits.resolves, now);
-                found.map(|policy| {
-                    count_unavailable(&mut self.sessions, connection, policy.is_empty());
-                    Frame::result(&id, &PolicyResolveResult { policy })
-                })
+                let resolves = resolves.into_iter().map(Resolve::policy).collect();
+                let untold = self.policy.resolve(connection, resolves, &limits, now);
+                match untold {
+                    Ok(untold) => return self.begin_answer(connection, id, Store::Policy, untold, actions),
+                    Err(refusal) => Err(refusal),
+                }
             }
             Request::PolicyUnresolve(unresolves) => {
-                self.repository.unresolve(connection, &unresolves);
+                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
+                self.policy.unresolve(connection, targets);
                 Ok(done())
             }
             Request::EndpointDeclare(declares) => {
@@ -70,16 +67,22 @@ impl ServerCore {
                 Ok(done())
             }
             Request::EndpointResolve(resolves) => {
-                let found = self
+                let resolve = |resolve| Resolve::endpoint(resolve, default_prr);
+                let resolves = resolves.into_iter().map(resolve).collect();
+                let untold = self
                     .registry
-                    .resolve(connection, resolves, default_prr, limits.resolves, now);
-                found.map(|endpoint| {
-                    count_unavailable(&mut self.sessions, connection, endpoint.is_empty());
-                    Frame::result(&id, &EndpointResolveResult { endpoint })
-                })
+                    .endpoints
+                    .resolve(connection, resolves, &limits, now);
+                match untold {
+                    Ok(untold) => {
+                        return self.begin_answer(connection, id, Store::Endpoints, untold, actions);
+                    }
+                    Err(refusal) => Err(refusal),
+                }
             }
             Request::EndpointUnresolve(unresolves) => {
-                self.registry.unresolve(connection, &unresolves);
+                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
+                self.registry.endpoints.unresolve(connection, targets);
                 Ok(done())
             }
             Request::StateReport(reports) => self.observer.report(&element, reports, now).map(|()| done()),
@@ -92,6 +95,20 @@ impl ServerCore {
         match answer {
             Ok(frame) => send(connection, frame, actions),
             Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), actions),
+        }
+    }
+
+    fn begin_answer(
+        &mut self,
+        connection: ConnectionId,
+        id: Id,
+        of: Store,
+        untold: Untold,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.answer = Some(Answer { id, of, untold });
+            self.go_on(connection, actions);
         }
     }
 
@@ -159,16 +176,6 @@ impl ServerCore {
             session.counters.count_refused(method);
         }
         send(connection, Frame::failure(id, error), actions);
-    }
-}
-
-fn count_unavailable(
-    sessions: &mut HashMap<ConnectionId, Session>,
-    connection: ConnectionId,
-    unavailable: bool,
-) {
-    if let Some(session) = sessions.get_mut(&connection) {
-        session.counters.unavailable += u64::from(unavailable);
     }
 }
 

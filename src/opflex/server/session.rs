@@ -5,11 +5,13 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
-use super::{RequestCounters, Settings};
+use super::resolves::Untold;
+use super::{RequestCounters, Settings, Store};
 use crate::opflex::deadlines::after;
 use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::opflex::model::Name;
 use crate::opflex::peer::{ConnectionId, Keepalive};
+use crate::opflex::rpc::Id;
 
 /// The longest name, location and role that a session keeps, in bytes.
 const MAX_TEXT: usize = 1024;
@@ -50,6 +52,19 @@ pub(super) struct Session {
     /// Who it is, once it has told.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
+    /// The answer that is not over; no further message is dealt with before.
+    pub(super) answer: Option<Answer>,
+    /// Some of it has been sent.
+    pub(super) begun: bool,
+}
+
+/// An answer to a resolve.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The id of the request.
+    pub(super) id: Id,
+    pub(super) of: Store,
+    pub(super) untold: Untold,
 }
 
 /// What a client told about itself.
@@ -68,6 +83,8 @@ impl Session {
             keepalive: Keepalive::new(&settings.keepalive, now),
             element: None,
             counters: RequestCounters::default(),
+            answer: None,
+            begun: false,
         }
     }
 

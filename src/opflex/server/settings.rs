@@ -93,6 +93,9 @@ pub struct ServerLimits {
     /// Resolves in force, for each connection and each of the two kinds.
     /// Default 100,000.
     pub resolves: usize,
+    /// Bytes of the names in these, for each connection and each of the two
+    /// kinds. Default 32 MiB.
+    pub resolve_bytes: usize,
     /// Objects of all endpoints. Default 1,000,000.
     pub endpoint_objects: usize,
     /// About how much memory these take, in bytes. Default 512 MiB: half a
@@ -105,6 +108,11 @@ pub struct ServerLimits {
     pub series: usize,
     /// Objects in one update; a larger one is sent in pieces. Default 1000.
     pub update_objects: usize,
+    /// About how many bytes of objects one answer or update has, unless a single
+    /// object is longer. A longer update is sent in pieces, and so is a longer
+    /// answer, as updates before it: the result brings what is left. Default
+    /// 1 MiB, which takes some milliseconds to write.
+    pub message_bytes: usize,
 }
 
 impl Default for Settings {
@@ -145,11 +153,13 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             resolves: 100_000,
+            resolve_bytes: 32 << 20,
             endpoint_objects: 1_000_000,
             endpoint_bytes: 512 << 20,
             reports: 200_000,
             series: 20_000,
             update_objects: 1000,
+            message_bytes: 1 << 20,
         }
     }
 }

@@ -67,7 +67,7 @@ fn several_resolves_in_one_request_bring_each_object_once() {
     let answer = world.ask(client, "policy_resolve", params);
     assert_eq!(
         uris(&answer["result"]["policy"]),
-        ["/class4/test/class6/test2/", "/class4/test/"]
+        ["/class4/test/", "/class4/test/class6/test2/"]
     );
     assert_eq!(world.server.sessions()[0].policies, 3);
     assert_eq!(
@@ -358,6 +358,155 @@ fn a_large_update_is_sent_in_pieces() {
     assert_eq!(sizes, [10, 10, 5]);
 }
 
+/// A server with a policy that is longer than one message, and the URIs of it.
+fn long() -> (World, Vec<String>) {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            message_bytes: 20_000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let child = |n| object("class6", &format!("/class4/x/class6/{n:02}/"), "v".repeat(2000));
+    let objects: Vec<_> = std::iter::once(object("class4", "/class4/x/", 1))
+        .chain((0..99).map(child))
+        .collect();
+    let uris = objects.iter().map(|object| object.uri.to_string()).collect();
+    world.put(objects);
+    (world, uris)
+}
+
+#[test]
+fn a_long_answer_comes_as_updates_and_its_result_is_the_last() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let resolve = json!({"id": ["policy_resolve", 7], "method": "policy_resolve",
+        "params": [{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]});
+    let mut messages = world.say(client, &resolve);
+    let lengths = messages.iter().map(|message| message.to_string().len());
+    assert!(lengths.max().unwrap() <= 20_000);
+    let result = messages.pop().unwrap();
+    assert_eq!(result["id"], resolve["id"]);
+    let updates = messages.iter().map(|update| {
+        assert_eq!(update["method"], "policy_update");
+        &update["params"][0]["replace"]
+    });
+    let told: Vec<_> = updates
+        .chain([&result["result"]["policy"]])
+        .flat_map(uris)
+        .collect();
+    assert_eq!(told, all);
+    assert_eq!(world.server.sessions()[0].counters.unavailable, 0);
+}
+
+#[test]
+fn the_next_request_is_answered_behind_a_long_answer() {
+    let (mut world, _) = long();
+    let client = world.element("pe1");
+    let resolve = |xid: u64| {
+        let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+        json!({"id": ["policy_resolve", xid], "method": "policy_resolve", "params": params})
+    };
+    // One piece alone is made for each message, as long as nobody goes on.
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    let mut messages = Vec::new();
+    let text = format!("{}\0{}\0", resolve(1), resolve(2));
+    decoder
+        .decode(&mut BytesMut::from(text.as_bytes()), &mut messages)
+        .unwrap();
+    let mut messages = messages.into_iter();
+    let first = messages.next().unwrap();
+    world.act(|server, now, actions| server.message(client, first, now, actions));
+    assert_eq!(world.told(client).len(), 1);
+    let second = messages.next().unwrap();
+    world.act(|server, now, actions| server.message(client, second, now, actions));
+    let results: Vec<_> = world
+        .told(client)
+        .into_iter()
+        .filter(|told| told.get("result").is_some())
+        .collect();
+    assert_eq!(results.len(), 1);
+    assert_eq!(results[0]["id"], json!(["policy_resolve", 1]));
+}
+
+#[test]
+fn what_changes_during_a_long_answer_is_right_in_the_end() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+    let text = json!({"id": 1, "method": "policy_resolve", "params": params});
+    let mut messages = Vec::new();
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    decoder
+        .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
+        .unwrap();
+    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    // Both in what was told and in what was not.
+    for n in [1, 97] {
+        world.put(vec![object(
+            "class6",
+            &format!("/class4/x/class6/{n:02}/"),
+            "new",
+        )]);
+        world.delete(&format!("/class4/x/class6/{:02}/", n + 1));
+        world.put(vec![object("class6", &format!("/class4/x/class6/{n:02}a/"), 1)]);
+    }
+    while world.server.is_answering(client) {
+        world.act(|server, _, actions| assert!(server.go_on(client, actions)));
+    }
+    let mut tree = crate::opflex::model::Tree::new();
+    for told in world.told(client) {
+        let update: crate::opflex::message::PolicyUpdate = match told.get("result") {
+            Some(result) => serde_json::from_value(json!({"replace": result["policy"]})).unwrap(),
+            None => serde_json::from_value(told["params"][0].clone()).unwrap(),
+        };
+        let delete: Vec<Uri> = update.delete.into_iter().map(|gone| gone.uri).collect();
+        tree.update(&delete, update.replace, update.merge_children)
+            .unwrap();
+    }
+    assert_eq!(tree.to_objects(), world.server.policy().to_objects());
+    assert_eq!(tree.len(), all.len());
+}
+
+#[test]
+fn a_large_update_is_cut_by_its_bytes_too() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let objects = world.server.policy().to_objects();
+    world.delete("/class4/x/");
+    resolve(&mut world, client, "/class4/x/", 60);
+    world.put(objects);
+    let told = world.told(client);
+    assert!(told.iter().all(|update| update.to_string().len() <= 20_000));
+    let told: Vec<_> = told
+        .iter()
+        .flat_map(|update| uris(&update["params"][0]["replace"]))
+        .collect();
+    assert_eq!(told, all);
+}
+
+#[test]
+fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            resolve_bytes: 1000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("pe1");
+    let long = format!("/class4/{}/", "x".repeat(600));
+    for _ in 0..3 {
+        resolve(&mut world, client, &long, 60);
+    }
+    let other = format!("/class4/{}/", "y".repeat(600));
+    let more = json!([{"subject": "class4", "policy_uri": other, "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
+    let gone = json!([{"subject": "class4", "policy_uri": long}]);
+    world.ask(client, "policy_unresolve", gone);
+    resolve(&mut world, client, &other, 60);
+}
+
 #[test]
 fn a_connection_can_resolve_only_so_much() {
     let mut world = World::new(Settings {
@@ -377,7 +526,7 @@ fn a_connection_can_resolve_only_so_much() {
     resolve(&mut world, client, "/class4/1/", 60);
     resolve(&mut world, client, "/class4/2/", 0);
     world.leave(client);
-    assert!(world.server.repository.policy.watchers.is_empty());
+    assert!(world.server.policy.watchers.is_empty());
 }
 
 #[test]
