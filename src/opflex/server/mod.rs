@@ -341,6 +341,7 @@ impl ServerCore {
         let deadlines = [
             self.timers.next(),
             self.registry.next_expiry(),
+            self.observer.next_expiry(),
             self.policy.watchers.next_expiry(),
             self.registry.endpoints.watchers.next_expiry(),
         ];
@@ -354,6 +355,7 @@ impl ServerCore {
         }
         while self.policy.watchers.expired(now).is_some() {}
         while self.registry.endpoints.watchers.expired(now).is_some() {}
+        self.observer.expire(now);
         let changes = self.registry.expire(now);
         self.tell_endpoints(&changes, now, actions);
     }

@@ -50,7 +50,8 @@ pub struct Settings {
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
     /// For how long changes are told, and declarations kept, when a request
-    /// does not say. Default 7200 s.
+    /// does not say; and for how long a state report is kept that is not
+    /// repeated. Default 7200 s.
     pub default_prr: Duration,
     /// What becomes of the endpoints of an element that leaves. Default
     /// [`OnLeave::Grace`] of 30 s.
@@ -103,8 +104,12 @@ pub struct ServerLimits {
     pub endpoint_bytes: usize,
     /// State reports; beyond, the oldest makes room. Default 200,000.
     pub reports: usize,
-    /// Numbers that are followed over time; further ones are not. Default
-    /// 20,000.
+    /// About how much memory these take, in bytes; beyond, the oldest makes
+    /// room. Default 64 MiB.
+    pub report_bytes: usize,
+    /// Numbers that are followed over time, of two kibibytes each with the
+    /// default intervals; beyond, those that were not reported for the longest
+    /// time make room. Default 20,000.
     pub series: usize,
     /// Objects in one update; a larger one is sent in pieces. Default 1000.
     pub update_objects: usize,
@@ -157,6 +162,7 @@ impl Default for ServerLimits {
             endpoint_objects: 1_000_000,
             endpoint_bytes: 512 << 20,
             reports: 200_000,
+            report_bytes: 64 << 20,
             series: 20_000,
             update_objects: 1000,
             message_bytes: 1 << 20,
