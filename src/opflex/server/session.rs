@@ -10,7 +10,7 @@ use super::{RequestCounters, Settings, Store};
 use crate::opflex::deadlines::after;
 use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::opflex::model::Name;
-use crate::opflex::peer::{ConnectionId, Keepalive};
+use crate::opflex::peer::{ConnectionId, Keepalive, bare};
 use crate::opflex::rpc::Id;
 
 /// The longest name, location and role that a session keeps, in bytes.
@@ -163,13 +163,20 @@ impl Session {
     /// The configured list, and the address that this client dialled.
     fn peers(&self, settings: &Settings) -> Vec<Peer> {
         let mut peers = settings.peers.clone();
-        if let Some(dialled) = self.dialled.as_ref().filter(|_| settings.list_dialled)
+        for peer in &mut peers {
+            peer.connectivity_info = bare(&peer.connectivity_info);
+        }
+        if let Some(dialled) = self
+            .dialled
+            .as_deref()
+            .map(bare)
+            .filter(|_| settings.list_dialled)
             && !settings.roles.is_empty()
-            && !peers.iter().any(|peer| peer.connectivity_info == *dialled)
+            && !peers.iter().any(|peer| peer.connectivity_info == dialled)
         {
             peers.push(Peer {
                 role: settings.roles.clone(),
-                connectivity_info: dialled.clone(),
+                connectivity_info: dialled,
                 extra: Map::new(),
             });
         }

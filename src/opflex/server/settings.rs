@@ -18,7 +18,9 @@ pub struct Settings {
     /// What the server is. One without roles only tells where the others are.
     /// Default policy repository, endpoint registry and observer.
     pub roles: Vec<Role>,
-    /// Where the components of the domain are. Default empty.
+    /// Where the components of the domain are. IPv6 addresses are told as
+    /// libopflex reads them, `::1:8009`, however they are written here. Default
+    /// empty.
     pub peers: Vec<Peer>,
     /// Adds to the list the address that the client dialled, when it is not
     /// there and the server has roles: libopflex stays only with a server that

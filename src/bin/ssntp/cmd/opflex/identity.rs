@@ -1,5 +1,6 @@
 //! What a server tells elements of itself and of others.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use ssntp::opflex::message::{Peer, Proxies, Role};
@@ -105,7 +106,12 @@ fn role(text: &str) -> Result<Option<Role>, String> {
 
 fn peer(text: &str) -> Result<Peer, String> {
     let (roles, address) = text.split_once('=').ok_or("it is not ROLE=HOST:PORT")?;
-    address.parse::<Address>().map_err(|e| e.to_string())?;
+    // libopflex writes IPv6 addresses without brackets.
+    let is_ipv6 =
+        |(host, port): (&str, &str)| host.parse::<Ipv6Addr>().is_ok() && port.parse::<u16>().is_ok();
+    if !address.rsplit_once(':').is_some_and(is_ipv6) {
+        address.parse::<Address>().map_err(|e| e.to_string())?;
+    }
     let roles: Vec<_> = roles.split('+').map(role).collect::<Result<_, _>>()?;
     Ok(Peer {
         role: roles.into_iter().flatten().collect(),
