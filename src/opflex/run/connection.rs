@@ -47,7 +47,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     let asked = events.send(DispatchEvent::Admit(Box::new(request), reply));
     asked.map_err(|_| None)?;
     // The dispatcher answers every request, also while it stops.
-    let admitted = verdict.recv().map_err(|_| None)?.map_err(Some)?;
+    let admitted = events.answer(&verdict).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
         decoder,

@@ -128,7 +128,7 @@ pub(super) fn call<T: Send + 'static>(
         serving.hand_on(actions);
     }));
     events.send(call).ok()?;
-    result.recv().ok()
+    events.answer(&result)
 }
 
 /// All policy as it is now, copied in steps between which the dispatcher does
