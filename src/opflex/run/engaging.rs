@@ -175,7 +175,8 @@ impl Engaging {
         }
         if let Some(why) = failed {
             info!(target: LOG, "{connection}: not connected: {why}");
-            self.core.disconnected(connection, now, &mut self.wanted);
+            let why = format!("not connected: {why}");
+            self.core.failed(connection, why, now, &mut self.wanted);
             self.hand_on(now, actions);
         }
     }
@@ -300,7 +301,8 @@ impl Core for Engaging {
     ) {
         if let Some((connection, address)) = self.peers.remove(id) {
             info!(target: LOG, "{connection} ({address}) ended: {reason}");
-            self.core.disconnected(connection, now, &mut self.wanted);
+            let why = format!("the connection ended: {reason}");
+            self.core.failed(connection, why, now, &mut self.wanted);
             self.hand_on(now, actions);
         }
     }
