@@ -29,7 +29,8 @@ pub(super) struct Update<'a> {
     /// Objects that changed, alone. An update of endpoints has no such member.
     #[serde(skip_serializing_if = "Option::is_none")]
     merge_children: Option<Vec<ObjectRef<'a>>>,
-    /// Objects that went, the topmost of each branch.
+    /// Objects that went, each child before its parent: libopflex takes away
+    /// what is named and nothing below it.
     delete: Vec<Deletion>,
 }
 
@@ -124,17 +125,13 @@ impl<'a> Update<'a> {
     fn whole(of: Store, tree: &'a Tree, changes: &[&Change]) -> Self {
         let mut update = Self::empty(of);
         let mut told: HashSet<&Uri> = HashSet::new();
-        let mut gone: Option<&Uri> = None;
         for change in changes {
             match change.kind {
                 ChangeKind::Deleted => {
-                    if !gone.is_some_and(|gone| gone.is_ancestor_of(&change.uri)) {
-                        gone = Some(&change.uri);
-                        update.delete.push(Deletion {
-                            subject: change.subject.clone(),
-                            uri: change.uri.clone(),
-                        });
-                    }
+                    update.delete.push(Deletion {
+                        subject: change.subject.clone(),
+                        uri: change.uri.clone(),
+                    });
                     // What stays below something that goes is told anew: the
                     // receiver may take it away with what is above.
                     for child in tree.children_of(&change.uri) {
@@ -151,6 +148,7 @@ impl<'a> Update<'a> {
                 },
             }
         }
+        update.delete.reverse();
         update
     }
 

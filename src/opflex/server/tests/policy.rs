@@ -170,7 +170,7 @@ fn what_is_unresolved_is_not_told_any_more() {
 }
 
 #[test]
-fn what_comes_is_told_once_with_all_below_it_and_what_goes_once_at_the_top() {
+fn what_comes_is_told_once_parents_first_and_what_goes_children_first() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/new/", 60);
@@ -188,10 +188,9 @@ fn what_comes_is_told_once_with_all_below_it_and_what_goes_once_at_the_top() {
     assert_eq!(uris(&told["replace"]), all);
     world.delete("/class4/new/");
     let told = update(&mut world, client);
-    assert_eq!(
-        told["delete"],
-        json!([{"subject": "class4", "uri": "/class4/new/"}])
-    );
+    let gone: Vec<_> = all.into_iter().rev().collect();
+    assert_eq!(uris(&told["delete"]), gone);
+    assert_eq!(told["delete"][0]["subject"], "class7");
 }
 
 #[test]
@@ -270,7 +269,7 @@ fn policy_is_resolved_and_unresolved_by_identifier() {
     world.delete("/Space/s/Group/web/");
     assert_eq!(
         uris(&update(&mut world, client)["delete"]),
-        ["/Space/s/Group/web/"]
+        ["/Space/s/Group/web/Rule/1/", "/Space/s/Group/web/"]
     );
 
     world.ask(
