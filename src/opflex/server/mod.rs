@@ -252,7 +252,7 @@ impl ServerCore {
                 if !identified && !method.is_some_and(Method::needs_no_identity) {
                     return self.too_early(connection, &id, method, now, actions);
                 }
-                self.refuse(connection, &id, method, &error, actions);
+                self.refuse(connection, &id, method, &error, now, actions);
             }
             Incoming::Result {
                 reply: Reply::Echo(_),

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{debug, info};
+use log::{debug, info, warn};
 
 use super::refusal::Refusal;
 use super::resolves::{Resolve, Untold};
@@ -52,7 +52,13 @@ impl ServerCore {
                 self.policy.unresolve(connection, targets);
                 Ok(done())
             }
-            Request::EndpointDeclare(declares) => {
+            Request::EndpointDeclare(mut declares) => {
+                let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
+                let schema = self.registry.endpoints.tree.schema();
+                let unknown = schema.map_or(0, |schema| {
+                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
+                });
+                self.tell_unknown(connection, method, unknown, now);
                 let changes = self
                     .registry
                     .declare(&element, connection, declares, &self.settings, now);
@@ -85,7 +91,15 @@ impl ServerCore {
                 self.registry.endpoints.unresolve(connection, targets);
                 Ok(done())
             }
-            Request::StateReport(reports) => self.observer.report(&element, reports, now).map(|()| done()),
+            Request::StateReport(mut reports) => {
+                let objects = reports.iter_mut().map(|report| &mut report.observable);
+                let schema = self.registry.endpoints.tree.schema();
+                let unknown = schema.map_or(0, |schema| {
+                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
+                });
+                self.tell_unknown(connection, method, unknown, now);
+                self.observer.report(&element, reports, now).map(|()| done())
+            }
             // A request of the wrong direction, which no role takes.
             Request::PolicyUpdate(_) | Request::EndpointUpdate(_) | Request::Custom(_) => Err(Refusal::new(
                 ErrorCode::EUNSUPPORTED,
@@ -94,7 +108,17 @@ impl ServerCore {
         };
         match answer {
             Ok(frame) => send(connection, frame, actions),
-            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), actions),
+            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), now, actions),
+        }
+    }
+
+    fn tell_unknown(&mut self, connection: ConnectionId, method: Method, unknown: usize, now: Instant) {
+        if unknown > 0
+            && let Some(more) = self.log.admit(connection, "unknown to the model", now)
+        {
+            warn!(
+                "{connection}: {method}: {unknown} objects and properties unknown to the model are left out{more}"
+            );
         }
     }
 
@@ -154,7 +178,7 @@ impl ServerCore {
         actions: &mut Vec<Action>,
     ) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
-        self.refuse(connection, id, method, &error, actions);
+        self.refuse(connection, id, method, &error, now, actions);
         self.close(
             connection,
             CloseReason::RequestBeforeIdentity(method),
@@ -169,9 +193,18 @@ impl ServerCore {
         id: &Id,
         method: Option<Method>,
         error: &ErrorResponse,
+        now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        debug!("{connection}: refused: {error}");
+        match method {
+            // Nothing else tells an operator why an element is not there.
+            Some(Method::SendIdentity) => {
+                if let Some(more) = self.log.admit(connection, "identity refused", now) {
+                    warn!("{connection}: its identity is refused: {}{more}", excerpt(error));
+                }
+            }
+            _ => debug!("{connection}: refused: {error}"),
+        }
         if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
             session.counters.count_refused(method);
         }

@@ -109,7 +109,9 @@ impl Session {
         settings: &Settings,
     ) -> Result<IdentityResult, Refusal> {
         let refuse = |code, message: String| Err(Refusal::new(code, message));
-        let texts = [&identity.name, &identity.my_location].into_iter().flatten();
+        let texts = [&identity.name, &identity.my_location, &identity.domain]
+            .into_iter()
+            .flatten();
         let lengths = texts
             .map(String::len)
             .chain(identity.my_role.iter().map(|role| role.name().len()));
@@ -119,15 +121,18 @@ impl Session {
         if !settings.lenient {
             let version = identity.proto_version.as_deref();
             if version != Some(PROTO_VERSION) {
-                let what = format!("protocol version {version:?} is not {PROTO_VERSION}");
+                let told = told(version);
+                let what = format!("the protocol version is {PROTO_VERSION} here, and {told} there");
                 return refuse(ErrorCode::EPROTO, what);
             }
             let domain = identity.domain.as_deref();
-            if domain != Some(&settings.domain) {
-                return refuse(
-                    ErrorCode::EDOMAIN,
-                    format!("domain {domain:?} is not {:?}", settings.domain),
+            if domain != Some(&settings.domain) && !settings.any_domain {
+                let what = format!(
+                    "the domain is {:?} here, and {} there",
+                    settings.domain,
+                    told(domain)
                 );
+                return refuse(ErrorCode::EDOMAIN, what);
             }
             if identity.name.as_deref().is_none_or(str::is_empty) {
                 return refuse(ErrorCode::ERROR, "an identity needs a name".to_owned());
@@ -136,6 +141,7 @@ impl Session {
                 return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
             }
         }
+        let domain = identity.domain.filter(|_| settings.any_domain);
         let name = identity.name.unwrap_or_default();
         let assigned = settings.locations.get(&name);
         let known = assigned.or(identity.my_location.as_ref());
@@ -150,7 +156,7 @@ impl Session {
         });
         Ok(IdentityResult {
             name: Some(settings.name.clone()),
-            domain: Some(settings.domain.clone()),
+            domain: domain.or_else(|| Some(settings.domain.clone())),
             my_location: settings.location.clone(),
             your_location: location,
             data: Some(data(settings)),
@@ -182,6 +188,11 @@ impl Session {
         }
         peers
     }
+}
+
+/// What an identity says, for people.
+fn told(text: Option<&str>) -> String {
+    text.map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
 }
 
 /// The member that libopflex adds, always there and mostly empty.

@@ -15,6 +15,9 @@ pub struct Settings {
     pub name: String,
     /// The policy domain. Default `default`.
     pub domain: String,
+    /// Takes elements of any domain, and answers each with its own. Default
+    /// false.
+    pub any_domain: bool,
     /// What the server is. One without roles only tells where the others are.
     /// Default policy repository, endpoint registry and observer.
     pub roles: Vec<Role>,
@@ -127,6 +130,7 @@ impl Default for Settings {
         Self {
             name: "ssntp".to_owned(),
             domain: "default".to_owned(),
+            any_domain: false,
             roles: vec![Role::POLICY_REPOSITORY, Role::ENDPOINT_REGISTRY, Role::OBSERVER],
             peers: Vec::new(),
             list_dialled: true,

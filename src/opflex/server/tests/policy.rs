@@ -546,3 +546,25 @@ fn a_model_file_refuses_unknown_classes() {
             .is_err()
     );
 }
+
+#[test]
+fn what_a_model_does_not_know_of_endpoints_and_reports_is_left_out() {
+    let schema = br#"{"classes":{"ep":{"properties":{"p":"i64"}}}}"#;
+    let schema = Schema::read(schema, Format::Json).unwrap();
+    let mut world = World::new(Settings::default());
+    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
+    let client = world.element("pe1");
+    let mut known = object("ep", "/ep/1/", 1).with("new", "x");
+    known.children = vec![uri("/ep/1/new/1/")];
+    let objects = json!([known, object("new", "/ep/1/new/1/", 1)]);
+    for (method, member) in [("endpoint_declare", "endpoint"), ("state_report", "observable")] {
+        let answer = world.ask(client, method, json!([{member: objects, "prr": 60}]));
+        assert_eq!(answer["result"], json!({}), "{method}: {answer}");
+    }
+    let objects = world.server.endpoints().to_objects();
+    assert_eq!(objects, [object("ep", "/ep/1/", 1)]);
+    assert_eq!(world.server.observer().reports().count(), 1);
+    // What it knows has to fit.
+    let wrong = json!([{"endpoint": [object("ep", "/ep/2/", "text")], "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "endpoint_declare", wrong)), "ERROR");
+}

@@ -93,6 +93,26 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
 }
 
 #[test]
+fn a_wrong_domain_is_told_in_words_and_any_domain_is_answered_with_itself() {
+    let mut other = identity("pe1");
+    other["domain"] = "openstack".into();
+    let mut world = World::new(Settings::default());
+    let client = world.connect();
+    let answer = world.ask(client, "send_identity", json!([other]));
+    assert_eq!(
+        answer["error"]["message"],
+        "the domain is \"default\" here, and \"openstack\" there"
+    );
+    let mut world = World::new(Settings {
+        any_domain: true,
+        ..Settings::default()
+    });
+    let client = world.connect();
+    let answer = world.ask(client, "send_identity", json!([other]));
+    assert_eq!(answer["result"]["domain"], "openstack");
+}
+
+#[test]
 fn a_name_that_is_no_utf_8_is_answered() {
     let mut world = World::new(Settings::default());
     let client = world.connect();

@@ -25,7 +25,7 @@ pub(super) struct IdentityArgs {
     /// The server's name
     #[arg(long, value_name = "NAME", default_value = "ssntp")]
     name: String,
-    /// The policy domain
+    /// The policy domain; `any` takes elements of every one
     #[arg(long, value_name = "NAME", default_value = "default")]
     domain: String,
     /// Where the server is
@@ -77,6 +77,7 @@ pub(super) struct IdentityArgs {
 impl IdentityArgs {
     pub(super) fn settings(self) -> Settings {
         let mut settings = Settings::new(self.name, self.domain);
+        settings.any_domain = settings.domain == "any";
         settings.roles = self.roles.into_iter().flatten().collect();
         settings.location = self.location;
         settings.peers = self.peers;
