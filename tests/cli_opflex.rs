@@ -355,6 +355,29 @@ fn what_the_model_does_not_allow_is_refused_by_name() {
 }
 
 #[test]
+fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let policy = r#"[
+        {"subject": "Group", "uri": "/Group/g/", "properties":
+            [{"name": "contract", "data": {"subject": "Contract", "reference_uri": "/Contract/c/"}}]},
+        {"subject": "Contract", "uri": "/Contract/c/"}, {}]"#;
+    fs::write(dir.join("policy.json"), policy).unwrap();
+    let (server, mut output) = start(dir, &["serve", "--listen", "127.0.0.1:0", "--policy", "policy.json"]);
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let element = ["element", "--connect", address, "--resolve", "/Group/g/"];
+    let printed = |arguments: &[&str]| String::from_utf8(run(dir, arguments).stdout).unwrap();
+    assert!(!printed(&element).contains("Contract /Contract/c/"));
+    let followed = printed(&[&element[..], &["--follow"]].concat());
+    assert!(followed.contains("Contract /Contract/c/"), "{followed}");
+    end(server, Signal::TERM);
+    let gone = ["element", "--connect", address, "--resolve", "/Group/g/", "--timeout", "0.5"];
+    let why = failure(dir, &gone);
+    assert!(why.contains("not connected: ") && why.contains("refused"), "{why}");
+}
+
+#[test]
 fn an_ordinary_certificate_and_a_key_under_a_passphrase_serve_and_connect() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

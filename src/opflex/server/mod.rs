@@ -33,11 +33,15 @@
 //!    │<──────────────── name, roles, location, ─│
 //!    │                  peers with this server  │
 //!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
-//!    │<──────────────────── objects, or none ───│
+//!    │<──────────────────── objects, or none ───│ many: policy_update first
 //!    │<── policy_update ────────────────────────│ merge_policy at or below uri
 //!    │ policy_unresolve {uri} ─────────────────>│ watch no more
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
+//!
+//! An element that resolves a large policy gets it in pieces, each made when the
+//! one before found room in its queue: all but the last as updates, and the last
+//! as the result. Whoever takes updates so has all of it when the result is there.
 //!
 //! | file | what |
 //! |---|---|

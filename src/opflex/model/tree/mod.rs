@@ -203,6 +203,8 @@ impl Tree {
             None => Bound::Included(below.as_str()),
         };
         let behind = self.order.range::<str, _>((from, Bound::Unbounded));
+        #[cfg(test)]
+        let behind = behind.inspect(|_| tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1));
         let behind = behind.take_while(move |uri| uri.as_str().starts_with(&below));
         itself
             .into_iter()
