@@ -355,6 +355,86 @@ fn what_the_model_does_not_allow_is_refused_by_name() {
 }
 
 #[test]
+fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let policy = r#"[
+        {"subject": "Group", "uri": "/Group/g/", "properties":
+            [{"name": "contract", "data": {"subject": "Contract", "reference_uri": "/Contract/c/"}}]},
+        {"subject": "Contract", "uri": "/Contract/c/"}, {}]"#;
+    fs::write(dir.join("policy.json"), policy).unwrap();
+    let (server, mut output) = start(
+        dir,
+        &["serve", "--listen", "127.0.0.1:0", "--policy", "policy.json"],
+    );
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let element = ["element", "--connect", address, "--resolve", "/Group/g/"];
+    let printed = |arguments: &[&str]| String::from_utf8(run(dir, arguments).stdout).unwrap();
+    assert!(!printed(&element).contains("Contract /Contract/c/"));
+    let followed = printed(&[&element[..], &["--follow"]].concat());
+    assert!(followed.contains("Contract /Contract/c/"), "{followed}");
+    end(server, Signal::TERM);
+    let gone = [
+        "element",
+        "--connect",
+        address,
+        "--resolve",
+        "/Group/g/",
+        "--timeout",
+        "0.5",
+    ];
+    let why = failure(dir, &gone);
+    assert!(
+        why.contains("not connected: ") && why.contains("refused"),
+        "{why}"
+    );
+}
+
+#[test]
+fn an_ordinary_certificate_and_a_key_under_a_passphrase_serve_and_connect() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let pki = |name: &str| format!("{}/tests/fixtures/pki/plain/{name}", env!("CARGO_MANIFEST_DIR"));
+    fs::write(dir.join("policy.json"), include_str!("../examples/policy.json")).unwrap();
+    fs::write(dir.join("passphrase"), "secret\n").unwrap();
+    let (cert, key, ca) = (pki("v1.crt"), pki("v1.sealed.key"), pki("ca.pem"));
+    let own = [
+        "--tls-cert",
+        &cert,
+        "--tls-key",
+        &key,
+        "--tls-passphrase-file",
+        "passphrase",
+    ];
+    let serve = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--policy",
+        "policy.json",
+        "--tls-ca",
+        &ca,
+    ];
+    let (server, mut output) = start(dir, &[&serve[..], &own].concat());
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let element = [
+        "element",
+        "--connect",
+        address,
+        "--resolve",
+        WEB,
+        "--tls",
+        "--tls-ca",
+        &ca,
+    ];
+    let once = run(dir, &[&element[..], &own, &["--tls-any-name"]].concat());
+    assert!(once.status.success(), "{once:?}");
+    end(server, Signal::TERM);
+}
+
+#[test]
 fn wrong_usage_and_failures_have_their_exit_codes() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 
 /// Reads a struct from an object only. What serde derives also reads an array,
 /// whose elements it takes for the members in their order; on the wire that is
@@ -68,6 +69,20 @@ where
     T: Deserialize<'de>,
 {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// About how many bytes of memory a value takes.
+pub(crate) fn memory(value: &Value) -> usize {
+    let more = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(memory).sum(),
+        Value::Object(members) => members
+            .iter()
+            .map(|(name, value)| 64 + name.len() + memory(value))
+            .sum(),
+    };
+    size_of::<Value>() + more
 }
 
 #[cfg(test)]

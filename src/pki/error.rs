@@ -103,8 +103,12 @@ pub enum Fault {
     NoCertificate,
     /// No section holds a private key in a known form (PKCS#8, PKCS#1, SEC1).
     NoKey,
-    /// The private key is protected with a passphrase. Decrypt it first.
+    /// The private key is protected with a passphrase, and none was given, or
+    /// it is in the old form with `Proc-Type`. Decrypt it first.
     EncryptedKey,
+    /// The passphrase is not that of the private key, or the key is encrypted
+    /// in a way that is not known.
+    WrongPassphrase(String),
     /// More than one private key; which one is meant cannot be told.
     SeveralKeys(usize),
     /// Something else where a certificate should be, or a broken one.
@@ -178,6 +182,9 @@ impl fmt::Display for Fault {
             Self::NoCertificate => f.write_str("no certificate in it"),
             Self::NoKey => f.write_str("no private key in it"),
             Self::EncryptedKey => f.write_str("the private key is encrypted; decrypt it first"),
+            Self::WrongPassphrase(why) => {
+                write!(f, "the private key is not decrypted by the passphrase: {why}")
+            }
             Self::SeveralKeys(count) => write!(f, "{count} private keys in it, there must be one"),
             Self::BadCertificate(why) => write!(f, "not a certificate: {why}"),
             Self::BadUuid(uri) => write!(f, "the certificate's SAN {uri:?} is not its one valid UUID"),

@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::InconsistentKeys;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
 use uuid::Uuid;
@@ -60,6 +59,33 @@ impl Identity {
         let both = format!("{key_origin} (with {origin})");
         let identity = Self::assemble(chain.to_vec(), key, &origin, &both)?;
         identity.judge(&origin)
+    }
+
+    /// Loads an identity for a protocol that knows no roles of SSNTP: any
+    /// certificate will do, also one without a role and one of X.509 version 1.
+    /// The key may stand in a file of its own, and may be encrypted (PKCS#8,
+    /// `BEGIN ENCRYPTED PRIVATE KEY`) under a passphrase. Blocks while the files
+    /// are read.
+    ///
+    /// # Errors
+    /// As [`load_parts`](Self::load_parts) without [`Fault::NoRole`];
+    /// [`Fault::EncryptedKey`] where there is no passphrase, and
+    /// [`Fault::WrongPassphrase`].
+    pub fn load_without_role(
+        certificates: &Path,
+        key: Option<&Path>,
+        passphrase: Option<&[u8]>,
+    ) -> Result<Self, Error> {
+        let origin = store::origin(certificates);
+        let key_origin = key.map_or_else(|| origin.clone(), store::origin);
+        let sections = store::load(certificates)?;
+        let chain = sections.certificates().map_err(Error::content(&origin))?.to_vec();
+        let apart = key.map(store::load).transpose()?;
+        let key = apart.as_ref().unwrap_or(&sections).key_under(passphrase);
+        let key = key.map_err(Error::content(&key_origin))?;
+        let identity = Self::assemble(chain, key, &origin, &key_origin)?;
+        let valid = identity.info().check_validity(inspect::now());
+        valid.map(|()| identity).map_err(Error::content(origin))
     }
 
     /// Reads a PEM text as [`load`](Self::load) reads a file. `origin` is
@@ -138,7 +164,8 @@ impl Identity {
         Arc::clone(&self.0.certified)
     }
 
-    /// The roles that the certificate gives, never none after loading.
+    /// The roles that the certificate gives: none only after
+    /// [`load_without_role`](Self::load_without_role).
     pub fn roles(&self) -> Role {
         self.0.info.roles
     }
@@ -192,10 +219,13 @@ pub(super) fn certify(
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn SigningKey>,
 ) -> Result<Arc<CertifiedKey>, Fault> {
-    let certified = CertifiedKey::new(chain, key);
-    match certified.keys_match() {
-        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(Arc::new(certified)),
-        Err(rustls::Error::InconsistentKeys(_)) => Err(Fault::KeyMismatch),
-        Err(error) => Err(Fault::BadCertificate(error.to_string())),
+    let own = match chain.first() {
+        Some(first) => inspect::parse(first)?.public_key().raw.to_vec(),
+        None => return Err(Fault::NoCertificate),
+    };
+    // Some signers do not tell; then peers find out.
+    match key.public_key() {
+        Some(public) if *public != *own => Err(Fault::KeyMismatch),
+        _ => Ok(Arc::new(CertifiedKey::new(chain, key))),
     }
 }

@@ -19,6 +19,7 @@
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
 //! | `limits` | what certificates of a chain limit in each other |
+//! | `version_1` | certificates of X.509 version 1, for protocols without roles |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `store` | PEM text and files, [`load_certificates`] |
@@ -63,6 +64,7 @@ mod provider;
 mod request;
 mod store;
 mod trust;
+mod version_1;
 
 /// From rustls, as they stand in signatures here. What else a [`SigningKey`]
 /// needs is in [`crate::rustls`].
@@ -86,3 +88,4 @@ pub(crate) use self::provider::ticketer;
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::store::load_certificates;
 pub use self::trust::Trust;
+pub(crate) use self::version_1::Version1;

@@ -21,6 +21,8 @@ pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     keys: Vec<PrivateKeyDer<'static>>,
     encrypted: bool,
+    /// The encrypted keys, as PEM.
+    sealed: Vec<String>,
 }
 
 impl Sections {
@@ -31,6 +33,7 @@ impl Sections {
         }
         let mut sections = Self {
             encrypted: contains(pem, b"ENCRYPTED"),
+            sealed: sealed(pem),
             ..Self::default()
         };
         let mut rest = pem;
@@ -76,6 +79,50 @@ impl Sections {
             several => Err(Fault::SeveralKeys(several.len())),
         }
     }
+}
+
+impl Sections {
+    /// The one private key, decrypted where it is encrypted.
+    pub(super) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
+        match (passphrase, self.sealed.as_slice()) {
+            (Some(passphrase), [sealed]) if self.keys.is_empty() => open(sealed, passphrase),
+            (Some(_), [_, _, ..]) => Err(Fault::SeveralKeys(self.sealed.len())),
+            _ => self.key(),
+        }
+    }
+}
+
+/// The sections of encrypted keys, which are of no kind that rustls knows.
+fn sealed(pem: &[u8]) -> Vec<String> {
+    const BEGIN: &str = "-----BEGIN ENCRYPTED PRIVATE KEY-----";
+    const END: &str = "-----END ENCRYPTED PRIVATE KEY-----";
+    let text = String::from_utf8_lossy(pem);
+    let begun = text.match_indices(BEGIN).map(|(at, _)| &text[at..]);
+    begun
+        .filter_map(|section| Some(section[..section.find(END)? + END.len()].to_owned() + "\n"))
+        .collect()
+}
+
+#[cfg(feature = "encrypted-keys")]
+fn open(sealed: &str, passphrase: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    use pkcs8::{EncryptedPrivateKeyInfo, SecretDocument};
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+
+    let (_, der) = SecretDocument::from_pem(sealed).map_err(|e| Fault::BadPem(e.to_string()))?;
+    let opened = EncryptedPrivateKeyInfo::try_from(der.as_bytes())
+        .map_err(|e| Fault::WrongPassphrase(e.to_string()))
+        .and_then(|info| {
+            info.decrypt(passphrase)
+                .map_err(|e| Fault::WrongPassphrase(e.to_string()))
+        })?;
+    Ok(PrivatePkcs8KeyDer::from(opened.as_bytes().to_vec()).into())
+}
+
+#[cfg(not(feature = "encrypted-keys"))]
+fn open(_: &str, _: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    Err(Fault::WrongPassphrase(
+        "built without the feature encrypted-keys".to_owned(),
+    ))
 }
 
 /// The certificates of a PEM file in their order; what else is in it is

@@ -255,7 +255,7 @@ fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
         &bench,
         &mut raw,
         b"{\"id\":1,\"method\":\"echo\",\"params\":[\"\xff\"]}",
-        &Closed,
+        &Result,
     );
     let deep = format!("{{\"id\":1,\"method\":\"echo\",\"params\":{}", "[".repeat(1000));
     say(&bench, &mut raw, deep.as_bytes(), &Closed);

@@ -286,7 +286,7 @@ fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
         &address,
         true,
         b"{\"id\":1,\"method\":\"echo\",\"params\":[\"\xff\"]}",
-        &Closed,
+        &Result,
     );
     say(&address, true, "[".repeat(100_000).as_bytes(), &Closed);
     server.stop();

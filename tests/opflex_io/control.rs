@@ -339,3 +339,19 @@ fn one_client_too_many_is_refused() {
     // Its place is free once it is gone.
     until(|| raw::Raw::connect(&address).recv().is_some());
 }
+
+#[test]
+fn a_policy_longer_than_a_clients_message_is_put() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let place = MemoryListener::new();
+    let config = ServerConfig::new(server_settings("pr1")).listen_in_memory(&place, "pr1:1");
+    let server = serve(config.control(&path));
+    let mut control = Control::connect(&path, LIMIT).unwrap();
+    let objects: Vec<_> = (0..66)
+        .map(|n| object(&format!("/long/{n}/"), &"x".repeat(1 << 20)))
+        .collect();
+    assert_eq!(control.put(&objects, false).unwrap(), 66);
+    drop(control);
+    server.stop();
+}

@@ -158,7 +158,7 @@ fn every_method_over_mutual_tls_with_any_name() {
 }
 
 /// Whether an element with this TLS becomes ready.
-fn is_let_in(acceptor: Acceptor, connector: Option<Connector>, name: &str) -> bool {
+pub(super) fn is_let_in(acceptor: Acceptor, connector: Option<Connector>, name: &str) -> bool {
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).tls(acceptor));
     let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
     config.settings.identity_timeout = Duration::from_secs(2);

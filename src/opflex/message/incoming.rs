@@ -1,6 +1,7 @@
 //! What arrives, typed and judged.
 
 use bytes::Bytes;
+use log::debug;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -204,10 +205,14 @@ impl Reply {
         Ok(match method {
             Method::Echo => Self::Echo(result.parse()?),
             Method::SendIdentity => Self::SendIdentity(object(result)?),
-            Method::PolicyResolve => Self::PolicyResolve(object::<PolicyResolveResult>(result)?.policy),
-            Method::EndpointResolve => {
-                Self::EndpointResolve(object::<EndpointResolveResult>(result)?.endpoint)
-            }
+            Method::PolicyResolve => Self::PolicyResolve(match object::<PolicyResolveResult>(result) {
+                Ok(all) => all.policy,
+                Err(_) => usable(object::<PolicyResolveResult<Vec<Value>>>(result)?.policy),
+            }),
+            Method::EndpointResolve => Self::EndpointResolve(match object::<EndpointResolveResult>(result) {
+                Ok(all) => all.endpoint,
+                Err(_) => usable(object::<EndpointResolveResult<Vec<Value>>>(result)?.endpoint),
+            }),
             Method::Custom => Self::Custom(object(result)?),
             other => Self::Done(other, result.parse()?),
         })
@@ -268,6 +273,23 @@ impl Incoming {
             },
         }
     }
+}
+
+/// The managed objects of an answer in which something is none: one of them must
+/// not cost the others.
+fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
+    let came = values.len();
+    let read = |value| serde_json::from_value::<Object<ManagedObject>>(value).ok();
+    let objects: Vec<_> = values
+        .into_iter()
+        .filter_map(read)
+        .map(|Object(object)| object)
+        .collect();
+    debug!(
+        "{} of {came} objects of an answer can't be used",
+        came - objects.len()
+    );
+    objects
 }
 
 struct Outgoing<'a> {

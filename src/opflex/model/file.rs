@@ -65,9 +65,19 @@ impl Format {
 
 impl ManagedObject {
     /// Reads a file of objects: an array of them in the form of the wire. That
-    /// is the policy file that agent-ovs's `opflex_server` reads.
+    /// is the policy file that agent-ovs's `opflex_server` reads. Objects without
+    /// any member, such as the one in the file that its container starts with,
+    /// are left out.
     pub fn read_all(text: &[u8], format: Format) -> Result<Vec<Self>, FileError> {
-        format.read(text)
+        let error = match format.read(text) {
+            Ok(objects) => return Ok(objects),
+            Err(error) => error,
+        };
+        let Ok(mut values) = format.read::<Vec<serde_json::Value>>(text) else {
+            return Err(error);
+        };
+        values.retain(|value| value.as_object().is_none_or(|members| !members.is_empty()));
+        serde_json::from_value(values.into()).map_err(|_| error)
     }
 
     /// Writes a file that [`read_all`](Self::read_all) reads.
@@ -102,6 +112,20 @@ mod tests {
         ] {
             assert_eq!(Format::of_name(name), format, "{name}");
         }
+    }
+
+    #[test]
+    fn an_empty_object_is_left_out() {
+        for (text, format) in [("[ { } ]", Format::Json), ("- {}\n", Format::Yaml)] {
+            assert_eq!(ManagedObject::read_all(text.as_bytes(), format).unwrap(), []);
+        }
+        let text = r#"[{}, {"subject": "a", "uri": "/a/"}]"#;
+        assert_eq!(
+            ManagedObject::read_all(text.as_bytes(), Format::Json)
+                .unwrap()
+                .len(),
+            1
+        );
     }
 
     #[test]

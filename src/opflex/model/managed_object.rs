@@ -120,6 +120,21 @@ impl ManagedObject {
         }
     }
 
+    /// About how many bytes of memory the object takes, its place in the tables
+    /// of a tree included.
+    pub(crate) fn memory(&self) -> usize {
+        /// An object without anything, in a tree: measured with a million.
+        const BARE: usize = 300;
+        let properties = self.properties.iter();
+        let properties = properties.map(|property| 32 + property.name.len() + json::memory(&property.data));
+        let extra = self
+            .extra
+            .iter()
+            .map(|(name, data)| 64 + name.len() + json::memory(data));
+        let children = self.children.iter().map(|child| 128 + child.as_str().len());
+        BARE + self.uri.as_str().len() + properties.chain(extra).chain(children).sum::<usize>()
+    }
+
     /// The value of a property; the first where a name is there twice.
     pub fn property(&self, name: &str) -> Option<&Value> {
         find(&self.properties, name)

@@ -1,6 +1,6 @@
 //! The model file: which classes there are, and what they may contain.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -129,6 +129,36 @@ impl Schema {
     /// Whether there is such a class. In an open model there is any class.
     pub fn knows(&self, subject: &str) -> bool {
         self.open || self.classes.contains_key(subject)
+    }
+
+    /// Leaves out what the model does not know of objects that a peer sent:
+    /// those of unknown classes, and unknown properties. How many it was.
+    pub(crate) fn leave_out_unknown(&self, objects: &mut Vec<ManagedObject>) -> usize {
+        let mut left_out = 0;
+        let mut gone = HashSet::new();
+        objects.retain_mut(|object| {
+            let known = self.knows(&object.subject);
+            if !known {
+                gone.insert(object.uri.clone());
+            }
+            let types = self
+                .classes
+                .get(&object.subject)
+                .and_then(|class| class.properties.as_ref());
+            if let Some(types) = types {
+                let before = object.properties.len();
+                object
+                    .properties
+                    .retain(|property| types.contains_key(&property.name));
+                left_out += before - object.properties.len();
+            }
+            known
+        });
+        if !gone.is_empty() {
+            let lists = objects.iter_mut().map(|object| &mut object.children);
+            lists.for_each(|children| children.retain(|child| !gone.contains(child)));
+        }
+        left_out + gone.len()
     }
 
     /// Checks an object: its class, its properties and the class of its parent,

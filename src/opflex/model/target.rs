@@ -14,6 +14,16 @@ pub enum Target {
     Ident(Ident),
 }
 
+impl Target {
+    /// How many bytes its text has.
+    pub(crate) fn text_len(&self) -> usize {
+        match self {
+            Self::Uri(uri) => uri.as_str().len(),
+            Self::Ident(ident) => ident.context.as_str().len() + ident.name.len(),
+        }
+    }
+}
+
 impl From<Uri> for Target {
     fn from(uri: Uri) -> Self {
         Self::Uri(uri)

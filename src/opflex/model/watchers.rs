@@ -31,8 +31,23 @@ pub struct Watchers<W> {
     next: usize,
     by_uri: HashMap<Uri, BTreeMap<W, usize>>,
     by_ident: HashMap<Ident, BTreeMap<W, usize>>,
-    by_watcher: HashMap<W, BTreeSet<usize>>,
+    by_watcher: HashMap<W, Interests>,
     by_expiry: BTreeSet<(Instant, usize)>,
+}
+
+/// What one watcher has.
+#[derive(Debug, Default)]
+struct Interests {
+    keys: BTreeSet<usize>,
+    /// How long the names in them are.
+    bytes: usize,
+}
+
+impl<W> Watch<W> {
+    /// How long its names are.
+    pub(crate) fn names_len(&self) -> usize {
+        self.subject.len() + self.target.text_len()
+    }
 }
 
 impl<W> Default for Watchers<W> {
@@ -64,10 +79,9 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
             Target::Ident(ident) => self.by_ident.entry(ident.clone()).or_default(),
         };
         of_target.insert(watch.watcher.clone(), key);
-        self.by_watcher
-            .entry(watch.watcher.clone())
-            .or_default()
-            .insert(key);
+        let interests = self.by_watcher.entry(watch.watcher.clone()).or_default();
+        interests.keys.insert(key);
+        interests.bytes += watch.names_len();
         self.by_expiry.extend(watch.expires.map(|at| (at, key)));
         self.watches.insert(key, watch);
     }
@@ -86,7 +100,9 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
 
     /// Ends all interests of a watcher.
     pub fn leave(&mut self, watcher: &W) {
-        for key in self.by_watcher.get(watcher).cloned().unwrap_or_default() {
+        let interests = self.by_watcher.get(watcher);
+        let keys = interests.map(|interests| interests.keys.clone());
+        for key in keys.unwrap_or_default() {
             self.remove(key);
         }
     }
@@ -140,7 +156,15 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
 
     /// How many interests a watcher has.
     pub fn count(&self, watcher: &W) -> usize {
-        self.by_watcher.get(watcher).map_or(0, BTreeSet::len)
+        let interests = self.by_watcher.get(watcher);
+        interests.map_or(0, |interests| interests.keys.len())
+    }
+
+    /// How many bytes the names in a watcher's interests have.
+    pub fn bytes(&self, watcher: &W) -> usize {
+        self.by_watcher
+            .get(watcher)
+            .map_or(0, |interests| interests.bytes)
     }
 
     /// How many interests there are.
@@ -176,9 +200,10 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
             Target::Uri(uri) => take(&mut self.by_uri, uri, &watch.watcher),
             Target::Ident(ident) => take(&mut self.by_ident, ident, &watch.watcher),
         }
-        if let Some(keys) = self.by_watcher.get_mut(&watch.watcher) {
-            keys.remove(&key);
-            if keys.is_empty() {
+        if let Some(interests) = self.by_watcher.get_mut(&watch.watcher) {
+            interests.keys.remove(&key);
+            interests.bytes -= watch.names_len();
+            if interests.keys.is_empty() {
                 self.by_watcher.remove(&watch.watcher);
             }
         }

@@ -30,6 +30,9 @@ pub enum CloseReason {
     NotListed,
     /// The user wants to begin again, or to end.
     Asked,
+    /// The connection could not be made, or ended by itself: the system or TLS
+    /// says why.
+    Failed(String),
 }
 
 impl fmt::Display for CloseReason {
@@ -46,6 +49,7 @@ impl fmt::Display for CloseReason {
             Self::NotInItsList => f.write_str("the server names only others"),
             Self::NotListed => f.write_str("no server names it any more"),
             Self::Asked => f.write_str("asked for"),
+            Self::Failed(why) => f.write_str(why),
         }
     }
 }

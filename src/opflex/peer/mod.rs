@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `connection` | the name of a connection |
 //! | `keepalive` | is the other side alive? |
+//! | `address` | how lists of peers spell an address |
 //! | `close` | why we end a connection |
 
+mod address;
 mod close;
 mod connection;
 mod keepalive;
 
+pub(crate) use self::address::{bare, bracketed};
 pub use self::close::CloseReason;
 pub use self::connection::ConnectionId;
 pub use self::keepalive::KeepaliveSettings;

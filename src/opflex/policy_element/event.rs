@@ -42,9 +42,10 @@ pub enum Action {
 pub enum Health {
     /// No server is ready.
     Down,
-    /// Some servers are ready.
+    /// Some servers are ready, or all are and something is not answered after
+    /// several attempts.
     Degraded,
-    /// All servers are ready.
+    /// All servers are ready, and answer.
     Healthy,
 }
 
@@ -110,6 +111,24 @@ pub enum ElementEvent {
         about: String,
         /// The answer.
         error: ErrorResponse,
+    },
+    /// An answer was not taken, since the element holds as much as it may. The
+    /// resolve counts as unanswered and is sent again.
+    NotTaken {
+        /// What was asked for.
+        about: String,
+        /// How many objects there are room for.
+        limit: usize,
+    },
+    /// The alarm of the draft (4.2.4): no server has answered after several
+    /// attempts. Health is no more than degraded until one does.
+    Unanswered {
+        /// The method.
+        method: Method,
+        /// What it is about.
+        about: String,
+        /// How often it has been sent.
+        attempts: u32,
     },
     /// So many events before this one are lost, because nobody took them in
     /// time. Only what runs the element tells it.

@@ -76,6 +76,8 @@ pub(super) struct Item {
     pub(super) answered: bool,
     /// What is resolved by identifier: the topmost objects that it brought.
     pub(super) roots: BTreeSet<Uri>,
+    /// An alarm was raised, since nobody answers.
+    alarmed: bool,
     /// The numbers of requests without an answer from everybody.
     xids: Vec<u64>,
 }
@@ -109,6 +111,9 @@ pub(super) struct Held {
     refresh: Deadlines<Key>,
     random: Random,
     prr: Duration,
+    alarm_attempts: u32,
+    /// Things that nobody answers.
+    alarms: usize,
     policies: Index,
     endpoints: Index,
 }
@@ -130,6 +135,8 @@ impl Held {
             random,
             // Refreshing without pause would be no refreshing.
             prr: settings.prr.clamp(Duration::from_secs(1), LONGEST),
+            alarm_attempts: settings.alarm_attempts.max(1),
+            alarms: 0,
             policies: Index::default(),
             endpoints: Index::default(),
         }
@@ -171,6 +178,7 @@ impl Held {
     /// Lets go of something. Returns it, if it was held.
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
+        self.alarms -= usize::from(item.alarmed);
         self.refresh.clear(key);
         for xid in &item.xids {
             self.calls.end(*xid);
@@ -295,6 +303,7 @@ impl Held {
             && let Some(item) = self.items.get_mut(&call.key)
         {
             item.xids.retain(|other| *other != xid);
+            self.alarms -= usize::from(std::mem::take(&mut item.alarmed));
         }
     }
 
@@ -306,36 +315,49 @@ impl Held {
 
     /// A server is gone: it answers nothing any more.
     pub(super) fn gone(&mut self, connection: ConnectionId) {
-        let items = &mut self.items;
+        let (items, alarms) = (&mut self.items, &mut self.alarms);
         self.calls.retain(|xid, call| {
             call.waiting.remove(&connection);
             if call.waiting.is_empty()
                 && let Some(item) = items.get_mut(&call.key)
             {
                 item.xids.retain(|other| *other != xid);
+                *alarms -= usize::from(std::mem::take(&mut item.alarmed));
             }
             !call.waiting.is_empty()
         });
     }
 
     /// A request to be sent again to those who have not answered it.
-    pub(super) fn retry(&mut self, now: Instant) -> Option<Outgoing> {
+    pub(super) fn retry(&mut self, now: Instant) -> Option<(Outgoing, Option<(Key, u32)>)> {
         loop {
             let due = self.calls.due(now)?;
-            let (xid, key) = (due.xid, due.value.key.clone());
+            let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
             let to = due.value.waiting.iter().copied().collect();
             let request = self
                 .items
                 .get(&key)
                 .and_then(|item| request(&key, item, self.prr));
             if let Some(request) = request {
-                return Some(Outgoing {
-                    to,
-                    frame: frame(&request, xid),
-                });
+                let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
+                let frame = frame(&request, xid);
+                return Some((Outgoing { to, frame }, alarm.then_some((key, attempts))));
             }
             self.calls.end(xid);
         }
+    }
+
+    /// Raises the alarm of something; false where it was raised before.
+    fn alarm(&mut self, key: &Key) -> bool {
+        let item = self.items.get_mut(key);
+        let is_new = item.is_some_and(|item| !std::mem::replace(&mut item.alarmed, true));
+        self.alarms += usize::from(is_new);
+        is_new
+    }
+
+    /// How many things nobody answers.
+    pub(super) fn alarms(&self) -> usize {
+        self.alarms
     }
 
     /// Something whose refresh time has come, its next one already drawn.

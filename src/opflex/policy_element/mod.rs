@@ -58,6 +58,8 @@ mod tests;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use log::warn;
+
 pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState, Subject};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;
@@ -251,8 +253,21 @@ impl ElementCore {
     /// Does what is due at `now`.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.pool_due(now, actions);
-        while let Some(outgoing) = self.held.retry(now) {
+        while let Some((outgoing, alarm)) = self.held.retry(now) {
             send(Some(outgoing), actions);
+            if let Some((key, attempts)) = alarm {
+                warn!(
+                    "{} {}: no answer after {attempts} attempts",
+                    key.method(),
+                    key.about()
+                );
+                let (method, about) = (key.method(), key.about());
+                actions.push(Action::Tell(ElementEvent::Unanswered {
+                    method,
+                    about,
+                    attempts,
+                }));
+            }
         }
         while let Some(key) = self.held.refresh(now) {
             self.ask_all(&key, now, actions);

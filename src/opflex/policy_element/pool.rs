@@ -9,7 +9,8 @@
 //!     └───────────── nobody else left ────────── Parked
 //! ```
 //!
-//! Servers are known by the characters of their address. Some are configured,
+//! Servers are known by the characters of their address, IPv6 addresses in
+//! either spelling. Some are configured,
 //! the others learned from the lists of servers that are or were ready. A
 //! learned one is given up after some failures in a row, unless a server that
 //! is ready still names it, and when no list names it any more. When all that
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use super::{Health, PeerState, Settings};
 use crate::opflex::deadlines::{LONGEST, after};
 use crate::opflex::message::{IdentityResult, Role};
-use crate::opflex::peer::{Beat, ConnectionId, Keepalive};
+use crate::opflex::peer::{Beat, ConnectionId, Keepalive, bracketed};
 use crate::opflex::rpc::Random;
 
 /// One server.
@@ -95,7 +96,7 @@ impl Pool {
             random,
         };
         for address in &settings.peers {
-            pool.add(address.clone(), true, now);
+            pool.add(bracketed(address), true, now);
         }
         pool
     }
@@ -208,7 +209,7 @@ impl Pool {
         peer.names = identity
             .peers
             .iter()
-            .map(|peer| peer.connectivity_info.clone())
+            .map(|peer| bracketed(&peer.connectivity_info))
             .collect();
         let others = &identity.peers;
         let covered = |role: &Role| {

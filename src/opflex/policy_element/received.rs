@@ -11,7 +11,8 @@ use crate::opflex::message::{ErrorCode, ErrorResponse, PolicyUpdate};
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, Reference, Target, Tree, Uri};
 
 impl ElementCore {
-    /// A resolve was answered. An empty answer takes nothing away: what is held
+    /// A resolve was answered. False where there is no room for the answer,
+    /// which then counts as none. An empty answer takes nothing away: what is held
     /// stays until a server says that it is gone.
     pub(super) fn resolved(
         &mut self,
@@ -19,14 +20,18 @@ impl ElementCore {
         objects: Vec<ManagedObject>,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) {
+    ) -> bool {
         let Key::Resolve(what, subject, target) = key else {
-            return;
+            return true;
         };
         let found = !objects.is_empty();
         if !self.has_room(*what, objects.iter()) {
             warn!("{}: not taken: too many objects", key.about());
-            return;
+            actions.push(Action::Tell(ElementEvent::NotTaken {
+                about: key.about(),
+                limit: self.settings.limits.objects,
+            }));
+            return false;
         }
         let objects = self.wanted(*what, objects);
         match self.tree_mut(*what).replace(objects) {
@@ -47,6 +52,7 @@ impl ElementCore {
             }
             Err(error) => warn!("{}: not taken: {error}", key.about()),
         }
+        true
     }
 
     /// A server pushes changes: all of them are carried out, or none.

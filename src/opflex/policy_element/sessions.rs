@@ -6,7 +6,7 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 
 use super::pool::{Need, Verdict};
-use super::{Action, ElementCore, ElementEvent, Subject};
+use super::{Action, ElementCore, ElementEvent, Health, Subject};
 use crate::opflex::message::{
     ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, PolicyUpdate, Reply, Request,
 };
@@ -38,6 +38,12 @@ impl ElementCore {
     /// is unknown, or that the element itself closed, is no error.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
         self.lost(connection, None, now, actions);
+        self.settle(now, actions);
+    }
+
+    /// As [`disconnected`](Self::disconnected), where it is known why.
+    pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant, actions: &mut Vec<Action>) {
+        self.lost(connection, Some(CloseReason::Failed(why)), now, actions);
         self.settle(now, actions);
     }
 
@@ -149,7 +155,11 @@ impl ElementCore {
     /// To be called after everything that happens.
     pub(super) fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.pool.settle(&self.settings, now);
-        let health = self.pool.health();
+        let most = match self.held.alarms() {
+            0 => Health::Healthy,
+            _ => Health::Degraded,
+        };
+        let health = self.pool.health().min(most);
         if health != self.health {
             self.health = health;
             actions.push(Action::Tell(ElementEvent::Health(health)));
@@ -297,10 +307,15 @@ impl ElementCore {
         if method != key.method() {
             return warn!("{connection}: an answer to {method} has the number of another request");
         }
-        self.held.answered(connection, xid);
         if let Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects) = reply {
-            self.resolved(&key, objects, now, actions);
-        } else if let Some(item) = self.held.get_mut(&key) {
+            // What is not taken is asked for again, like what is not answered.
+            if self.resolved(&key, objects, now, actions) {
+                self.held.answered(connection, xid);
+            }
+            return;
+        }
+        self.held.answered(connection, xid);
+        if let Some(item) = self.held.get_mut(&key) {
             item.answered = true;
         }
     }

@@ -36,6 +36,9 @@ pub struct Settings {
     /// After how many failures in a row a server that only other servers named
     /// is given up, if none of those is there. Default 4.
     pub learned_failures: u32,
+    /// After how many attempts without an answer an alarm is raised. Default 3,
+    /// which is after some seventy seconds.
+    pub alarm_attempts: u32,
     /// How long connecting may take. Default 30 s.
     pub dial_timeout: Duration,
     /// How long a server may take from the connection to its identity. Default
@@ -91,6 +94,7 @@ impl Default for Settings {
             reconnect: Duration::from_millis(1250),
             reconnect_max: Duration::from_secs(20),
             learned_failures: 4,
+            alarm_attempts: 3,
             dial_timeout: Duration::from_secs(30),
             identity_timeout: Duration::from_secs(45),
             keepalive: KeepaliveSettings::default(),

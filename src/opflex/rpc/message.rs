@@ -103,7 +103,18 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<&
 
 impl Message {
     /// Reads one JSON object: a request when it has a method, else a response.
+    ///
+    /// Bytes that are no UTF-8 are taken for Latin-1: libopflex passes on what
+    /// it got, so a host name from before UTF-8 must not cost the connection,
+    /// and two that differ have to stay apart.
     pub(super) fn parse(text: &Bytes) -> Result<Self, Error> {
+        match (Self::read(text), std::str::from_utf8(text)) {
+            (Err(_), Err(_)) => Self::read(&Bytes::from(from_latin_1(text))),
+            (result, _) => result,
+        }
+    }
+
+    fn read(text: &Bytes) -> Result<Self, Error> {
         let envelope: Envelope<'_> = serde_json::from_slice(text).map_err(|error| Error::syntax(&error))?;
         let share = |raw: &RawValue| text.slice_ref(raw.get().as_bytes());
         let id = Id::from_text(share(envelope.id.ok_or(Error::NoId)?));
@@ -145,6 +156,16 @@ impl Message {
     }
 }
 
+/// The text, each byte that is no UTF-8 as the character of that number.
+fn from_latin_1(text: &[u8]) -> String {
+    let mut converted = String::with_capacity(text.len() + text.len() / 8);
+    for chunk in text.utf8_chunks() {
+        converted.push_str(chunk.valid());
+        converted.extend(chunk.invalid().iter().copied().map(char::from));
+    }
+    converted
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,6 +190,18 @@ mod tests {
             let message = parse(&format!(r#"{{ "id" : {id} , "method" : "echo" }}"#)).unwrap();
             assert_eq!(message.id().as_json(), id.as_bytes());
         }
+    }
+
+    #[test]
+    fn bytes_that_are_no_utf_8_are_latin_1() {
+        let text = b"{\"id\":[\"x\",1],\"method\":\"a\",\"params\":[\"\xe9\xc3\xa9\xff\"]}";
+        let Ok(Message::Request(request)) = Message::parse(&Bytes::from_static(text)) else {
+            panic!("refused");
+        };
+        let params: Vec<String> = request.params.unwrap().parse().unwrap();
+        assert_eq!(params, ["\u{e9}\u{e9}\u{ff}"]);
+        // What is no JSON either stays refused.
+        assert!(Message::parse(&Bytes::from_static(b"{\"id\":\xe9}")).is_err());
     }
 
     #[test]
@@ -222,7 +255,5 @@ mod tests {
         ] {
             assert!(matches!(parse(text), Err(Error::Syntax(_))), "{text}");
         }
-        let invalid = Bytes::from_static(b"{\"id\":1,\"method\":\"e\xff\"}");
-        assert!(matches!(Message::parse(&invalid), Err(Error::Syntax(_))));
     }
 }

@@ -62,25 +62,27 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     Ok(())
 }
 
-/// Deals with at most so many messages of a batch. Answers are joined; once some
-/// are handed on, whether there is room for them decides when the next message
-/// has its turn, so that no more than that is made ahead. Gives back how many
-/// messages it were, and the others.
+/// Deals with at most so many messages of a batch, or with pieces of what they
+/// ask for: `step` takes a message where it is done with the one before, and
+/// tells whether more is to come of it; `None` where there was nothing to do.
+/// Answers are joined; once some are handed on, whether there is room for them
+/// decides when the next step has its turn, so that no more than that is made
+/// ahead. Gives back how many steps it were, and the other messages, also where
+/// there are none but the last one is not done with.
 pub(super) fn deal(
     mut messages: Messages,
     most: u32,
     actions: &mut Vec<Action>,
-    mut with: impl FnMut(Incoming, &mut Vec<Action>),
+    mut step: impl FnMut(&mut Messages, &mut Vec<Action>) -> Option<bool>,
 ) -> (u32, Option<Messages>) {
-    let (before, mut done) = (actions.len(), 0);
+    let (before, mut done, mut more) = (actions.len(), 0, false);
     while done < most
         && actions.len() == before
-        && let Some(message) = messages.next()
+        && let Some(is_left) = step(&mut messages, actions)
     {
-        done += 1;
-        with(message, actions);
+        (done, more) = (done + 1, is_left);
     }
-    (done, (messages.len() > 0).then_some(messages))
+    (done, (more || messages.len() > 0).then_some(messages))
 }
 
 /// [`Decoder`] as the transport's codec.

@@ -66,7 +66,7 @@ const PIECE: usize = 500;
 const QUERIED: usize = 10_000;
 
 /// The longest message on a control connection: a whole policy.
-const MESSAGE: usize = 1 << 30;
+pub(super) const MESSAGE: usize = 1 << 30;
 
 /// A connection to the control socket of a server.
 ///
@@ -221,6 +221,13 @@ impl Control {
         let frame = Request::Custom(vec![custom])
             .to_frame(&id)
             .map_err(|e| ControlError::Io(io::Error::other(e)))?;
+        if frame.len() > MESSAGE {
+            let what = format!("{} bytes at once; {MESSAGE} are taken", frame.len());
+            return Err(ControlError::Io(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                what,
+            )));
+        }
         let deadline = now() + self.limit;
         self.halves.stream.set_write_timeout(Some(self.limit))?;
         self.halves.transmit.transmit(&[Outgoing::whole(frame, 1)])?;

@@ -10,7 +10,7 @@ use super::connection::enter;
 use super::engaging::{Engaging, EngagingEvents, Reached};
 use super::{ElementConfig, StartError, now};
 use crate::opflex::message::Decoder;
-use crate::opflex::peer::ConnectionId;
+use crate::opflex::peer::{ConnectionId, bracketed};
 use crate::opflex::rpc::{self, Framing};
 use crate::transport::dispatch::DispatchEvent;
 use crate::transport::memory::MemoryListener;
@@ -74,7 +74,7 @@ impl Dialer {
             events,
         };
         for address in &config.settings.peers {
-            if dialer.target(address).is_none() {
+            if dialer.target(&bracketed(address)).is_none() {
                 return Err(StartError::Address(address.clone()));
             }
         }

@@ -140,7 +140,7 @@ impl Drop for PolicyElement {
                 let _ = reply.send(engaging.take_dials());
             },
         )));
-        for dial in dials.recv().unwrap_or_default() {
+        for dial in events.answer(&dials).unwrap_or_default() {
             let _ = dial.join();
         }
         let _ = events.send(DispatchEvent::Exit);
@@ -191,7 +191,7 @@ impl ElementHandle {
             engaging.hand_on(now, actions);
         }));
         self.events.send(call).map_err(|_| CallError::Stopped)?;
-        result.recv().map_err(|_| CallError::Stopped)
+        self.events.answer(&result).ok_or(CallError::Stopped)
     }
 
     /// Wants a policy, and all changes of it, for as long as the reference

@@ -175,7 +175,8 @@ impl Engaging {
         }
         if let Some(why) = failed {
             info!(target: LOG, "{connection}: not connected: {why}");
-            self.core.disconnected(connection, now, &mut self.wanted);
+            let why = format!("not connected: {why}");
+            self.core.failed(connection, why, now, &mut self.wanted);
             self.hand_on(now, actions);
         }
     }
@@ -269,9 +270,11 @@ impl Core for Engaging {
         let Some(connection) = self.peers.connection(id) else {
             return (0, None);
         };
-        let dealt = deal(messages, most, actions, |message, actions| {
+        let dealt = deal(messages, most, actions, |messages, actions| {
+            let message = messages.next()?;
             self.core.message(connection, message, now, &mut self.wanted);
             self.join(now, actions);
+            Some(false)
         });
         self.peers.flush(actions);
         dealt
@@ -292,7 +295,8 @@ impl Core for Engaging {
     ) {
         if let Some((connection, address)) = self.peers.remove(id) {
             info!(target: LOG, "{connection} ({address}) ended: {reason}");
-            self.core.disconnected(connection, now, &mut self.wanted);
+            let why = format!("the connection ended: {reason}");
+            self.core.failed(connection, why, now, &mut self.wanted);
             self.hand_on(now, actions);
         }
     }

@@ -1,5 +1,6 @@
 //! A server on threads, from outside.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,9 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use log::{info, warn};
+use crossbeam_channel::Receiver;
+use log::warn;
 
 use super::connection::enter;
+use super::control;
 use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
@@ -148,6 +151,14 @@ impl Server {
         self.handle.clone()
     }
 
+    /// A channel that is closed once the server's dispatcher has ended. Before
+    /// [`stop`](Self::stop) that is a panic, which the log has: the server does
+    /// nothing any more, and whoever owns it should end the process, so that
+    /// its supervisor starts another one.
+    pub fn running(&self) -> &Receiver<Infallible> {
+        self.handle.events.life()
+    }
+
     /// Accepts nobody any more, flushes the queues within the grace period,
     /// closes every connection, keeps the policy, and joins every thread.
     pub fn stop(self) {
@@ -243,7 +254,7 @@ impl HandshakeContext {
                     Ok(secured) => secured.halves,
                     Err(e) => {
                         if let Some(more) = self.may_say(&peer, "no TLS") {
-                            info!(target: LOG, "{peer}: no TLS: {e}{more}");
+                            warn!(target: LOG, "{peer}: refused: no TLS: {e}{more}");
                         }
                         return;
                     }
@@ -255,7 +266,12 @@ impl HandshakeContext {
             return;
         }
         let decoder = if is_control {
-            Decoder::trusting(self.framing, self.limits)
+            let message = self.limits.message.max(control::MESSAGE);
+            let limits = rpc::Limits {
+                message,
+                ..self.limits
+            };
+            Decoder::trusting(self.framing, limits)
         } else {
             Decoder::new(self.framing, self.limits)
         };
@@ -378,5 +394,25 @@ impl ServerHandle {
             return Err(CallError::OnDispatcher);
         }
         editing::edit(&self.events, self.keeper.as_ref(), edit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_owns_a_server_is_told_that_its_dispatcher_has_panicked() {
+        let place = crate::transport::memory::MemoryListener::new();
+        let settings = crate::opflex::server::Settings::new("pr1", "test");
+        let server = Server::start(ServerConfig::new(settings).listen_in_memory(&place, "pr1:1")).unwrap();
+        let still = server.running().recv_timeout(Duration::from_millis(1));
+        assert_eq!(still, Err(crossbeam_channel::RecvTimeoutError::Timeout));
+        let panics = DispatchEvent::Call(Box::new(|_: &mut Serving, _, _| panic!("on purpose")));
+        server.handle.events.send(panics).map_err(drop).unwrap();
+        let ended = server.running().recv_timeout(Duration::from_secs(30));
+        assert_eq!(ended, Err(crossbeam_channel::RecvTimeoutError::Disconnected));
+        assert!(matches!(server.handle().sessions(), Err(CallError::Stopped)));
+        server.stop();
     }
 }

@@ -128,7 +128,7 @@ pub(super) fn call<T: Send + 'static>(
         serving.hand_on(actions);
     }));
     events.send(call).ok()?;
-    result.recv().ok()
+    events.answer(&result)
 }
 
 /// All policy as it is now, copied in steps between which the dispatcher does
@@ -322,13 +322,19 @@ impl Core for Serving {
             return (0, None);
         };
         let is_control = self.controls.contains_key(&connection);
-        let dealt = deal(messages, most, actions, |message, actions| {
-            if is_control {
-                self.control(connection, message, now);
-            } else {
-                self.core.message(connection, message, now, &mut self.wanted);
-            }
+        let dealt = deal(messages, most, actions, |messages, actions| {
+            // An answer that is not over comes first, piece by piece.
+            let did = self.core.go_on(connection, &mut self.wanted)
+                || messages.next().is_some_and(|message| {
+                    if is_control {
+                        self.control(connection, message, now);
+                    } else {
+                        self.core.message(connection, message, now, &mut self.wanted);
+                    }
+                    true
+                });
             self.join(actions);
+            did.then(|| self.core.is_answering(connection))
         });
         self.peers.flush(actions);
         dealt
@@ -396,7 +402,7 @@ impl Core for Serving {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use bytes::BytesMut;
@@ -407,7 +413,8 @@ mod tests {
     use crate::opflex::run::now as clock;
     use crate::opflex::server::Settings;
     use crate::transport::dispatch::{EVENTS, Runner, Settings as Running, events};
-    use crate::transport::{Budget, Credit, Limits as Queue, Outbox, PATIENCE};
+    use crate::transport::raw::Tried;
+    use crate::transport::{Budget, Credit, Limits as Queue, Outbox, PATIENCE, Transmit};
 
     /// A server without threads.
     struct Bench {
@@ -470,7 +477,33 @@ mod tests {
         }
     }
 
-    const IDENTITY: &str = r#"{"id":1,"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;
+    /// What has been sent.
+    #[derive(Clone, Debug, Default)]
+    struct Wire(Arc<Mutex<Vec<u8>>>);
+
+    impl Transmit for Wire {
+        fn transmit(&mut self, batch: &[Outgoing]) -> std::io::Result<()> {
+            let parts = batch.iter().flat_map(Outgoing::parts);
+            parts.for_each(|part| self.0.lock().unwrap().extend_from_slice(part));
+            Ok(())
+        }
+
+        fn try_transmit(&mut self, _: &Outgoing) -> Tried {
+            Tried::Not
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn finish(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn idle(&mut self) {}
+    }
+
+    const IDENTITY: &str = r#"{"id":["send_identity",1],"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;
 
     #[test]
     fn who_takes_no_answers_is_dealt_with_no_further() {
@@ -491,6 +524,48 @@ mod tests {
         // What the queue holds, and one turn.
         assert!((30..70).contains(&asked), "{asked}");
         assert_eq!(bench.core().session_count(), 1, "it may still listen");
+    }
+
+    #[test]
+    fn a_long_answer_waits_for_who_takes_it_slowly_and_arrives_whole() {
+        let now = clock();
+        let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let object =
+            |uri: String| ManagedObject::new("A", uri.parse().unwrap()).with("name", "x".repeat(10_000));
+        let below = (0..1000).map(|n| object(format!("/a/{n}/")));
+        let policy = std::iter::once(object("/a/".to_owned())).chain(below).collect();
+        core.merge_policy(policy, now, &mut Vec::new()).unwrap();
+        let mut bench = Bench::new(core, 10, now);
+        let (id, outbox) = bench.connect(false).unwrap();
+        let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
+        bench.say(id, &format!("{IDENTITY}{resolve}"));
+        let mut decoder = Decoder::trusting(Framing::Nul, Limits::default());
+        let (mut input, mut messages) = (BytesMut::new(), Vec::new());
+        let wire = Wire::default();
+        outbox.open(Box::new(wire.clone()));
+        let (mut batch, mut most) = (Vec::new(), 0);
+        let is_result = |message: &Incoming| {
+            matches!(
+                message,
+                Incoming::Result {
+                    reply: crate::opflex::message::Reply::PolicyResolve(_),
+                    ..
+                }
+            )
+        };
+        while !messages.iter().any(is_result) {
+            most = most.max(outbox.waiting().bytes);
+            let due = outbox.try_next(&mut batch).expect("there is more");
+            outbox.send(due, &mut batch, &|| ()).unwrap();
+            input.extend_from_slice(&std::mem::take(&mut *wire.0.lock().unwrap()));
+            decoder.decode(&mut input, &mut messages).unwrap();
+            bench.runner.handle(DispatchEvent::Room(id), now);
+            while !bench.runner.is_idle() {
+                bench.runner.turn(now, || Duration::ZERO);
+            }
+        }
+        assert!(most < 3 << 20, "of ten megabytes, {most} waited");
+        assert_eq!(bench.core().session_count(), 1);
     }
 
     #[test]

@@ -33,11 +33,15 @@
 //!    │<──────────────── name, roles, location, ─│
 //!    │                  peers with this server  │
 //!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
-//!    │<──────────────────── objects, or none ───│
+//!    │<──────────────────── objects, or none ───│ many: policy_update first
 //!    │<── policy_update ────────────────────────│ merge_policy at or below uri
 //!    │ policy_unresolve {uri} ─────────────────>│ watch no more
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
+//!
+//! An element that resolves a large policy gets it in pieces, each made when the
+//! one before found room in its queue: all but the last as updates, and the last
+//! as the result. Whoever takes updates so has all of it when the result is there.
 //!
 //! | file | what |
 //! |---|---|
@@ -45,8 +49,9 @@
 //! | `session` | one client: identity, keep-alive |
 //! | `counters` | what a client asked for |
 //! | `requests` | each method, carried out and answered |
-//! | `resolves` | what the two kinds of resolve share |
-//! | `policy_repository`, `endpoint_registry`, `observer` | the three roles |
+//! | `resolves` | who resolves what of a tree, and what is still to be told |
+//! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
+//! | `ownership` | whose the endpoints are |
 //! | `refusal` | a request answered with an error |
 //! | `push` | from changes to updates and their receivers |
 //! | `roll_up` | numbers over time |
@@ -54,7 +59,7 @@
 mod counters;
 mod endpoint_registry;
 mod observer;
-mod policy_repository;
+mod ownership;
 mod push;
 mod refusal;
 mod requests;
@@ -71,19 +76,19 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use log::{error, info, warn};
-use serde::Serialize;
 
 pub use self::counters::RequestCounters;
-pub use self::endpoint_registry::Declared;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
-use self::policy_repository::PolicyRepository;
+pub use self::ownership::Declared;
+use self::push::Update;
+use self::resolves::Resolvable;
 pub use self::roll_up::{Interval, Row};
-use self::session::Session;
 pub use self::session::SessionInfo;
+use self::session::{Answer, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
-use super::message::{Incoming, Method, Reply};
+use super::message::{EndpointResolveResult, Incoming, Method, PolicyResolveResult, Reply};
 use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
 use super::peer::{Beat, CloseReason, ConnectionId};
 use super::rpc::{EncodeError, Frame, Id};
@@ -120,6 +125,16 @@ pub enum Store {
     Endpoints,
 }
 
+impl Store {
+    /// The method that tells of its changes.
+    fn update(self) -> Method {
+        match self {
+            Self::Policy => Method::PolicyUpdate,
+            Self::Endpoints => Method::EndpointUpdate,
+        }
+    }
+}
+
 /// A walk that has begun and is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WalkId(u64);
@@ -134,7 +149,7 @@ pub struct ServerCore {
     sessions: HashMap<ConnectionId, Session>,
     timers: Deadlines<ConnectionId>,
     names: HashMap<Name, ConnectionId>,
-    repository: PolicyRepository,
+    policy: Resolvable,
     registry: EndpointRegistry,
     observer: Observer,
     walks: HashMap<WalkId, (Store, Walk)>,
@@ -167,7 +182,7 @@ impl ServerCore {
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             names: HashMap::new(),
-            repository: PolicyRepository::new(tree()),
+            policy: Resolvable::new(tree()),
             registry: EndpointRegistry::new(tree()),
             walks: HashMap::new(),
             last_walk: 0,
@@ -219,6 +234,11 @@ impl ServerCore {
         };
         session.keepalive.heard(now);
         let identified = session.element.is_some();
+        // What was asked for before comes before.
+        while self.go_on(connection, actions) {}
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return;
+        };
         match message {
             Incoming::Request { id, request } => {
                 let method = request.method();
@@ -236,7 +256,7 @@ impl ServerCore {
                 if !identified && !method.is_some_and(Method::needs_no_identity) {
                     return self.too_early(connection, &id, method, now, actions);
                 }
-                self.refuse(connection, &id, method, &error, actions);
+                self.refuse(connection, &id, method, &error, now, actions);
             }
             Incoming::Result {
                 reply: Reply::Echo(_),
@@ -276,12 +296,57 @@ impl ServerCore {
         }
     }
 
+    /// Whether an answer to a connection has begun and is not over.
+    pub fn is_answering(&self, connection: ConnectionId) -> bool {
+        self.sessions
+            .get(&connection)
+            .is_some_and(|session| session.answer.is_some())
+    }
+
+    /// Sends the next piece of an answer that has begun and is not over: updates
+    /// first, and the result as the last. To be called as long as
+    /// [`is_answering`](Self::is_answering), when there is room for it; the next
+    /// message of the connection does the same in one go. False where there is
+    /// no such answer.
+    pub fn go_on(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) -> bool {
+        let session = self.sessions.get_mut(&connection);
+        let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
+            return false;
+        };
+        let resolvable = match of {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.registry.endpoints,
+        };
+        let objects = untold.next(&resolvable.tree, self.settings.limits.message_bytes);
+        let is_over = untold.is_empty();
+        let is_nothing = is_over && objects.is_empty();
+        let frame = match of {
+            Store::Policy if is_over => Frame::result(&id, &PolicyResolveResult { policy: objects }),
+            Store::Endpoints if is_over => Frame::result(&id, &EndpointResolveResult { endpoint: objects }),
+            _ => {
+                self.last_xid += 1;
+                let method = of.update();
+                let id = Id::call(method.name(), self.last_xid);
+                Frame::request(&id, method.name(), &[Update::coming(of, objects)])
+            }
+        };
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.updates += u64::from(!is_over);
+            session.counters.unavailable += u64::from(is_nothing && !session.begun);
+            session.begun = !is_over;
+            session.answer = (!is_over).then_some(Answer { id, of, untold });
+        }
+        send(connection, frame, actions);
+        true
+    }
+
     /// When [`tick`](Self::tick) is to be called, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.timers.next(),
             self.registry.next_expiry(),
-            self.repository.policy.watchers.next_expiry(),
+            self.observer.next_expiry(),
+            self.policy.watchers.next_expiry(),
             self.registry.endpoints.watchers.next_expiry(),
         ];
         deadlines.into_iter().flatten().min()
@@ -292,15 +357,16 @@ impl ServerCore {
         while let Some(connection) = self.timers.pop(now) {
             self.session_due(connection, now, actions);
         }
-        while self.repository.policy.watchers.expired(now).is_some() {}
+        while self.policy.watchers.expired(now).is_some() {}
         while self.registry.endpoints.watchers.expired(now).is_some() {}
+        self.observer.expire(now);
         let changes = self.registry.expire(now);
         self.tell_endpoints(&changes, now, actions);
     }
 
     /// All policy.
     pub fn policy(&self) -> &Tree {
-        &self.repository.policy.tree
+        &self.policy.tree
     }
 
     /// All endpoints.
@@ -323,7 +389,7 @@ impl ServerCore {
     pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
         let (store, walk) = self.walks.get_mut(&id)?;
         let tree = match store {
-            Store::Policy => &self.repository.policy.tree,
+            Store::Policy => &self.policy.tree,
             Store::Endpoints => &self.registry.endpoints.tree,
         };
         match walk.step(tree, most) {
@@ -358,7 +424,7 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Changes, ModelError> {
-        let changes = self.repository.policy.tree.merge(objects)?;
+        let changes = self.policy.tree.merge(objects)?;
         self.tell_policy(&changes, now, actions);
         Ok(changes)
     }
@@ -371,14 +437,14 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Changes, ModelError> {
-        let changes = self.repository.policy.tree.replace(objects)?;
+        let changes = self.policy.tree.replace(objects)?;
         self.tell_policy(&changes, now, actions);
         Ok(changes)
     }
 
     /// Removes policy with everything below it. Who resolved it is told.
     pub fn delete_policy(&mut self, uris: &[Uri], now: Instant, actions: &mut Vec<Action>) -> Changes {
-        let changes = self.repository.policy.tree.delete(uris);
+        let changes = self.policy.tree.delete(uris);
         self.tell_policy(&changes, now, actions);
         changes
     }
@@ -392,7 +458,7 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Changes, ModelError> {
-        let changes = self.repository.policy.tree.update(delete, Vec::new(), merge)?;
+        let changes = self.policy.tree.update(delete, Vec::new(), merge)?;
         self.tell_policy(&changes, now, actions);
         Ok(changes)
     }
@@ -410,7 +476,7 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Changes, ModelError> {
-        let changes = self.repository.policy.tree.replace_all(objects)?;
+        let changes = self.policy.tree.replace_all(objects)?;
         self.tell_policy(&changes, now, actions);
         Ok(changes)
     }
@@ -429,7 +495,7 @@ impl ServerCore {
                 .as_ref()
                 .and_then(|element| element.location.clone()),
             since: session.since,
-            policies: self.repository.policy.watchers.count(connection),
+            policies: self.policy.watchers.count(connection),
             endpoint_resolves: self.registry.endpoints.watchers.count(connection),
             endpoints: self.registry.count(*connection),
             counters: session.counters,
@@ -496,66 +562,49 @@ impl ServerCore {
         {
             self.names.remove(&element.name);
         }
-        self.repository.policy.watchers.leave(&connection);
+        self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
         self.tell_endpoints(&changes, now, actions);
     }
 
     fn tell_policy(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
         self.policy_revision += u64::from(!changes.is_empty());
-        self.tell_walks(Store::Policy, changes);
-        let updates = self
-            .repository
-            .updates(changes, self.settings.limits.update_objects, now);
-        for (receivers, pieces) in updates {
-            for update in pieces {
-                self.tell(&receivers, Method::PolicyUpdate, &[update], actions);
-            }
-        }
-    }
-
-    fn tell_walks(&mut self, of: Store, changes: &Changes) {
-        let tree = match of {
-            Store::Policy => &self.repository.policy.tree,
-            Store::Endpoints => &self.registry.endpoints.tree,
-        };
-        for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
-            walk.changed(tree, changes);
-        }
+        self.tell(Store::Policy, changes, now, actions);
     }
 
     fn tell_endpoints(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.tell_walks(Store::Endpoints, changes);
-        let updates = self
-            .registry
-            .updates(changes, self.settings.limits.update_objects, now);
-        for (receivers, pieces) in updates {
-            for update in pieces {
-                self.tell(&receivers, Method::EndpointUpdate, &[update], actions);
-            }
-        }
+        self.tell(Store::Endpoints, changes, now, actions);
     }
 
-    /// Builds an update once and sends it to all its receivers.
-    fn tell(
-        &mut self,
-        receivers: &[ConnectionId],
-        method: Method,
-        params: &impl Serialize,
-        actions: &mut Vec<Action>,
-    ) {
-        self.last_xid += 1;
-        let id = Id::call(method.name(), self.last_xid);
-        match Frame::request(&id, method.name(), params) {
-            Ok(frame) => {
-                for connection in receivers {
+    /// Tells walks and clients of an edit. An update is built once and sent to
+    /// all its receivers.
+    fn tell(&mut self, of: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        let resolvable = match of {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.registry.endpoints,
+        };
+        for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
+            walk.changed(&resolvable.tree, changes);
+        }
+        let method = of.update();
+        for (receivers, pieces) in push::updates(of, resolvable, changes, &self.settings.limits, now) {
+            for update in pieces {
+                self.last_xid += 1;
+                let id = Id::call(method.name(), self.last_xid);
+                let frame = match Frame::request(&id, method.name(), &[update]) {
+                    Ok(frame) => frame,
+                    Err(fault) => {
+                        error!("an update was not sent: {fault}");
+                        continue;
+                    }
+                };
+                for connection in &receivers {
                     if let Some(session) = self.sessions.get_mut(connection) {
                         session.counters.updates += 1;
                     }
                     send(*connection, Ok(frame.clone()), actions);
                 }
             }
-            Err(fault) => error!("an update was not sent: {fault}"),
         }
     }
 }

@@ -3,29 +3,52 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
+use serde::Serialize;
+
+use super::resolves::Resolvable;
+use super::{ServerLimits, Store};
 use crate::opflex::message::Deletion;
 use crate::opflex::model::{
-    Change, ChangeKind, Changes, Ident, ManagedObject, Name, Target, Tree, Uri, Watchers,
+    Change, ChangeKind, Changes, Ident, ManagedObject, Name, ObjectRef, Target, Tree, Uri, Watchers,
 };
 use crate::opflex::peer::ConnectionId;
 
 /// Receivers that are told the same.
 #[derive(Debug)]
-pub(super) struct Push<'a> {
-    pub(super) receivers: Vec<ConnectionId>,
+struct Push<'a> {
+    receivers: Vec<ConnectionId>,
     /// In the order of their URIs.
-    pub(super) changes: Vec<&'a Change>,
+    changes: Vec<&'a Change>,
 }
 
-/// The contents of an update, for both kinds of it.
-#[derive(Debug, Default)]
-pub(super) struct Contents {
+/// An update of either kind, as the wire has it.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Update<'a> {
     /// Objects that came, each with everything below it.
-    pub(super) created: Vec<ManagedObject>,
-    /// Objects that changed, alone.
-    pub(super) modified: Vec<ManagedObject>,
-    /// Objects that went, the topmost of each branch.
-    pub(super) deleted: Vec<Deletion>,
+    replace: Vec<ObjectRef<'a>>,
+    /// Objects that changed, alone. An update of endpoints has no such member.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merge_children: Option<Vec<ObjectRef<'a>>>,
+    /// Objects that went, each child before its parent: libopflex takes away
+    /// what is named and nothing below it.
+    delete: Vec<Deletion>,
+}
+
+/// The updates that tell of an edit, each with its receivers.
+pub(super) fn updates<'a>(
+    of: Store,
+    resolvable: &'a Resolvable,
+    changes: &Changes,
+    limits: &ServerLimits,
+    now: Instant,
+) -> Vec<(Vec<ConnectionId>, Vec<Update<'a>>)> {
+    let Resolvable { tree, watchers } = resolvable;
+    let update = |push: Push<'_>| {
+        let whole = Update::whole(of, tree, &push.changes);
+        (push.receivers, whole.pieces(of, limits))
+    };
+    let pushes = pushes(tree, watchers, changes, now);
+    pushes.into_iter().map(update).collect()
 }
 
 /// Sorts out who is told of which changes: who watches the object, or one that
@@ -33,7 +56,7 @@ pub(super) struct Contents {
 ///
 /// Receivers that are told the same come together, so that an update is built
 /// once however many get it.
-pub(super) fn pushes<'a>(
+fn pushes<'a>(
     tree: &Tree,
     watchers: &Watchers<ConnectionId>,
     changes: &'a Changes,
@@ -81,48 +104,112 @@ pub(super) fn pushes<'a>(
     order.into_iter().map(push).collect()
 }
 
-impl Contents {
-    /// What an update says of these changes, which are in the order of their
+impl<'a> Update<'a> {
+    /// Objects that come, all at once.
+    pub(super) fn coming(of: Store, replace: Vec<ObjectRef<'a>>) -> Self {
+        Self {
+            replace,
+            ..Self::empty(of)
+        }
+    }
+
+    fn empty(of: Store) -> Self {
+        Self {
+            merge_children: (of == Store::Policy).then(Vec::new),
+            ..Self::default()
+        }
+    }
+
+    /// What is to be said of these changes, which are in the order of their
     /// URIs.
-    pub(super) fn of(tree: &Tree, changes: &[&Change]) -> Self {
-        let mut contents = Self::default();
+    fn whole(of: Store, tree: &'a Tree, changes: &[&Change]) -> Self {
+        let mut update = Self::empty(of);
         let mut told: HashSet<&Uri> = HashSet::new();
-        let mut gone: Option<&Uri> = None;
         for change in changes {
             match change.kind {
                 ChangeKind::Deleted => {
-                    if !gone.is_some_and(|gone| gone.is_ancestor_of(&change.uri)) {
-                        gone = Some(&change.uri);
-                        contents.deleted.push(Deletion {
-                            subject: change.subject.clone(),
-                            uri: change.uri.clone(),
-                        });
-                    }
+                    update.delete.push(Deletion {
+                        subject: change.subject.clone(),
+                        uri: change.uri.clone(),
+                    });
                     // What stays below something that goes is told anew: the
                     // receiver may take it away with what is above.
                     for child in tree.children_of(&change.uri) {
-                        contents.come(tree, child.uri(), &mut told);
+                        update.come(tree, child.uri(), &mut told);
                     }
                 }
-                ChangeKind::Created => contents.come(tree, &change.uri, &mut told),
-                ChangeKind::Modified if told.contains(&change.uri) => {}
-                ChangeKind::Modified => {
-                    contents
-                        .modified
-                        .extend(tree.get(&change.uri).map(|object| object.to_object()));
-                }
+                ChangeKind::Created => update.come(tree, &change.uri, &mut told),
+                ChangeKind::Modified => match &mut update.merge_children {
+                    // It can't merge: what changed is told with everything
+                    // below it.
+                    None => update.come(tree, &change.uri, &mut told),
+                    Some(_) if told.contains(&change.uri) => {}
+                    Some(merge) => merge.extend(tree.get(&change.uri)),
+                },
             }
         }
-        contents
+        update.delete.reverse();
+        update
     }
 
     /// An object came, with everything below it that has not been told.
-    fn come<'a>(&mut self, tree: &'a Tree, uri: &Uri, told: &mut HashSet<&'a Uri>) {
+    fn come(&mut self, tree: &'a Tree, uri: &Uri, told: &mut HashSet<&'a Uri>) {
         if !told.contains(uri) {
             let subtree = tree.subtree(uri).filter(|object| told.insert(object.uri()));
-            self.created.extend(subtree.map(|object| object.to_object()));
+            self.replace.extend(subtree);
         }
     }
+
+    /// Cuts the update so that no message grows without bound. Deletions go
+    /// first: an object that comes may need the place.
+    fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
+        let merge = self.merge_children.unwrap_or_default();
+        let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
+        let objects = self.replace.iter().chain(&merge).map(ObjectRef::wire_len);
+        if is_short && objects.sum::<usize>() <= limits.message_bytes {
+            let merge_children = (of == Store::Policy).then_some(merge);
+            return vec![Self {
+                merge_children,
+                ..self
+            }];
+        }
+        let most = limits.update_objects;
+        let long = |objects| cut(objects, most, limits.message_bytes, ObjectRef::wire_len);
+        let deletes = cut(self.delete, most, limits.message_bytes, |gone| {
+            gone.uri.as_str().len() + gone.subject.len()
+        });
+        let deletes = deletes.into_iter().map(|delete| Self {
+            delete,
+            ..Self::empty(of)
+        });
+        let replaces = long(self.replace).into_iter().map(|part| Self::coming(of, part));
+        let merges = long(merge).into_iter().map(|part| Self {
+            merge_children: Some(part),
+            ..Self::empty(of)
+        });
+        deletes.chain(replaces).chain(merges).collect()
+    }
+}
+
+/// Cuts a list into pieces of so many elements and about so many bytes at most,
+/// or one element.
+fn cut<T>(list: Vec<T>, most: usize, bytes: usize, len: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut pieces: Vec<Vec<T>> = Vec::new();
+    let mut left = 0;
+    for element in list {
+        let len = len(&element);
+        match pieces.last_mut() {
+            Some(piece) if piece.len() < most && len <= left => {
+                left -= len;
+                piece.push(element);
+            }
+            _ => {
+                left = bytes.saturating_sub(len);
+                pieces.push(vec![element]);
+            }
+        }
+    }
+    pieces
 }
 
 /// The objects that changes are below, before the edit and after it.

@@ -1,18 +1,15 @@
 //! Each method, carried out and answered.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{debug, info};
+use log::{debug, info, warn};
 
 use super::refusal::Refusal;
-use super::session::Session;
-use super::{Action, ServerCore, send};
-use crate::opflex::message::{
-    EndpointResolveResult, ErrorCode, ErrorResponse, Identity, Method, PolicyResolveResult, Reply, Request,
-    Role,
-};
+use super::resolves::{Resolve, Untold};
+use super::session::Answer;
+use super::{Action, ServerCore, Store, send};
+use crate::opflex::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
 use crate::opflex::model::Name;
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
@@ -43,23 +40,28 @@ impl ServerCore {
                 format_args!("this server does not take {method}"),
             )),
             Request::PolicyResolve(resolves) => {
-                let found = self
-                    .repository
-                    .resolve(connection, resolves, limits.resolves, now);
-                found.map(|policy| {
-                    count_unavailable(&mut self.sessions, connection, policy.is_empty());
-                    Frame::result(&id, &PolicyResolveResult { policy })
-                })
+                let resolves = resolves.into_iter().map(Resolve::policy).collect();
+                let untold = self.policy.resolve(connection, resolves, &limits, now);
+                match untold {
+                    Ok(untold) => return self.begin_answer(connection, id, Store::Policy, untold, actions),
+                    Err(refusal) => Err(refusal),
+                }
             }
             Request::PolicyUnresolve(unresolves) => {
-                self.repository.unresolve(connection, &unresolves);
+                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
+                self.policy.unresolve(connection, targets);
                 Ok(done())
             }
-            Request::EndpointDeclare(declares) => {
-                let most = limits.endpoint_objects;
+            Request::EndpointDeclare(mut declares) => {
+                let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
+                let schema = self.registry.endpoints.tree.schema();
+                let unknown = schema.map_or(0, |schema| {
+                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
+                });
+                self.tell_unknown(connection, method, unknown, now);
                 let changes = self
                     .registry
-                    .declare(&element, connection, declares, default_prr, most, now);
+                    .declare(&element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
                     self.tell_endpoints(&changes, now, actions);
                     done()
@@ -71,19 +73,33 @@ impl ServerCore {
                 Ok(done())
             }
             Request::EndpointResolve(resolves) => {
-                let found = self
+                let resolve = |resolve| Resolve::endpoint(resolve, default_prr);
+                let resolves = resolves.into_iter().map(resolve).collect();
+                let untold = self
                     .registry
-                    .resolve(connection, resolves, default_prr, limits.resolves, now);
-                found.map(|endpoint| {
-                    count_unavailable(&mut self.sessions, connection, endpoint.is_empty());
-                    Frame::result(&id, &EndpointResolveResult { endpoint })
-                })
+                    .endpoints
+                    .resolve(connection, resolves, &limits, now);
+                match untold {
+                    Ok(untold) => {
+                        return self.begin_answer(connection, id, Store::Endpoints, untold, actions);
+                    }
+                    Err(refusal) => Err(refusal),
+                }
             }
             Request::EndpointUnresolve(unresolves) => {
-                self.registry.unresolve(connection, &unresolves);
+                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
+                self.registry.endpoints.unresolve(connection, targets);
                 Ok(done())
             }
-            Request::StateReport(reports) => self.observer.report(&element, reports, now).map(|()| done()),
+            Request::StateReport(mut reports) => {
+                let objects = reports.iter_mut().map(|report| &mut report.observable);
+                let schema = self.registry.endpoints.tree.schema();
+                let unknown = schema.map_or(0, |schema| {
+                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
+                });
+                self.tell_unknown(connection, method, unknown, now);
+                self.observer.report(&element, reports, now).map(|()| done())
+            }
             // A request of the wrong direction, which no role takes.
             Request::PolicyUpdate(_) | Request::EndpointUpdate(_) | Request::Custom(_) => Err(Refusal::new(
                 ErrorCode::EUNSUPPORTED,
@@ -92,7 +108,31 @@ impl ServerCore {
         };
         match answer {
             Ok(frame) => send(connection, frame, actions),
-            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), actions),
+            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), now, actions),
+        }
+    }
+
+    fn tell_unknown(&mut self, connection: ConnectionId, method: Method, unknown: usize, now: Instant) {
+        if unknown > 0
+            && let Some(more) = self.log.admit(connection, "unknown to the model", now)
+        {
+            warn!(
+                "{connection}: {method}: {unknown} objects and properties unknown to the model are left out{more}"
+            );
+        }
+    }
+
+    fn begin_answer(
+        &mut self,
+        connection: ConnectionId,
+        id: Id,
+        of: Store,
+        untold: Untold,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.answer = Some(Answer { id, of, untold });
+            self.go_on(connection, actions);
         }
     }
 
@@ -138,7 +178,7 @@ impl ServerCore {
         actions: &mut Vec<Action>,
     ) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
-        self.refuse(connection, id, method, &error, actions);
+        self.refuse(connection, id, method, &error, now, actions);
         self.close(
             connection,
             CloseReason::RequestBeforeIdentity(method),
@@ -153,23 +193,22 @@ impl ServerCore {
         id: &Id,
         method: Option<Method>,
         error: &ErrorResponse,
+        now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        debug!("{connection}: refused: {error}");
+        match method {
+            // Nothing else tells an operator why an element is not there.
+            Some(Method::SendIdentity) => {
+                if let Some(more) = self.log.admit(connection, "identity refused", now) {
+                    warn!("{connection}: its identity is refused: {}{more}", excerpt(error));
+                }
+            }
+            _ => debug!("{connection}: refused: {error}"),
+        }
         if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
             session.counters.count_refused(method);
         }
         send(connection, Frame::failure(id, error), actions);
-    }
-}
-
-fn count_unavailable(
-    sessions: &mut HashMap<ConnectionId, Session>,
-    connection: ConnectionId,
-    unavailable: bool,
-) {
-    if let Some(session) = sessions.get_mut(&connection) {
-        session.counters.unavailable += u64::from(unavailable);
     }
 }
 

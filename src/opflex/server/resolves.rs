@@ -1,9 +1,11 @@
 //! What the two kinds of resolve have in common.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::ServerLimits;
 use super::refusal::Refusal;
+use crate::opflex::message::{EndpointResolve, PolicyResolve};
 use crate::opflex::model::{Name, ObjectRef, Target, Tree, Uri, Watch, Watchers};
 use crate::opflex::peer::ConnectionId;
 
@@ -21,6 +23,62 @@ pub(super) fn seconds(prr: i64) -> Duration {
     Duration::from_secs(u64::try_from(prr).unwrap_or(0))
 }
 
+/// What a resolve asks for and has not been told yet.
+///
+/// It is told as it is when its turn comes. What changes meanwhile is told like
+/// any other change, so that the receiver has it right in the end.
+#[derive(Debug, Default)]
+pub(super) struct Untold {
+    roots: VecDeque<Uri>,
+    /// How far the first of them has been told.
+    last: Option<Uri>,
+}
+
+impl Resolve {
+    pub(super) fn policy(resolve: PolicyResolve) -> Self {
+        Self {
+            subject: resolve.subject,
+            target: resolve.target,
+            refresh: seconds(resolve.prr),
+        }
+    }
+
+    pub(super) fn endpoint(resolve: EndpointResolve, default_prr: Duration) -> Self {
+        Self {
+            subject: resolve.subject,
+            target: resolve.target,
+            refresh: resolve.prr.map_or(default_prr, seconds),
+        }
+    }
+}
+
+impl Untold {
+    /// The next objects, parents before children, of about so many bytes, and
+    /// one at least where there is any.
+    pub(super) fn next<'a>(&mut self, tree: &'a Tree, bytes: usize) -> Vec<ObjectRef<'a>> {
+        let (mut objects, mut taken) = (Vec::new(), 0);
+        while let Some(root) = self.roots.front() {
+            for object in tree.subtree_after(root, self.last.as_ref()) {
+                let len = object.wire_len();
+                if taken > 0 && taken + len > bytes {
+                    return objects;
+                }
+                taken += len;
+                self.last = Some(object.uri().clone());
+                objects.push(object);
+            }
+            self.roots.pop_front();
+            self.last = None;
+        }
+        objects
+    }
+
+    /// Whether everything has been told.
+    pub(super) fn is_empty(&self) -> bool {
+        self.roots.is_empty()
+    }
+}
+
 /// A tree that clients resolve objects of.
 #[derive(Debug, Default)]
 pub(super) struct Resolvable {
@@ -29,12 +87,29 @@ pub(super) struct Resolvable {
 }
 
 impl Resolvable {
+    pub(super) fn new(tree: Tree) -> Self {
+        Self {
+            tree,
+            watchers: Watchers::new(),
+        }
+    }
+
+    pub(super) fn unresolve<'a>(
+        &mut self,
+        connection: ConnectionId,
+        targets: impl Iterator<Item = &'a Target>,
+    ) {
+        for target in targets {
+            self.watchers.unwatch(&connection, target);
+        }
+    }
+
     /// Checks the elements of a resolve before any of them has an effect.
-    pub(super) fn check(
+    fn check(
         &self,
         connection: ConnectionId,
         resolves: &[Resolve],
-        limit: usize,
+        limits: &ServerLimits,
     ) -> Result<(), Refusal> {
         let unknown = |resolve: &&Resolve| self.tree.schema().is_some_and(|s| !s.knows(&resolve.subject));
         if let Some(resolve) = resolves.iter().find(unknown) {
@@ -48,15 +123,40 @@ impl Resolvable {
         let adds = |resolve: &&Resolve| {
             !resolve.refresh.is_zero() && !self.watchers.watches(&connection, &resolve.target)
         };
+        let limit = limits.resolves;
         if there + resolves.len() > limit && there + resolves.iter().filter(adds).count() > limit {
             let what = format!("a connection can't resolve more than {limit} objects");
             return Err(Refusal::error(what));
         }
+        let adds = resolves
+            .iter()
+            .filter(adds)
+            .map(|resolve| resolve.target.text_len() + resolve.subject.len());
+        if self.watchers.bytes(&connection) + adds.sum::<usize>() > limits.resolve_bytes {
+            return Err(Refusal::error(
+                "a connection can't resolve names that are so long",
+            ));
+        }
         Ok(())
     }
 
+    /// Enters the resolves and returns what there is to be told. An unknown
+    /// object is no error: it is told when it appears.
+    pub(super) fn resolve(
+        &mut self,
+        connection: ConnectionId,
+        resolves: Vec<Resolve>,
+        limits: &ServerLimits,
+        now: Instant,
+    ) -> Result<Untold, Refusal> {
+        self.check(connection, &resolves, limits)?;
+        let found = self.find(&resolves);
+        self.watch(connection, resolves, now);
+        Ok(found)
+    }
+
     /// Enters the interest of each element until its refresh time is over.
-    pub(super) fn watch(&mut self, connection: ConnectionId, resolves: Vec<Resolve>, now: Instant) {
+    fn watch(&mut self, connection: ConnectionId, resolves: Vec<Resolve>, now: Instant) {
         for resolve in resolves {
             if resolve.refresh.is_zero() {
                 self.watchers.unwatch(&connection, &resolve.target);
@@ -72,24 +172,28 @@ impl Resolvable {
         }
     }
 
-    /// The objects that a resolve asks for, each once, with everything below
-    /// them. Those that are not there, or of another class, are left out.
-    pub(super) fn find(&self, resolves: &[Resolve]) -> Vec<ObjectRef<'_>> {
-        let mut objects = Vec::new();
-        let mut told: HashSet<&Uri> = HashSet::new();
+    /// What a resolve asks for, each object once. Those that are not there, or
+    /// of another class, are left out.
+    fn find<'a>(&'a self, resolves: &[Resolve]) -> Untold {
+        let mut found: HashSet<&str> = HashSet::new();
+        let mut order = Vec::new();
         for resolve in resolves {
-            let roots: Vec<ObjectRef<'_>> = match &resolve.target {
-                Target::Uri(uri) => self.tree.get(uri).into_iter().collect(),
-                Target::Ident(ident) => self.tree.find(ident).collect(),
-            };
-            for root in roots.iter().filter(|root| *root.subject() == resolve.subject) {
-                // What has been told has been told with all that is below it.
-                if !told.contains(root.uri()) {
-                    let subtree = self.tree.subtree(root.uri());
-                    objects.extend(subtree.filter(|object| told.insert(object.uri())));
+            let mut take = |root: ObjectRef<'a>| {
+                if *root.subject() == resolve.subject && found.insert(root.uri().as_str()) {
+                    order.push(root.uri());
                 }
+            };
+            match &resolve.target {
+                Target::Uri(uri) => self.tree.get(uri).into_iter().for_each(&mut take),
+                Target::Ident(ident) => self.tree.find(ident).for_each(&mut take),
             }
         }
-        objects
+        // What is below another one is told with that.
+        let is_below = |uri: &Uri| uri.prefixes().any(|above| found.contains(above));
+        let roots = order.into_iter().filter(|uri| !is_below(uri)).cloned();
+        Untold {
+            roots: roots.collect(),
+            last: None,
+        }
     }
 }

@@ -5,11 +5,13 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
-use super::{RequestCounters, Settings};
+use super::resolves::Untold;
+use super::{RequestCounters, Settings, Store};
 use crate::opflex::deadlines::after;
 use crate::opflex::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::opflex::model::Name;
-use crate::opflex::peer::{ConnectionId, Keepalive};
+use crate::opflex::peer::{ConnectionId, Keepalive, bare};
+use crate::opflex::rpc::Id;
 
 /// The longest name, location and role that a session keeps, in bytes.
 const MAX_TEXT: usize = 1024;
@@ -50,6 +52,19 @@ pub(super) struct Session {
     /// Who it is, once it has told.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
+    /// The answer that is not over; no further message is dealt with before.
+    pub(super) answer: Option<Answer>,
+    /// Some of it has been sent.
+    pub(super) begun: bool,
+}
+
+/// An answer to a resolve.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The id of the request.
+    pub(super) id: Id,
+    pub(super) of: Store,
+    pub(super) untold: Untold,
 }
 
 /// What a client told about itself.
@@ -68,6 +83,8 @@ impl Session {
             keepalive: Keepalive::new(&settings.keepalive, now),
             element: None,
             counters: RequestCounters::default(),
+            answer: None,
+            begun: false,
         }
     }
 
@@ -92,7 +109,9 @@ impl Session {
         settings: &Settings,
     ) -> Result<IdentityResult, Refusal> {
         let refuse = |code, message: String| Err(Refusal::new(code, message));
-        let texts = [&identity.name, &identity.my_location].into_iter().flatten();
+        let texts = [&identity.name, &identity.my_location, &identity.domain]
+            .into_iter()
+            .flatten();
         let lengths = texts
             .map(String::len)
             .chain(identity.my_role.iter().map(|role| role.name().len()));
@@ -102,15 +121,18 @@ impl Session {
         if !settings.lenient {
             let version = identity.proto_version.as_deref();
             if version != Some(PROTO_VERSION) {
-                let what = format!("protocol version {version:?} is not {PROTO_VERSION}");
+                let told = told(version);
+                let what = format!("the protocol version is {PROTO_VERSION} here, and {told} there");
                 return refuse(ErrorCode::EPROTO, what);
             }
             let domain = identity.domain.as_deref();
-            if domain != Some(&settings.domain) {
-                return refuse(
-                    ErrorCode::EDOMAIN,
-                    format!("domain {domain:?} is not {:?}", settings.domain),
+            if domain != Some(&settings.domain) && !settings.any_domain {
+                let what = format!(
+                    "the domain is {:?} here, and {} there",
+                    settings.domain,
+                    told(domain)
                 );
+                return refuse(ErrorCode::EDOMAIN, what);
             }
             if identity.name.as_deref().is_none_or(str::is_empty) {
                 return refuse(ErrorCode::ERROR, "an identity needs a name".to_owned());
@@ -119,6 +141,7 @@ impl Session {
                 return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
             }
         }
+        let domain = identity.domain.filter(|_| settings.any_domain);
         let name = identity.name.unwrap_or_default();
         let assigned = settings.locations.get(&name);
         let known = assigned.or(identity.my_location.as_ref());
@@ -133,7 +156,7 @@ impl Session {
         });
         Ok(IdentityResult {
             name: Some(settings.name.clone()),
-            domain: Some(settings.domain.clone()),
+            domain: domain.or_else(|| Some(settings.domain.clone())),
             my_location: settings.location.clone(),
             your_location: location,
             data: Some(data(settings)),
@@ -146,18 +169,30 @@ impl Session {
     /// The configured list, and the address that this client dialled.
     fn peers(&self, settings: &Settings) -> Vec<Peer> {
         let mut peers = settings.peers.clone();
-        if let Some(dialled) = self.dialled.as_ref().filter(|_| settings.list_dialled)
+        for peer in &mut peers {
+            peer.connectivity_info = bare(&peer.connectivity_info);
+        }
+        if let Some(dialled) = self
+            .dialled
+            .as_deref()
+            .map(bare)
+            .filter(|_| settings.list_dialled)
             && !settings.roles.is_empty()
-            && !peers.iter().any(|peer| peer.connectivity_info == *dialled)
+            && !peers.iter().any(|peer| peer.connectivity_info == dialled)
         {
             peers.push(Peer {
                 role: settings.roles.clone(),
-                connectivity_info: dialled.clone(),
+                connectivity_info: dialled,
                 extra: Map::new(),
             });
         }
         peers
     }
+}
+
+/// What an identity says, for people.
+fn told(text: Option<&str>) -> String {
+    text.map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
 }
 
 /// The member that libopflex adds, always there and mostly empty.

@@ -15,10 +15,15 @@ pub struct Settings {
     pub name: String,
     /// The policy domain. Default `default`.
     pub domain: String,
+    /// Takes elements of any domain, and answers each with its own. Default
+    /// false.
+    pub any_domain: bool,
     /// What the server is. One without roles only tells where the others are.
     /// Default policy repository, endpoint registry and observer.
     pub roles: Vec<Role>,
-    /// Where the components of the domain are. Default empty.
+    /// Where the components of the domain are. IPv6 addresses are told as
+    /// libopflex reads them, `::1:8009`, however they are written here. Default
+    /// empty.
     pub peers: Vec<Peer>,
     /// Adds to the list the address that the client dialled, when it is not
     /// there and the server has roles: libopflex stays only with a server that
@@ -50,7 +55,8 @@ pub struct Settings {
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
     /// For how long changes are told, and declarations kept, when a request
-    /// does not say. Default 7200 s.
+    /// does not say; and for how long a state report is kept that is not
+    /// repeated. Default 7200 s.
     pub default_prr: Duration,
     /// What becomes of the endpoints of an element that leaves. Default
     /// [`OnLeave::Grace`] of 30 s.
@@ -93,15 +99,30 @@ pub struct ServerLimits {
     /// Resolves in force, for each connection and each of the two kinds.
     /// Default 100,000.
     pub resolves: usize,
+    /// Bytes of the names in these, for each connection and each of the two
+    /// kinds. Default 32 MiB.
+    pub resolve_bytes: usize,
     /// Objects of all endpoints. Default 1,000,000.
     pub endpoint_objects: usize,
+    /// About how much memory these take, in bytes. Default 512 MiB: half a
+    /// kibibyte for each.
+    pub endpoint_bytes: usize,
     /// State reports; beyond, the oldest makes room. Default 200,000.
     pub reports: usize,
-    /// Numbers that are followed over time; further ones are not. Default
-    /// 20,000.
+    /// About how much memory these take, in bytes; beyond, the oldest makes
+    /// room. Default 64 MiB.
+    pub report_bytes: usize,
+    /// Numbers that are followed over time, of two kibibytes each with the
+    /// default intervals; beyond, those that were not reported for the longest
+    /// time make room. Default 20,000.
     pub series: usize,
     /// Objects in one update; a larger one is sent in pieces. Default 1000.
     pub update_objects: usize,
+    /// About how many bytes of objects one answer or update has, unless a single
+    /// object is longer. A longer update is sent in pieces, and so is a longer
+    /// answer, as updates before it: the result brings what is left. Default
+    /// 1 MiB, which takes some milliseconds to write.
+    pub message_bytes: usize,
 }
 
 impl Default for Settings {
@@ -109,6 +130,7 @@ impl Default for Settings {
         Self {
             name: "ssntp".to_owned(),
             domain: "default".to_owned(),
+            any_domain: false,
             roles: vec![Role::POLICY_REPOSITORY, Role::ENDPOINT_REGISTRY, Role::OBSERVER],
             peers: Vec::new(),
             list_dialled: true,
@@ -142,10 +164,14 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             resolves: 100_000,
+            resolve_bytes: 32 << 20,
             endpoint_objects: 1_000_000,
+            endpoint_bytes: 512 << 20,
             reports: 200_000,
+            report_bytes: 64 << 20,
             series: 20_000,
             update_objects: 1000,
+            message_bytes: 1 << 20,
         }
     }
 }

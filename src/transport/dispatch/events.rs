@@ -12,6 +12,7 @@
 //! woken where there is room. So the dispatcher sleeps at once, and whoever
 //! sends wakes it, which takes a system call only where it does sleep.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -25,15 +26,18 @@ use crate::transport::left;
 pub(crate) fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
     let (sender, receiver) = crossbeam_channel::bounded(capacity);
     let bell = Arc::new(Bell::default());
+    let (lives, life) = crossbeam_channel::bounded(0);
     let events = Events {
         channel: sender,
         bell: Ring(Arc::clone(&bell)),
+        life,
     };
     (
         events,
         Queue {
             channel: receiver,
             bell,
+            _lives: lives,
         },
     )
 }
@@ -78,6 +82,7 @@ pub(crate) struct Events<T> {
     // Dropped before the bell rings.
     channel: Sender<T>,
     bell: Ring,
+    life: Receiver<Infallible>,
 }
 
 impl<T> Clone for Events<T> {
@@ -85,6 +90,7 @@ impl<T> Clone for Events<T> {
         Self {
             channel: self.channel.clone(),
             bell: self.bell.clone(),
+            life: self.life.clone(),
         }
     }
 }
@@ -95,6 +101,21 @@ impl<T> Events<T> {
         self.channel.send(event)?;
         self.bell.0.ring();
         Ok(())
+    }
+
+    /// Waits for what answers an event. `None` where nobody will: an event that
+    /// was in the channel when the dispatcher ended, be it by a panic, stays in
+    /// there, and whoever could answer it with it.
+    pub(crate) fn answer<A>(&self, answer: &Receiver<A>) -> Option<A> {
+        crossbeam_channel::select! {
+            recv(answer) -> answer => answer.ok(),
+            recv(self.life) -> _ => answer.try_recv().ok(),
+        }
+    }
+
+    /// A channel that is closed once the dispatcher has ended.
+    pub(crate) fn life(&self) -> &Receiver<Infallible> {
+        &self.life
     }
 
     /// Sends an event if there is room; never blocks.
@@ -108,8 +129,10 @@ impl<T> Events<T> {
 /// Where the dispatcher takes events from.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
+    // Dropped before the life ends.
     channel: Receiver<T>,
     bell: Arc<Bell>,
+    _lives: Sender<Infallible>,
 }
 
 impl<T> Queue<T> {

@@ -197,7 +197,7 @@ impl<C: Core> Events<DispatchEvent<C>> {
     pub(crate) fn admit(&self, request: C::Request) -> Option<Verdict<C>> {
         let (reply, verdict) = crossbeam_channel::bounded(1);
         self.send(DispatchEvent::Admit(Box::new(request), reply)).ok()?;
-        verdict.recv().ok()
+        self.answer(&verdict)
     }
 }
 

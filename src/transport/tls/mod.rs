@@ -72,8 +72,23 @@ impl Acceptor {
     /// # Errors
     /// [`TlsError::Configuration`]: no cryptography was compiled in.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        Self::verifying(identity, trust, false)
+    }
+
+    /// As [`mutual`](Self::mutual), for protocols without roles: clients may
+    /// show a certificate of X.509 version 1 as well, which an authority of
+    /// `trust` has to have issued itself. Its signature and lifetime are
+    /// checked; it has no usages and no names that could be.
+    ///
+    /// # Errors
+    /// As [`mutual`](Self::mutual).
+    pub fn mutual_of_any_version(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        Self::verifying(identity, trust, true)
+    }
+
+    fn verifying(identity: &Identity, trust: &Trust, version_1: bool) -> Result<Self, TlsError> {
         let provider = provider()?;
-        let verifier = verifier::of_clients(trust, &provider)?;
+        let verifier = verifier::of_clients(trust, version_1, &provider)?;
         let config = server_config(provider, Arc::clone(&verifier), identity)?;
         Ok(Self {
             recheck: Some(Recheck::Client(verifier)),
@@ -267,7 +282,8 @@ pub enum ServerCheck<'a> {
     /// name that is connected to.
     Name(&'a Trust),
     /// Its certificate comes from an authority of this trust. Whoever holds
-    /// any server certificate of it can stand in for the server.
+    /// any server certificate of it can stand in for the server; one of X.509
+    /// version 1 is taken too, and says not even whether it is a server's.
     Authority(&'a Trust),
     /// Nothing. What is sent is encrypted, but whoever can come between the
     /// two reads it all the same.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -14,11 +14,15 @@ use rustls::{
 };
 
 use super::{ServerCheck, TlsError};
-use crate::pki::Trust;
+use crate::pki::{Trust, Version1};
 
 /// What a server checks clients by.
+///
+/// With `version_1`, certificates of X.509 version 1 that an authority issued
+/// itself are taken as well; see [`Version1`] for what is checked of them.
 pub(super) fn of_clients(
     trust: &Trust,
+    version_1: bool,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let roots = Arc::clone(trust.roots());
@@ -26,6 +30,7 @@ pub(super) fn of_clients(
     Ok(Arc::new(OfClients {
         chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
         trust: trust.clone(),
+        version_1: version_1.then(|| Arc::clone(provider)),
     }))
 }
 
@@ -52,6 +57,16 @@ pub(super) fn of_servers(
     }))
 }
 
+fn tls12(
+    old: &Version1<'_>,
+    message: &[u8],
+    dss: &DigitallySignedStruct,
+    algorithms: &WebPkiSupportedAlgorithms,
+) -> Result<HandshakeSignatureValid, Error> {
+    old.verify_tls12(message, dss, algorithms)?;
+    Ok(HandshakeSignatureValid::assertion())
+}
+
 fn within_limits(
     trust: &Trust,
     end_entity: &CertificateDer<'_>,
@@ -65,6 +80,18 @@ fn within_limits(
 struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
     trust: Trust,
+    /// What certificates of version 1 are verified with, where they may be.
+    version_1: Option<Arc<CryptoProvider>>,
+}
+
+impl OfClients {
+    fn version_1<'a>(
+        &self,
+        cert: &'a CertificateDer<'_>,
+    ) -> Option<(Version1<'a>, &WebPkiSupportedAlgorithms)> {
+        let provider = self.version_1.as_ref()?;
+        Some((Version1::read(cert)?, &provider.signature_verification_algorithms))
+    }
 }
 
 impl ClientCertVerifier for OfClients {
@@ -78,6 +105,10 @@ impl ClientCertVerifier for OfClients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        if let Some((old, algorithms)) = self.version_1(end_entity) {
+            old.verify(&self.trust, now, algorithms)?;
+            return Ok(ClientCertVerified::assertion());
+        }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
         within_limits(&self.trust, end_entity, intermediates)?;
         Ok(verified)
@@ -89,7 +120,10 @@ impl ClientCertVerifier for OfClients {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain.verify_tls12_signature(message, cert, dss)
+        match self.version_1(cert) {
+            Some((old, algorithms)) => tls12(&old, message, dss, algorithms),
+            None => self.chain.verify_tls12_signature(message, cert, dss),
+        }
     }
 
     fn verify_tls13_signature(
@@ -98,7 +132,12 @@ impl ClientCertVerifier for OfClients {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain.verify_tls13_signature(message, cert, dss)
+        match self.version_1(cert) {
+            Some((old, algorithms)) => {
+                verify_tls13_signature_with_raw_key(message, &old.key(), dss, algorithms)
+            }
+            None => self.chain.verify_tls13_signature(message, cert, dss),
+        }
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -127,6 +166,11 @@ impl ServerCertVerifier for OfServers {
         let Some((chain, trust)) = &self.chain else {
             return Ok(ServerCertVerified::assertion());
         };
+        // It holds no name, so where one is asked for it cannot be the server's.
+        if let Some(old) = Version1::read(end_entity).filter(|_| self.any_name) {
+            old.verify(trust, now, &self.provider.signature_verification_algorithms)?;
+            return Ok(ServerCertVerified::assertion());
+        }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Ok(_) => {}
             // The name is checked last, so with this error everything else
@@ -147,7 +191,10 @@ impl ServerCertVerifier for OfServers {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+        match Version1::read(cert) {
+            Some(old) => tls12(&old, message, dss, algorithms),
+            None => rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms),
+        }
     }
 
     fn verify_tls13_signature(
@@ -157,7 +204,10 @@ impl ServerCertVerifier for OfServers {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+        match Version1::read(cert) {
+            Some(old) => verify_tls13_signature_with_raw_key(message, &old.key(), dss, algorithms),
+            None => rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms),
+        }
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

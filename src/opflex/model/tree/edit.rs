@@ -10,6 +10,9 @@ use super::changes::{Before, same};
 use super::{Changes, Tree};
 use crate::opflex::one_or_many::{self, OneOrMany};
 
+/// Tells what is not to be deleted.
+type Spare<'a> = &'a dyn Fn(&Uri) -> bool;
+
 impl Tree {
     /// Puts objects in, in place of those with their URIs; their children are
     /// added to those that are there (draft 4.2.6, `merge_children`).
@@ -17,7 +20,7 @@ impl Tree {
         self.check_all(&objects)?;
         let mut before = Before::default();
         for object in self.with_parents(objects) {
-            self.put(object, false, &mut before);
+            self.put(object, None, &mut before);
         }
         Ok(self.compare(before))
     }
@@ -27,10 +30,19 @@ impl Tree {
     /// `replace`). The objects are a flat list in which an object may name a
     /// parent that does not list it.
     pub fn replace(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        self.replace_sparing(objects, |_| false)
+    }
+
+    /// As [`replace`](Self::replace), deleting only what is not to be spared.
+    pub(crate) fn replace_sparing(
+        &mut self,
+        objects: Vec<ManagedObject>,
+        spare: impl Fn(&Uri) -> bool,
+    ) -> Result<Changes, ModelError> {
         self.check_all(&objects)?;
         let mut before = Before::default();
         for object in with_all_children(self.with_parents(objects)) {
-            self.put(object, true, &mut before);
+            self.put(object, Some(&spare), &mut before);
         }
         Ok(self.compare(before))
     }
@@ -40,7 +52,21 @@ impl Tree {
     pub fn delete<'a>(&mut self, uris: impl IntoIterator<Item = &'a Uri>) -> Changes {
         let mut before = Before::default();
         for uri in uris {
-            self.remove_with_all_below(uri, &mut before);
+            self.remove_with_all_below(uri, &|_| false, &mut before);
+        }
+        self.compare(before)
+    }
+
+    /// Deletes objects and everything below them, except what is to be spared
+    /// for the sake of what stands beside the URI.
+    pub(crate) fn delete_sparing<T>(
+        &mut self,
+        uris: &[(Uri, T)],
+        spare: impl Fn(&T, &Uri) -> bool,
+    ) -> Changes {
+        let mut before = Before::default();
+        for (uri, of) in uris {
+            self.remove_with_all_below(uri, &|uri| spare(of, uri), &mut before);
         }
         self.compare(before)
     }
@@ -57,13 +83,13 @@ impl Tree {
         self.check_all(&merge)?;
         let mut before = Before::default();
         for uri in delete {
-            self.remove_with_all_below(uri, &mut before);
+            self.remove_with_all_below(uri, &|_| false, &mut before);
         }
         for object in with_all_children(self.with_parents(replace)) {
-            self.put(object, true, &mut before);
+            self.put(object, Some(&|_| false), &mut before);
         }
         for object in self.with_parents(merge) {
-            self.put(object, false, &mut before);
+            self.put(object, None, &mut before);
         }
         Ok(self.compare(before))
     }
@@ -181,7 +207,9 @@ impl Tree {
         objects
     }
 
-    fn put(&mut self, mut object: ManagedObject, whole: bool, before: &mut Before) {
+    /// Puts one object in. With `spare`, what was below it and is not any more
+    /// is deleted, unless that is to be spared.
+    fn put(&mut self, mut object: ManagedObject, spare: Option<Spare<'_>>, before: &mut Before) {
         self.names.share(&mut object);
         let uri = self.share_uri(&mut object);
         let children = std::mem::take(&mut object.children);
@@ -208,7 +236,9 @@ impl Tree {
             one_or_many::add(&mut self.children, parent.clone(), uri.clone());
         }
 
-        if whole && let Some(there) = self.children.get(&uri) {
+        if let Some(spare) = spare
+            && let Some(there) = self.children.get(&uri)
+        {
             let listed: HashSet<&Uri> = children.iter().collect();
             let gone: Vec<Uri> = there
                 .iter()
@@ -216,7 +246,7 @@ impl Tree {
                 .cloned()
                 .collect();
             for child in gone {
-                self.remove_with_all_below(&child, before);
+                self.remove_with_all_below(&child, spare, before);
             }
         }
         for child in children {
@@ -266,8 +296,8 @@ impl Tree {
         }
     }
 
-    fn remove_with_all_below(&mut self, uri: &Uri, before: &mut Before) {
-        let gone: Vec<Uri> = self.covered(uri).cloned().collect();
+    fn remove_with_all_below(&mut self, uri: &Uri, spare: Spare<'_>, before: &mut Before) {
+        let gone: Vec<Uri> = self.covered(uri).filter(|uri| !spare(uri)).cloned().collect();
         for uri in gone {
             self.remove(&uri, before);
         }

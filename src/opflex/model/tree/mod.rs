@@ -173,14 +173,42 @@ impl Tree {
         self.order.iter().filter_map(|uri| self.get(uri))
     }
 
+    /// The same, of what comes after a place in the order of the URIs.
+    pub(crate) fn subtree_after<'a>(
+        &'a self,
+        uri: &Uri,
+        last: Option<&Uri>,
+    ) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
+        let is_there = self.objects.contains_key(uri);
+        self.covered_after(uri, last)
+            .filter(move |_| is_there)
+            .filter_map(|uri| self.get(uri))
+    }
+
     /// The URIs of the object and of everything below it, in their order.
     fn covered<'a>(&'a self, uri: &Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
-        let (root, path) = (uri.clone(), uri.path().to_owned());
-        let from = self
-            .order
-            .range::<str, _>((Bound::Included(path.as_str()), Bound::Unbounded));
-        from.take_while(move |uri| uri.as_str().starts_with(&path))
-            .filter(move |uri| root.covers(uri))
+        self.covered_after(uri, None)
+    }
+
+    /// The same, of what comes after a place in the order.
+    ///
+    /// The slash behind the path keeps namesakes out: `/group1/` is looked for
+    /// as `/group1` and behind `/group1/`, not among `/group10/` to `/group19/`.
+    fn covered_after<'a>(&'a self, uri: &Uri, last: Option<&Uri>) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let (root, below) = (uri.clone(), format!("{}/", uri.path()));
+        let itself = Some(uri).filter(|uri| uri.as_str().len() < below.len() && last.is_none());
+        let itself = itself.and_then(|uri| self.order.get(uri));
+        let from = match last.filter(|last| last.as_str() >= below.as_str()) {
+            Some(last) => Bound::Excluded(last.as_str()),
+            None => Bound::Included(below.as_str()),
+        };
+        let behind = self.order.range::<str, _>((from, Bound::Unbounded));
+        #[cfg(test)]
+        let behind = behind.inspect(|_| tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1));
+        let behind = behind.take_while(move |uri| uri.as_str().starts_with(&below));
+        itself
+            .into_iter()
+            .chain(behind.filter(move |uri| root.covers(uri)))
     }
 
     /// All objects as the wire has them, for a dump.
@@ -211,6 +239,13 @@ impl<'a> ObjectRef<'a> {
     /// Named values, in no particular order.
     pub fn properties(&self) -> &'a [Property] {
         &self.object.properties
+    }
+
+    /// About how many bytes it takes in a message.
+    pub(crate) fn wire_len(&self) -> usize {
+        let children: usize = self.children().map(|child| child.as_str().len() + 3).sum();
+        let parent = self.parent_uri().map_or(0, |uri| uri.as_str().len());
+        self.object.memory() + children + parent
     }
 
     /// The value of a property.

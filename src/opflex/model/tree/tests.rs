@@ -518,3 +518,51 @@ proptest! {
         prop_assert!(tree.announced.is_empty() && tree.index.classes.is_empty() && tree.index.idents.is_empty());
     }
 }
+
+thread_local! {
+    /// How many URIs were looked at for what is below others.
+    pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[test]
+fn what_is_below_a_uri_is_found_without_looking_at_its_namesakes() {
+    for siblings in [20, 20_000] {
+        let mut tree = Tree::new();
+        let groups = (1..=siblings).map(|n| object(&format!("/space/group{n}/")));
+        tree.merge(groups.chain([object("/space/group1/rule/")]).collect())
+            .unwrap();
+        LOOKED_AT.set(0);
+        let found: Vec<_> = tree
+            .subtree(&uri("/space/group1/"))
+            .map(|object| object.uri().to_string())
+            .collect();
+        assert_eq!(found, ["/space/group1/", "/space/group1/rule/"]);
+        // These two and the one that ends the search.
+        assert_eq!(LOOKED_AT.get(), 3);
+        LOOKED_AT.set(0);
+        tree.merge(vec![object("/space/group1/").with("p", 1)]).unwrap();
+        assert_eq!(LOOKED_AT.get(), 0, "what is put by itself looks at nothing else");
+        tree.delete(&[uri("/space/group1/")]);
+        assert_eq!(LOOKED_AT.get(), 3);
+    }
+}
+
+#[test]
+fn with_the_slash_at_its_end_or_without_a_uri_covers_the_same() {
+    let mut tree = Tree::new();
+    let all = ["/a", "/a!/", "/a-b/", "/a/", "/a/b", "/a/b/c/", "/a//", "/ab/"];
+    tree.merge(all.map(object).to_vec()).unwrap();
+    for root in all.into_iter().chain(["/", "/a/b/", "/x/"]).map(uri) {
+        let expected: Vec<_> = tree
+            .iter()
+            .filter(|object| root.covers(object.uri()))
+            .map(|object| object.uri().clone())
+            .collect();
+        let found: Vec<_> = tree.covered_after(&root, None).cloned().collect();
+        assert_eq!(found, expected, "{root}");
+        for (n, last) in expected.iter().enumerate() {
+            let rest: Vec<_> = tree.covered_after(&root, Some(last)).cloned().collect();
+            assert_eq!(rest, expected[n + 1..], "{root} after {last}");
+        }
+    }
+}

@@ -121,15 +121,19 @@ impl Walk {
 
     /// The next URIs of the tree as it is.
     fn ahead(&self, tree: &Tree, most: usize) -> Vec<Uri> {
-        let path = self.root.as_ref().map_or("", |root| root.path());
-        let from = match &self.last {
-            Some(last) => Bound::Excluded(last.as_str()),
-            None => Bound::Included(path),
-        };
-        let uris = tree.order.range::<str, _>((from, Bound::Unbounded));
-        let uris = uris.take_while(|uri| uri.as_str().starts_with(path));
-        let here = |uri: &&Uri| self.root.as_ref().is_none_or(|root| root.covers(uri));
-        uris.filter(here).take(most).cloned().collect()
+        if let Some(root) = &self.root {
+            return tree
+                .covered_after(root, self.last.as_ref())
+                .take(most)
+                .cloned()
+                .collect();
+        }
+        let from = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        tree.order
+            .range::<Uri, _>((from, Bound::Unbounded))
+            .take(most)
+            .cloned()
+            .collect()
     }
 
     /// The children that an object had. A child stands behind its parent, so

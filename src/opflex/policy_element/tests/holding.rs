@@ -584,3 +584,61 @@ fn a_server_can_send_only_so_much() {
     assert_eq!(known(&world), ["/a/", "/a/b/"]);
     assert!(world.due() > 0.0);
 }
+
+#[test]
+fn an_answer_without_room_is_told_of_and_asked_for_again() {
+    let mut settings = Settings::default();
+    settings.limits.objects = 1;
+    let (mut world, server) = World::ready(settings);
+    world.act(|element, now, actions| element.resolve_policy("class", uri("/a/"), false, now, actions));
+    let objects = [object("/a/", 1), object("/a/b/", 1)];
+    world.serve(server, &objects);
+    assert!(
+        world
+            .events
+            .iter()
+            .any(|event| matches!(event, ElementEvent::NotTaken { limit: 1, .. }))
+    );
+    assert_eq!((world.element.unanswered(), world.element.policy().len()), (1, 0));
+    world.pass(12.0);
+    world.serve(server, &objects[..1]);
+    assert_eq!((world.element.unanswered(), world.element.policy().len()), (0, 1));
+}
+
+#[test]
+fn what_nobody_answers_raises_an_alarm_once_and_degrades_health_until_it_is_answered() {
+    let (mut world, server) = World::ready(Settings::default());
+    world.act(|element, now, actions| element.resolve_policy("class", uri("/a/"), false, now, actions));
+    let alarms = |world: &World| {
+        let is_alarm = |event: &&ElementEvent| matches!(event, ElementEvent::Unanswered { attempts: 3, .. });
+        world.events.iter().filter(is_alarm).count()
+    };
+    let requests = |world: &mut World| {
+        for _ in 0..100 {
+            world.pass(1.0);
+            world.say(
+                server,
+                &json!({"id": ["echo", 1], "method": "echo", "params": []}),
+            );
+        }
+        world.heard(server)
+    };
+    assert_eq!(
+        (alarms(&world), world.element.health()),
+        (0, crate::opflex::policy_element::Health::Healthy)
+    );
+    let sent = requests(&mut world);
+    assert_eq!(
+        (alarms(&world), world.element.health()),
+        (1, crate::opflex::policy_element::Health::Degraded)
+    );
+    let again = sent
+        .iter()
+        .rfind(|message| message["method"] == "policy_resolve")
+        .unwrap();
+    world.say(server, &json!({"id": again["id"], "result": {"policy": []}}));
+    assert_eq!(
+        (alarms(&world), world.element.health()),
+        (1, crate::opflex::policy_element::Health::Healthy)
+    );
+}

@@ -251,6 +251,23 @@ fn identities_that_cannot_be_used_are_tried_again_later() {
 }
 
 #[test]
+fn an_ipv6_server_finds_itself_in_its_list_in_either_spelling() {
+    for (configured, listed) in [
+        ("[::1]:18031", "::1:18031"),
+        ("::1:18031", "[::1]:18031"),
+        ("::1:18031", "::1:18031"),
+    ] {
+        let mut world = World::new(settings(&[configured]));
+        world.accept("[::1]:18031", &ALL, &[listed]);
+        assert_eq!(
+            states(&world),
+            [("[::1]:18031", PeerState::Ready)],
+            "{configured} {listed}"
+        );
+    }
+}
+
+#[test]
 fn the_number_of_the_identity_does_not_matter_and_a_second_one_is_ignored() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();

@@ -261,3 +261,110 @@ fn the_registry_takes_only_so_much() {
     declare(&mut world, pe, &[ep("/ep/2/", 2)], 60);
     assert_eq!(world.server.sessions()[0].endpoints, 2);
 }
+
+#[test]
+fn no_element_removes_what_another_one_declared() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(
+        &mut world,
+        a,
+        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
+        60,
+    );
+    declare(&mut world, a, &[ep("/other/2/", 1)], 60);
+    let all = known(&world);
+    // What nobody declared, above the endpoints of others and in them.
+    for text in ["/", "/ep/", "/ep", "/ep/1/", "/ep/1/ip/a/"] {
+        undeclare(&mut world, b, text);
+        assert_eq!(known(&world), all, "{text}");
+    }
+    // An endpoint of its own above them, which goes again in each way.
+    for text in ["/", "/ep/"] {
+        declare(&mut world, b, &[ep(text, 1)], 60);
+        assert_eq!(known(&world).len(), all.len() + 1, "{text}");
+        undeclare(&mut world, b, text);
+        assert_eq!(known(&world), all, "{text}");
+        declare(&mut world, b, &[ep(text, 2)], 1);
+        world.pass(1.0);
+        assert_eq!(known(&world), all, "{text}");
+    }
+    let mut lists = ep("/ep/", 1);
+    lists.children = vec![uri("/ep/1/")];
+    declare(&mut world, b, &[lists], 60);
+    declare(&mut world, b, &[ep("/ep/", 1)], 60);
+    undeclare(&mut world, b, "/ep/");
+    assert_eq!(known(&world), all);
+    assert_eq!(world.server.sessions()[0].endpoints, 2);
+}
+
+#[test]
+fn an_endpoint_below_another_elements_stays_when_that_one_changes_or_goes() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(
+        &mut world,
+        a,
+        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
+        60,
+    );
+    declare(&mut world, b, &[object("vm", "/ep/1/vm/b/", 1)], 60);
+    declare(&mut world, a, &[ep("/ep/1/", 2)], 60);
+    assert_eq!(known(&world), ["/ep/1/", "/ep/1/vm/b/"]);
+    undeclare(&mut world, a, "/ep/1/");
+    assert_eq!(known(&world), ["/ep/1/vm/b/"]);
+    undeclare(&mut world, b, "/ep/1/vm/b/");
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn a_part_of_an_endpoint_is_replaced_by_its_element_alone() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(
+        &mut world,
+        a,
+        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
+        60,
+    );
+    let part = json!([{"endpoint": [object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);
+    assert_eq!(code(&world.ask(b, "endpoint_declare", part)), "ERROR");
+    let around = json!([{"endpoint": [ep("/ep/", 2), object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);
+    assert_eq!(code(&world.ask(b, "endpoint_declare", around)), "ERROR");
+    let value = |world: &World| {
+        world
+            .server
+            .endpoints()
+            .get(&uri("/ep/1/ip/a/"))
+            .unwrap()
+            .property("p")
+            .cloned()
+    };
+    assert_eq!(value(&world), Some(json!(1)));
+    // The endpoint moves as a whole.
+    declare(&mut world, b, &[ep("/ep/1/", 3)], 60);
+    assert_eq!(known(&world), ["/ep/1/"]);
+    undeclare(&mut world, a, "/ep/1/");
+    assert_eq!(known(&world), ["/ep/1/"]);
+}
+
+#[test]
+fn the_registry_takes_only_so_many_bytes() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            endpoint_bytes: 100_000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let pe = world.element("pe1");
+    let long = |text: &str| object("ep", text, "x".repeat(60_000));
+    for _ in 0..3 {
+        declare(&mut world, pe, &[long("/ep/1/")], 60);
+    }
+    let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", more)), "ERROR");
+    undeclare(&mut world, pe, "/ep/1/");
+    declare(&mut world, pe, &[long("/ep/2/")], 60);
+    assert_eq!(known(&world), ["/ep/2/"]);
+}

@@ -73,6 +73,9 @@ impl World {
         for message in messages {
             self.act(|server, now, actions| server.message(connection, message, now, actions));
         }
+        while self.server.is_answering(connection) {
+            self.act(|server, _, actions| assert!(server.go_on(connection, actions)));
+        }
         self.heard(connection)
     }
 

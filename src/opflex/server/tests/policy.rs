@@ -67,7 +67,7 @@ fn several_resolves_in_one_request_bring_each_object_once() {
     let answer = world.ask(client, "policy_resolve", params);
     assert_eq!(
         uris(&answer["result"]["policy"]),
-        ["/class4/test/class6/test2/", "/class4/test/"]
+        ["/class4/test/", "/class4/test/class6/test2/"]
     );
     assert_eq!(world.server.sessions()[0].policies, 3);
     assert_eq!(
@@ -170,7 +170,7 @@ fn what_is_unresolved_is_not_told_any_more() {
 }
 
 #[test]
-fn what_comes_is_told_once_with_all_below_it_and_what_goes_once_at_the_top() {
+fn what_comes_is_told_once_parents_first_and_what_goes_children_first() {
     let mut world = world();
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/new/", 60);
@@ -188,10 +188,9 @@ fn what_comes_is_told_once_with_all_below_it_and_what_goes_once_at_the_top() {
     assert_eq!(uris(&told["replace"]), all);
     world.delete("/class4/new/");
     let told = update(&mut world, client);
-    assert_eq!(
-        told["delete"],
-        json!([{"subject": "class4", "uri": "/class4/new/"}])
-    );
+    let gone: Vec<_> = all.into_iter().rev().collect();
+    assert_eq!(uris(&told["delete"]), gone);
+    assert_eq!(told["delete"][0]["subject"], "class7");
 }
 
 #[test]
@@ -270,7 +269,7 @@ fn policy_is_resolved_and_unresolved_by_identifier() {
     world.delete("/Space/s/Group/web/");
     assert_eq!(
         uris(&update(&mut world, client)["delete"]),
-        ["/Space/s/Group/web/"]
+        ["/Space/s/Group/web/Rule/1/", "/Space/s/Group/web/"]
     );
 
     world.ask(
@@ -358,6 +357,155 @@ fn a_large_update_is_sent_in_pieces() {
     assert_eq!(sizes, [10, 10, 5]);
 }
 
+/// A server with a policy that is longer than one message, and the URIs of it.
+fn long() -> (World, Vec<String>) {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            message_bytes: 20_000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let child = |n| object("class6", &format!("/class4/x/class6/{n:02}/"), "v".repeat(2000));
+    let objects: Vec<_> = std::iter::once(object("class4", "/class4/x/", 1))
+        .chain((0..99).map(child))
+        .collect();
+    let uris = objects.iter().map(|object| object.uri.to_string()).collect();
+    world.put(objects);
+    (world, uris)
+}
+
+#[test]
+fn a_long_answer_comes_as_updates_and_its_result_is_the_last() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let resolve = json!({"id": ["policy_resolve", 7], "method": "policy_resolve",
+        "params": [{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]});
+    let mut messages = world.say(client, &resolve);
+    let lengths = messages.iter().map(|message| message.to_string().len());
+    assert!(lengths.max().unwrap() <= 20_000);
+    let result = messages.pop().unwrap();
+    assert_eq!(result["id"], resolve["id"]);
+    let updates = messages.iter().map(|update| {
+        assert_eq!(update["method"], "policy_update");
+        &update["params"][0]["replace"]
+    });
+    let told: Vec<_> = updates
+        .chain([&result["result"]["policy"]])
+        .flat_map(uris)
+        .collect();
+    assert_eq!(told, all);
+    assert_eq!(world.server.sessions()[0].counters.unavailable, 0);
+}
+
+#[test]
+fn the_next_request_is_answered_behind_a_long_answer() {
+    let (mut world, _) = long();
+    let client = world.element("pe1");
+    let resolve = |xid: u64| {
+        let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+        json!({"id": ["policy_resolve", xid], "method": "policy_resolve", "params": params})
+    };
+    // One piece alone is made for each message, as long as nobody goes on.
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    let mut messages = Vec::new();
+    let text = format!("{}\0{}\0", resolve(1), resolve(2));
+    decoder
+        .decode(&mut BytesMut::from(text.as_bytes()), &mut messages)
+        .unwrap();
+    let mut messages = messages.into_iter();
+    let first = messages.next().unwrap();
+    world.act(|server, now, actions| server.message(client, first, now, actions));
+    assert_eq!(world.told(client).len(), 1);
+    let second = messages.next().unwrap();
+    world.act(|server, now, actions| server.message(client, second, now, actions));
+    let results: Vec<_> = world
+        .told(client)
+        .into_iter()
+        .filter(|told| told.get("result").is_some())
+        .collect();
+    assert_eq!(results.len(), 1);
+    assert_eq!(results[0]["id"], json!(["policy_resolve", 1]));
+}
+
+#[test]
+fn what_changes_during_a_long_answer_is_right_in_the_end() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+    let text = json!({"id": 1, "method": "policy_resolve", "params": params});
+    let mut messages = Vec::new();
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    decoder
+        .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
+        .unwrap();
+    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    // Both in what was told and in what was not.
+    for n in [1, 97] {
+        world.put(vec![object(
+            "class6",
+            &format!("/class4/x/class6/{n:02}/"),
+            "new",
+        )]);
+        world.delete(&format!("/class4/x/class6/{:02}/", n + 1));
+        world.put(vec![object("class6", &format!("/class4/x/class6/{n:02}a/"), 1)]);
+    }
+    while world.server.is_answering(client) {
+        world.act(|server, _, actions| assert!(server.go_on(client, actions)));
+    }
+    let mut tree = crate::opflex::model::Tree::new();
+    for told in world.told(client) {
+        let update: crate::opflex::message::PolicyUpdate = match told.get("result") {
+            Some(result) => serde_json::from_value(json!({"replace": result["policy"]})).unwrap(),
+            None => serde_json::from_value(told["params"][0].clone()).unwrap(),
+        };
+        let delete: Vec<Uri> = update.delete.into_iter().map(|gone| gone.uri).collect();
+        tree.update(&delete, update.replace, update.merge_children)
+            .unwrap();
+    }
+    assert_eq!(tree.to_objects(), world.server.policy().to_objects());
+    assert_eq!(tree.len(), all.len());
+}
+
+#[test]
+fn a_large_update_is_cut_by_its_bytes_too() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let objects = world.server.policy().to_objects();
+    world.delete("/class4/x/");
+    resolve(&mut world, client, "/class4/x/", 60);
+    world.put(objects);
+    let told = world.told(client);
+    assert!(told.iter().all(|update| update.to_string().len() <= 20_000));
+    let told: Vec<_> = told
+        .iter()
+        .flat_map(|update| uris(&update["params"][0]["replace"]))
+        .collect();
+    assert_eq!(told, all);
+}
+
+#[test]
+fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            resolve_bytes: 1000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("pe1");
+    let long = format!("/class4/{}/", "x".repeat(600));
+    for _ in 0..3 {
+        resolve(&mut world, client, &long, 60);
+    }
+    let other = format!("/class4/{}/", "y".repeat(600));
+    let more = json!([{"subject": "class4", "policy_uri": other, "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
+    let gone = json!([{"subject": "class4", "policy_uri": long}]);
+    world.ask(client, "policy_unresolve", gone);
+    resolve(&mut world, client, &other, 60);
+}
+
 #[test]
 fn a_connection_can_resolve_only_so_much() {
     let mut world = World::new(Settings {
@@ -377,7 +525,7 @@ fn a_connection_can_resolve_only_so_much() {
     resolve(&mut world, client, "/class4/1/", 60);
     resolve(&mut world, client, "/class4/2/", 0);
     world.leave(client);
-    assert!(world.server.repository.policy.watchers.is_empty());
+    assert!(world.server.policy.watchers.is_empty());
 }
 
 #[test]
@@ -397,4 +545,26 @@ fn a_model_file_refuses_unknown_classes() {
             .merge_policy(vec![object], world.now, &mut actions)
             .is_err()
     );
+}
+
+#[test]
+fn what_a_model_does_not_know_of_endpoints_and_reports_is_left_out() {
+    let schema = br#"{"classes":{"ep":{"properties":{"p":"i64"}}}}"#;
+    let schema = Schema::read(schema, Format::Json).unwrap();
+    let mut world = World::new(Settings::default());
+    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
+    let client = world.element("pe1");
+    let mut known = object("ep", "/ep/1/", 1).with("new", "x");
+    known.children = vec![uri("/ep/1/new/1/")];
+    let objects = json!([known, object("new", "/ep/1/new/1/", 1)]);
+    for (method, member) in [("endpoint_declare", "endpoint"), ("state_report", "observable")] {
+        let answer = world.ask(client, method, json!([{member: objects, "prr": 60}]));
+        assert_eq!(answer["result"], json!({}), "{method}: {answer}");
+    }
+    let objects = world.server.endpoints().to_objects();
+    assert_eq!(objects, [object("ep", "/ep/1/", 1)]);
+    assert_eq!(world.server.observer().reports().count(), 1);
+    // What it knows has to fit.
+    let wrong = json!([{"endpoint": [object("ep", "/ep/2/", "text")], "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "endpoint_declare", wrong)), "ERROR");
 }

@@ -75,6 +75,63 @@ fn an_identity_is_answered_with_who_we_are_and_where_everybody_is() {
 }
 
 #[test]
+fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
+    let mut settings = Settings::default();
+    settings.peers.push(Peer {
+        role: vec![Role::OBSERVER],
+        connectivity_info: "[2001:db8::1]:8009".to_owned(),
+        extra: Default::default(),
+    });
+    let mut world = World::new(settings);
+    let client = ConnectionId(77);
+    world.act(|server, now, actions| server.connected(client, Some("[::1]:18031".into()), now, actions));
+    world.heard(client);
+    let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
+    let peers = answer["result"]["peers"].as_array().unwrap();
+    let addresses: Vec<_> = peers.iter().map(|peer| &peer["connectivity_info"]).collect();
+    assert_eq!(addresses, ["2001:db8::1:8009", "::1:18031"]);
+}
+
+#[test]
+fn a_wrong_domain_is_told_in_words_and_any_domain_is_answered_with_itself() {
+    let mut other = identity("pe1");
+    other["domain"] = "openstack".into();
+    let mut world = World::new(Settings::default());
+    let client = world.connect();
+    let answer = world.ask(client, "send_identity", json!([other]));
+    assert_eq!(
+        answer["error"]["message"],
+        "the domain is \"default\" here, and \"openstack\" there"
+    );
+    let mut world = World::new(Settings {
+        any_domain: true,
+        ..Settings::default()
+    });
+    let client = world.connect();
+    let answer = world.ask(client, "send_identity", json!([other]));
+    assert_eq!(answer["result"]["domain"], "openstack");
+}
+
+#[test]
+fn a_name_that_is_no_utf_8_is_answered() {
+    let mut world = World::new(Settings::default());
+    let client = world.connect();
+    let text = json!({"id": 1, "method": "send_identity", "params": [identity("h?st")]}).to_string() + "\0";
+    let bytes: Vec<u8> = text
+        .bytes()
+        .map(|byte| if byte == b'?' { 0xf6 } else { byte })
+        .collect();
+    let mut messages = Vec::new();
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    decoder
+        .decode(&mut BytesMut::from(&bytes[..]), &mut messages)
+        .unwrap();
+    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    assert!(world.told(client)[0].get("result").is_some());
+    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "h\u{f6}st");
+}
+
+#[test]
 fn a_server_without_roles_lists_only_the_others() {
     let mut settings = Settings::default();
     settings.roles.clear();

@@ -1,5 +1,6 @@
 //! `ssntp opflex element`: a policy element.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -191,7 +192,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     } else {
         resolve_once(&element, &stop, args.timeout.into()).and_then(|done| {
             if done {
-                show(&element, &wanted, args.json)
+                show(&element, &wanted, args.follow, args.json)
             } else {
                 Ok(())
             }
@@ -266,10 +267,10 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
     }
 }
 
-/// Prints what came.
-fn show(element: &PolicyElement, wanted: &[Wanted], as_json: bool) -> Result<(), Failure> {
+/// Prints what came; with `follow`, the other policies behind it.
+fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
-    let mut missing = Vec::new();
+    let (mut missing, mut shown) = (Vec::new(), HashSet::new());
     for Wanted {
         what,
         subject,
@@ -283,11 +284,13 @@ fn show(element: &PolicyElement, wanted: &[Wanted], as_json: bool) -> Result<(),
             missing.push(target.to_string());
         }
         for object in objects {
-            if as_json {
-                output.json(serde_json::to_string(&object).map_err(Failure::new)?)?;
-            } else {
-                print_object(&mut output, &object)?;
-            }
+            print_once(&mut output, object, &mut shown, as_json)?;
+        }
+    }
+    if follow {
+        let all = element.with(|cx| cx.core().policy().to_objects());
+        for object in all.map_err(Failure::new)? {
+            print_once(&mut output, object, &mut shown, as_json)?;
         }
     }
     output.flush()?;
@@ -295,6 +298,22 @@ fn show(element: &PolicyElement, wanted: &[Wanted], as_json: bool) -> Result<(),
         return Ok(());
     }
     Err(Failure::new(format!("there is no {}", missing.join(", "))))
+}
+
+fn print_once(
+    output: &mut Output,
+    object: ManagedObject,
+    shown: &mut HashSet<Uri>,
+    as_json: bool,
+) -> Result<(), Failure> {
+    if !shown.insert(object.uri.clone()) {
+        return Ok(());
+    }
+    if as_json {
+        output.json(serde_json::to_string(&object).map_err(Failure::new)?)
+    } else {
+        print_object(output, &object)
+    }
 }
 
 /// The objects of a file as one list for each topmost one.
@@ -362,6 +381,16 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             about,
             error,
         } => output.line(printable(&format!("{address} refused {method} {about}: {error}"))),
+        ElementEvent::NotTaken { about, limit } => output.line(printable(&format!(
+            "{about} not taken: more than {limit} objects"
+        ))),
+        ElementEvent::Unanswered {
+            method,
+            about,
+            attempts,
+        } => output.line(printable(&format!(
+            "alarm: {method} {about}: no answer after {attempts} attempts"
+        ))),
         ElementEvent::Missed(count) => output.line(format!("{count} events are lost")),
         _ => Ok(()),
     }
@@ -426,6 +455,16 @@ fn to_json(event: &ElementEvent) -> Option<Value> {
             error,
         } => json!({
             "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
+        }),
+        ElementEvent::NotTaken { about, limit } => json!({
+            "event": "not_taken", "about": about, "limit": limit,
+        }),
+        ElementEvent::Unanswered {
+            method,
+            about,
+            attempts,
+        } => json!({
+            "event": "unanswered", "method": method.name(), "about": about, "attempts": attempts,
         }),
         ElementEvent::Missed(count) => json!({ "event": "missed", "count": count }),
         _ => return None,

@@ -1,5 +1,6 @@
 //! What a server tells elements of itself and of others.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use ssntp::opflex::message::{Peer, Proxies, Role};
@@ -24,7 +25,7 @@ pub(super) struct IdentityArgs {
     /// The server's name
     #[arg(long, value_name = "NAME", default_value = "ssntp")]
     name: String,
-    /// The policy domain
+    /// The policy domain; `any` takes elements of every one
     #[arg(long, value_name = "NAME", default_value = "default")]
     domain: String,
     /// Where the server is
@@ -76,6 +77,7 @@ pub(super) struct IdentityArgs {
 impl IdentityArgs {
     pub(super) fn settings(self) -> Settings {
         let mut settings = Settings::new(self.name, self.domain);
+        settings.any_domain = settings.domain == "any";
         settings.roles = self.roles.into_iter().flatten().collect();
         settings.location = self.location;
         settings.peers = self.peers;
@@ -105,7 +107,12 @@ fn role(text: &str) -> Result<Option<Role>, String> {
 
 fn peer(text: &str) -> Result<Peer, String> {
     let (roles, address) = text.split_once('=').ok_or("it is not ROLE=HOST:PORT")?;
-    address.parse::<Address>().map_err(|e| e.to_string())?;
+    // libopflex writes IPv6 addresses without brackets.
+    let is_ipv6 =
+        |(host, port): (&str, &str)| host.parse::<Ipv6Addr>().is_ok() && port.parse::<u16>().is_ok();
+    if !address.rsplit_once(':').is_some_and(is_ipv6) {
+        address.parse::<Address>().map_err(|e| e.to_string())?;
+    }
     let roles: Vec<_> = roles.split('+').map(role).collect::<Result<_, _>>()?;
     Ok(Peer {
         role: roles.into_iter().flatten().collect(),

@@ -77,6 +77,11 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     loop {
         select! {
             recv(stop.channel()) -> _ => break,
+            // Nothing can be put in order any more.
+            recv(server.running()) -> _ => {
+                std::mem::forget(server);
+                return Err(Failure::new("the server has panicked, as the log tells, and ends"));
+            }
             recv(reload) -> signal => {
                 if signal.is_err() {
                     break;

@@ -1,6 +1,17 @@
 //! TLS on the command line of `ssntp opflex`.
 
-use std::path::PathBuf;
+//!
+//! | what is verified | of a client, by `serve` | of a server, by `element` |
+//! |---|---|---|
+//! | no TLS | – | – |
+//! | nothing: encrypted alone | `--tls-cert` | `--tls` |
+//! | that an authority issued the certificate | `--tls-cert --tls-ca` | `--tls --tls-ca --tls-any-name` |
+//! | that it holds the name dialled, too | – | `--tls --tls-ca` |
+//!
+//! OpFlex knows no roles of SSNTP, so any certificate will do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
@@ -13,6 +24,8 @@ pub(super) struct ServerTls {
     /// The server's certificate and key; with it, clients have to use TLS
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
+    #[command(flatten)]
+    key: KeyArgs,
     /// The authority that clients' certificates have to come from [default:
     /// clients need no certificate]
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
@@ -24,12 +37,39 @@ impl ServerTls {
         let Some(cert) = &self.tls_cert else {
             return Ok(None);
         };
-        let identity = Identity::load(cert)?;
+        let identity = self.key.identity(cert)?;
         let acceptor = match &self.tls_ca {
-            Some(ca) => Acceptor::mutual(&identity, &Trust::load(ca)?),
+            Some(ca) => Acceptor::mutual_of_any_version(&identity, &Trust::load(ca)?),
             None => Acceptor::server_only(&identity),
         };
         acceptor.map(Some).map_err(Failure::new)
+    }
+}
+
+/// The private key of a certificate.
+#[derive(Debug, clap::Args)]
+struct KeyArgs {
+    /// The private key, where it is not in the file of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// A file whose first line is the passphrase of the private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_passphrase_file: Option<PathBuf>,
+}
+
+impl KeyArgs {
+    fn identity(&self, cert: &Path) -> Result<Identity, Failure> {
+        let passphrase = self.tls_passphrase_file.as_ref().map(|path| {
+            let text = fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+            let line = text.split(|byte| matches!(byte, b'\r' | b'\n')).next();
+            Ok::<_, Failure>(line.unwrap_or_default().to_vec())
+        });
+        let passphrase = passphrase.transpose()?;
+        Ok(Identity::load_without_role(
+            cert,
+            self.tls_key.as_deref(),
+            passphrase.as_deref(),
+        )?)
     }
 }
 
@@ -45,6 +85,8 @@ pub(super) struct ClientTls {
     /// The certificate and key to prove to the server
     #[arg(long, value_name = "FILE", requires = "tls")]
     tls_cert: Option<PathBuf>,
+    #[command(flatten)]
+    key: KeyArgs,
     /// Take any name in the server's certificate, as libopflex does
     #[arg(long, requires = "tls_ca")]
     tls_any_name: bool,
@@ -55,7 +97,8 @@ impl ClientTls {
         if !self.tls {
             return Ok(None);
         }
-        let identity = self.tls_cert.as_ref().map(Identity::load).transpose()?;
+        let identity = self.tls_cert.as_deref().map(|cert| self.key.identity(cert));
+        let identity = identity.transpose()?;
         let trust = self.tls_ca.as_ref().map(Trust::load).transpose()?;
         let check = match &trust {
             None => ServerCheck::Nothing,

@@ -1,0 +1,150 @@
+//! X.509 certificates of version 1, which webpki does not read: what a plain
+//! `openssl x509 -req` makes.
+//!
+//! They have no extensions, so they give no roles, hold no names that could be
+//! compared with what was dialled, limit no usages, and cannot be told from an
+//! authority's. What can be checked of one, and is checked here, is that the
+//! key of an authority that is trusted itself signed it, under that authority's
+//! name; that this key may sign certificates; that the present time is within
+//! its lifetime; and that the peer holds its key. An authority in between is not
+//! looked for, and the certificate issues none itself.
+
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::x509::X509Version;
+
+use super::{Trust, inspect};
+
+/// A certificate of version 1.
+pub(crate) struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
+
+impl<'a> Version1<'a> {
+    /// Reads one; `None` where it is of another version, or broken.
+    pub(crate) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
+        let parsed = inspect::parse(certificate).ok()?;
+        (parsed.version() == X509Version::V1).then_some(Self(parsed, certificate))
+    }
+
+    /// Its public key, in the form of a certificate.
+    pub(crate) fn key(&self) -> SubjectPublicKeyInfoDer<'_> {
+        SubjectPublicKeyInfoDer::from(self.0.public_key().raw)
+    }
+
+    /// Checks that one of the authorities issued it, and that it is valid.
+    pub(crate) fn verify(
+        &self,
+        trust: &Trust,
+        now: UnixTime,
+        algorithms: &WebPkiSupportedAlgorithms,
+    ) -> Result<(), CertificateError> {
+        let validity = self.0.validity();
+        let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        if now < validity.not_before.timestamp() {
+            return Err(CertificateError::NotValidYet);
+        }
+        if now > validity.not_after.timestamp() {
+            return Err(CertificateError::Expired);
+        }
+        let mut found = CertificateError::UnknownIssuer;
+        for authority in trust.authorities() {
+            let issuer = inspect::parse(&authority.der).map_err(|_| CertificateError::BadEncoding)?;
+            let usage = issuer.key_usage().map_err(|_| CertificateError::BadEncoding)?;
+            if issuer.subject().as_raw() != self.0.issuer().as_raw()
+                || usage.is_some_and(|extension| !extension.value.key_cert_sign())
+            {
+                continue;
+            }
+            if self.is_signed_by(issuer.public_key().raw, algorithms).is_some() {
+                return Ok(());
+            }
+            found = CertificateError::BadSignature;
+        }
+        Err(found)
+    }
+
+    /// Checks that the peer holds the key, as TLS 1.2 has it proved.
+    pub(crate) fn verify_tls12(
+        &self,
+        message: &[u8],
+        signed: &DigitallySignedStruct,
+        algorithms: &WebPkiSupportedAlgorithms,
+    ) -> Result<(), Error> {
+        let of_scheme = |(scheme, _): &&(SignatureScheme, _)| *scheme == signed.scheme;
+        let usable = algorithms.mapping.iter().find(of_scheme);
+        let usable = usable.map_or(&[][..], |(_, algorithms)| algorithms);
+        let key = PublicKey::read(self.0.public_key().raw).ok_or(CertificateError::BadEncoding)?;
+        let mut usable = usable
+            .iter()
+            .filter(|usable| key.is_for(usable.public_key_alg_id().as_ref()));
+        let proved = usable.any(|usable| {
+            usable
+                .verify_signature(key.bits, message, signed.signature())
+                .is_ok()
+        });
+        match proved {
+            true => Ok(()),
+            false => Err(CertificateError::BadSignature.into()),
+        }
+    }
+
+    fn is_signed_by(&self, key: &[u8], algorithms: &WebPkiSupportedAlgorithms) -> Option<()> {
+        let key = PublicKey::read(key)?;
+        // Certificate ::= SEQUENCE { what is signed, algorithm, signature }
+        let (content, _) = element(self.1)?;
+        let (_, rest) = element(content)?;
+        let signed = content.get(..content.len() - rest.len())?;
+        let (algorithm, rest) = element(rest)?;
+        let (signature, _) = element(rest)?;
+        let (0, signature) = signature.split_first().map(|(unused, bits)| (*unused, bits))? else {
+            return None;
+        };
+        let fits = algorithms.all.iter().filter(|usable| {
+            usable.signature_alg_id().as_ref() == algorithm && key.is_for(usable.public_key_alg_id().as_ref())
+        });
+        let mut verified = fits.map(|usable| usable.verify_signature(key.bits, signed, signature));
+        verified.any(|verified| verified.is_ok()).then_some(())
+    }
+}
+
+/// A public key as cryptography takes it.
+struct PublicKey<'a> {
+    algorithm: &'a [u8],
+    bits: &'a [u8],
+}
+
+impl<'a> PublicKey<'a> {
+    /// Reads SubjectPublicKeyInfo ::= SEQUENCE { algorithm, BIT STRING }.
+    fn read(info: &'a [u8]) -> Option<Self> {
+        let (content, _) = element(info)?;
+        let (algorithm, rest) = element(content)?;
+        let (bits, _) = element(rest)?;
+        let (0, bits) = bits.split_first().map(|(unused, bits)| (*unused, bits))? else {
+            return None;
+        };
+        Some(Self { algorithm, bits })
+    }
+
+    fn is_for(&self, algorithm: &[u8]) -> bool {
+        self.algorithm == algorithm
+    }
+}
+
+/// The content of the DER element at the front, and what stands behind it.
+fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (_, rest) = der.split_first()?;
+    let (first, rest) = rest.split_first()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(*first), rest),
+        0x81..=0x84 => {
+            let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
+            let length = bytes
+                .iter()
+                .fold(0, |length, byte| length << 8 | usize::from(*byte));
+            (length, rest)
+        }
+        _ => return None,
+    };
+    rest.split_at_checked(length)
+}

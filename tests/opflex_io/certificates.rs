@@ -1,0 +1,144 @@
+//! Ordinary certificates, as other programs make them: without a role, and of
+//! X.509 version 1.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ssntp::pki::{Error, Fault, Trust};
+use ssntp::rustls::{ServerConfig, version::TLS12};
+use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
+
+use super::methods::is_let_in;
+use super::*;
+
+fn file(name: &str) -> PathBuf {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pki/plain");
+    PathBuf::from(directory).join(name)
+}
+
+fn ordinary(name: &str) -> Identity {
+    Identity::load_without_role(&file(name), None, None).unwrap()
+}
+
+fn trust() -> Trust {
+    Trust::load(file("ca.pem")).unwrap()
+}
+
+fn connector(check: ServerCheck<'_>, identity: Option<&Identity>) -> Option<Connector> {
+    Some(Connector::checking(check, identity).unwrap())
+}
+
+#[test]
+fn a_certificate_without_a_role_is_verified_with_its_name_or_without() {
+    let (own, trust) = (ordinary("v3.pem"), trust());
+    assert!(own.roles().is_empty());
+    let open = || Acceptor::server_only(&own).unwrap();
+    assert!(is_let_in(
+        open(),
+        connector(ServerCheck::Name(&trust), None),
+        "localhost"
+    ));
+    assert!(!is_let_in(
+        open(),
+        connector(ServerCheck::Name(&trust), None),
+        "other"
+    ));
+    assert!(is_let_in(
+        open(),
+        connector(ServerCheck::Authority(&trust), None),
+        "other"
+    ));
+    let mutual = Acceptor::mutual_of_any_version(&own, &trust).unwrap();
+    let check = ServerCheck::Name(&trust);
+    assert!(is_let_in(
+        mutual.clone(),
+        connector(check, Some(&own)),
+        "localhost"
+    ));
+    assert!(!is_let_in(mutual, connector(check, None), "localhost"));
+}
+
+#[test]
+fn a_server_of_version_1_is_taken_where_no_name_is_asked_for() {
+    let trust = trust();
+    for name in ["v1.pem", "rsa.pem"] {
+        let open = || Acceptor::server_only(&ordinary(name)).unwrap();
+        assert!(
+            is_let_in(open(), connector(ServerCheck::Nothing, None), "x"),
+            "{name}"
+        );
+        assert!(
+            is_let_in(open(), connector(ServerCheck::Authority(&trust), None), "x"),
+            "{name}"
+        );
+        assert!(
+            !is_let_in(open(), connector(ServerCheck::Name(&trust), None), "x"),
+            "{name}"
+        );
+    }
+    let stranger = || Acceptor::server_only(&ordinary("stranger.pem")).unwrap();
+    assert!(is_let_in(stranger(), connector(ServerCheck::Nothing, None), "x"));
+    assert!(!is_let_in(
+        stranger(),
+        connector(ServerCheck::Authority(&trust), None),
+        "x"
+    ));
+}
+
+#[test]
+fn a_client_of_version_1_is_taken_where_an_authority_issued_it() {
+    let (own, trust) = (ordinary("v3.pem"), trust());
+    let any = || Acceptor::mutual_of_any_version(&own, &trust).unwrap();
+    let check = ServerCheck::Nothing;
+    for name in ["v1.pem", "rsa.pem"] {
+        assert!(
+            is_let_in(any(), connector(check, Some(&ordinary(name))), "x"),
+            "{name}"
+        );
+    }
+    assert!(!is_let_in(
+        any(),
+        connector(check, Some(&ordinary("stranger.pem"))),
+        "x"
+    ));
+    // Where roles count, version 1 gives none.
+    let strict = Acceptor::mutual(&own, &trust).unwrap();
+    assert!(!is_let_in(
+        strict,
+        connector(check, Some(&ordinary("v1.pem"))),
+        "x"
+    ));
+}
+
+#[test]
+fn version_1_proves_itself_in_tls_1_2_too() {
+    let trust = trust();
+    for name in ["v1.pem", "rsa.pem"] {
+        let config = ServerConfig::builder_with_provider(ssntp::pki::provider().unwrap())
+            .with_protocol_versions(&[&TLS12])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ssntp::rustls::sign::SingleCertAndKey::from(
+                ordinary(name).certified_key(),
+            )));
+        let acceptor = Acceptor::with_config(Arc::new(config));
+        assert!(
+            is_let_in(acceptor, connector(ServerCheck::Authority(&trust), None), "x"),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_key_under_a_passphrase_is_opened_by_it_alone() {
+    let load = |passphrase: Option<&[u8]>| {
+        Identity::load_without_role(&file("v1.crt"), Some(&file("v1.sealed.key")), passphrase)
+    };
+    assert_eq!(load(Some(b"secret")).unwrap().chain(), ordinary("v1.pem").chain());
+    let fault = |result: Result<Identity, Error>| match result.unwrap_err() {
+        Error::Content { fault, .. } => fault,
+        other => panic!("{other}"),
+    };
+    assert!(matches!(fault(load(Some(b"wrong"))), Fault::WrongPassphrase(_)));
+    assert_eq!(fault(load(None)), Fault::EncryptedKey);
+}
