@@ -32,7 +32,14 @@ pub(super) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f
     for system in systems {
         let found = throughput::routed(bench, *system, 1, 1, PAYLOAD)?;
         let most = found.iter().find(|(name, _)| *name == "frames_per_second");
-        slowest = slowest.min(most.map_or(0.0, |(_, rate)| *rate));
+        let most = most.map_or(0.0, |(_, rate)| *rate);
+        if most <= 0.0 {
+            let (name, window) = (system.name(), bench.window.as_secs_f64());
+            return Err(Failure::new(format!(
+                "{name}: nothing arrived within {window} s, so there is no half of it: measure for longer"
+            )));
+        }
+        slowest = slowest.min(most);
     }
     Ok(slowest / 2.0)
 }
