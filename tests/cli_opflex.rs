@@ -363,7 +363,10 @@ fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
             [{"name": "contract", "data": {"subject": "Contract", "reference_uri": "/Contract/c/"}}]},
         {"subject": "Contract", "uri": "/Contract/c/"}, {}]"#;
     fs::write(dir.join("policy.json"), policy).unwrap();
-    let (server, mut output) = start(dir, &["serve", "--listen", "127.0.0.1:0", "--policy", "policy.json"]);
+    let (server, mut output) = start(
+        dir,
+        &["serve", "--listen", "127.0.0.1:0", "--policy", "policy.json"],
+    );
     let listening = line(&mut output);
     let address = listening.strip_prefix("listening at ").unwrap();
     let element = ["element", "--connect", address, "--resolve", "/Group/g/"];
@@ -372,9 +375,20 @@ fn what_policies_refer_to_is_printed_and_why_a_server_is_not_reached() {
     let followed = printed(&[&element[..], &["--follow"]].concat());
     assert!(followed.contains("Contract /Contract/c/"), "{followed}");
     end(server, Signal::TERM);
-    let gone = ["element", "--connect", address, "--resolve", "/Group/g/", "--timeout", "0.5"];
+    let gone = [
+        "element",
+        "--connect",
+        address,
+        "--resolve",
+        "/Group/g/",
+        "--timeout",
+        "0.5",
+    ];
     let why = failure(dir, &gone);
-    assert!(why.contains("not connected: ") && why.contains("refused"), "{why}");
+    assert!(
+        why.contains("not connected: ") && why.contains("refused"),
+        "{why}"
+    );
 }
 
 #[test]
