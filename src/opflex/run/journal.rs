@@ -69,7 +69,7 @@ struct Seen {
 
 impl Seen {
     fn of(path: &Path) -> Option<Self> {
-        let metadata = fs::metadata(path).ok()?;
+        let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
         Some(Self {
             inode: metadata.ino(),
             len: metadata.len(),
@@ -127,7 +127,8 @@ impl Journal {
         Self {
             path: beside(kept),
             digest: Digest::of(text),
-            kept: Seen::of(kept),
+            // Somebody may have been there already.
+            kept: Seen::of(kept).filter(|seen| seen.len == text.len() as u64),
             file: None,
             written: 0,
         }
