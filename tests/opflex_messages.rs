@@ -293,6 +293,21 @@ fn responses_are_read_by_the_method_in_their_id() {
 }
 
 #[test]
+fn one_object_that_is_none_costs_the_others_nothing() {
+    let objects = json!([{"uri": "/no-class/"}, {"subject": "c", "uri": "/c/"}, 7]);
+    for (method, member) in [("policy_resolve", "policy"), ("endpoint_resolve", "endpoint")] {
+        let result = json!({member: objects});
+        match read(&json!({"id": [method, 1], "result": result})) {
+            Incoming::Result {
+                reply: Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects),
+                ..
+            } => assert_eq!(objects.len(), 1),
+            other => panic!("{method}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn failures_keep_their_code() {
     for (error, code) in [
         (json!({"code": "ESTATE", "message": "no"}), ErrorCode::ESTATE),

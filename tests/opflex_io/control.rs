@@ -196,6 +196,8 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     until_value(&element, Subject::Policy, "/a/1700/", Some("two"));
     assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
     until_value(&element, Subject::Policy, "/a/1700/", Some("three"));
+    // While the server runs, edits may stand behind the file.
+    server.stop();
     let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept, policy("three"));
 }
@@ -354,4 +356,65 @@ fn a_policy_longer_than_a_clients_message_is_put() {
     assert_eq!(control.put(&objects, false).unwrap(), 66);
     drop(control);
     server.stop();
+}
+
+#[test]
+fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let start = |name: &str, policy: Vec<ManagedObject>| {
+        let place = MemoryListener::new();
+        let config = ServerConfig::new(server_settings("pr1")).listen_in_memory(&place, "pr1:1");
+        serve(config.policy(policy).keep(at(name)))
+    };
+    let all = (0..3000).map(|n| object(&format!("/p/{n}/"), "x")).collect();
+    let server = start("policy", all);
+    let handle = server.handle();
+    handle.merge_policy(vec![object("/p/1/", "first")]).unwrap();
+    let whole = std::fs::read(at("policy")).unwrap();
+    handle
+        .merge_policy(vec![object("/p/2/", "second"), object("/p/2/below/", "b")])
+        .unwrap();
+    handle.delete_policy(vec![uri("/p/3/")]).unwrap();
+    handle.replace_policy(vec![object("/p/2/", "third")]).unwrap();
+    assert!(
+        std::fs::read(at("policy")).unwrap() == whole,
+        "it is not written again"
+    );
+    let edits = std::fs::read(at("policy.edits")).unwrap();
+    assert!(edits.len() < 2000, "{}", edits.len());
+
+    // What a crash leaves, also in the middle of an edit.
+    let expected = handle.policy().unwrap();
+    for (name, torn) in [("crashed", &b""[..]), ("torn", b"{\"delete\":[\"/p/4/\"],\"pu")] {
+        std::fs::write(at(name), &whole).unwrap();
+        std::fs::write(at(&format!("{name}.edits")), [&edits, torn].concat()).unwrap();
+        let again = start(name, Vec::new());
+        assert!(again.handle().policy().unwrap() == expected, "{name}");
+        // It goes on from there.
+        again
+            .handle()
+            .merge_policy(vec![object("/p/5/", "later")])
+            .unwrap();
+        again
+            .handle()
+            .merge_policy(vec![object("/p/6/", "later")])
+            .unwrap();
+        let expected = again.handle().policy().unwrap();
+        again.stop();
+        assert!(!at(&format!("{name}.edits")).exists());
+        assert!(
+            start(name, Vec::new()).handle().policy().unwrap() == expected,
+            "{name}"
+        );
+    }
+    // Edits of a file that somebody has changed since are not made in it.
+    std::fs::write(at("other"), b"[]").unwrap();
+    std::fs::write(at("other.edits"), &edits).unwrap();
+    assert_eq!(start("other", Vec::new()).handle().policy().unwrap(), []);
+
+    server.stop();
+    assert!(!at("policy.edits").exists());
+    let kept = ManagedObject::read_all(&std::fs::read(at("policy")).unwrap(), Format::Json).unwrap();
+    assert!(kept == expected);
 }

@@ -207,11 +207,15 @@ impl Reply {
             Method::SendIdentity => Self::SendIdentity(object(result)?),
             Method::PolicyResolve => Self::PolicyResolve(match object::<PolicyResolveResult>(result) {
                 Ok(all) => all.policy,
-                Err(_) => usable(object::<PolicyResolveResult<Vec<Value>>>(result)?.policy),
+                Err(error) => {
+                    usable(object::<PolicyResolveResult<Vec<Value>>>(result)?.policy).ok_or(error)?
+                }
             }),
             Method::EndpointResolve => Self::EndpointResolve(match object::<EndpointResolveResult>(result) {
                 Ok(all) => all.endpoint,
-                Err(_) => usable(object::<EndpointResolveResult<Vec<Value>>>(result)?.endpoint),
+                Err(error) => {
+                    usable(object::<EndpointResolveResult<Vec<Value>>>(result)?.endpoint).ok_or(error)?
+                }
             }),
             Method::Custom => Self::Custom(object(result)?),
             other => Self::Done(other, result.parse()?),
@@ -276,20 +280,17 @@ impl Incoming {
 }
 
 /// The managed objects of an answer in which something is none: one of them must
-/// not cost the others.
-fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
+/// not cost the others. `None` where there is nothing else in it.
+fn usable(values: Vec<Value>) -> Option<Vec<ManagedObject>> {
     let came = values.len();
     let read = |value| serde_json::from_value::<Object<ManagedObject>>(value).ok();
-    let objects: Vec<_> = values
-        .into_iter()
-        .filter_map(read)
-        .map(|Object(object)| object)
-        .collect();
+    let objects = values.into_iter().filter_map(read).map(|Object(object)| object);
+    let objects: Vec<_> = objects.collect();
     debug!(
         "{} of {came} objects of an answer can't be used",
         came - objects.len()
     );
-    objects
+    Some(objects).filter(|objects| !objects.is_empty())
 }
 
 struct Outgoing<'a> {

@@ -1,11 +1,13 @@
 //! The file that policy is kept in, written on a thread of its own.
 //!
 //! ```text
-//!  dispatcher ── soon() ──────────▶ keeper ── Call: some objects, and again ─▶ dispatcher
-//!  editing ── wait() ──────────────▶   │ JSON, atomic replacement, answers
+//!  dispatcher ── changed() ───────▶ keeper ── Call: some objects, and again ─▶ dispatcher
+//!  editing ── wait() ──────────────▶   │ edits behind the file, or all of it anew; answers
 //! ```
 //!
-//! Requests that come while the file is written are served by the next write,
+//! The first change writes all policy, and those that follow are appended (see
+//! `journal`) until they are longer than it. When the server stops, all policy is
+//! written, so that there are no edits behind it. Requests that come while the file is written are served by the next write,
 //! which has all their changes. A write that fails is told to those who wait
 //! and tried again: at the next change, and otherwise after a second, then two,
 //! up to a minute; once more when the server stops.
@@ -17,8 +19,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
-use log::{error, info};
+use log::{error, info, warn};
 
+use super::journal::{self, Journal, Line};
 use super::server::LOG;
 use super::serving::{ServingEvents, copy_policy};
 use super::{CallError, StartError};
@@ -45,9 +48,24 @@ pub(super) struct Keeper {
 pub(super) struct Ask {
     /// At most one request waits; it stands for all.
     wake: Sender<()>,
-    /// Who is told how it went. One for each caller or connection that waits.
-    then: Arc<Mutex<Vec<Then>>>,
+    waiting: Arc<Mutex<Waiting>>,
 }
+
+/// What the thread has to do.
+#[derive(Default)]
+struct Waiting {
+    /// Who is told how it went. One for each caller or connection that waits.
+    then: Vec<Then>,
+    /// Edits that are not on the disk, in their order.
+    edits: Vec<Line>,
+    /// How many objects they are about.
+    objects: usize,
+    /// There were too many of them: all policy is to be written.
+    all: bool,
+}
+
+/// Objects in edits that wait for the disk. Beyond, all policy is written.
+const EDITED: usize = 10_000;
 
 impl std::fmt::Debug for Ask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -57,7 +75,19 @@ impl std::fmt::Debug for Ask {
 
 impl Ask {
     /// Policy has changed.
-    pub(super) fn soon(&self) {
+    pub(super) fn changed(&self, edits: Vec<Line>) {
+        let mut waiting = self.lock();
+        waiting.objects += edits.iter().map(Line::len).sum::<usize>();
+        waiting.edits.extend(edits);
+        if waiting.objects > EDITED {
+            waiting.all = true;
+            waiting.edits.clear();
+        }
+        drop(waiting);
+        self.soon();
+    }
+
+    fn soon(&self) {
         // One that waits is served after this change.
         let _ = self.wake.try_send(());
     }
@@ -65,7 +95,7 @@ impl Ask {
     /// Policy has changed; `then` is told on the keeper's thread whether it is
     /// on the disk.
     fn then(&self, then: Then) {
-        self.lock().push(then);
+        self.lock().then.push(then);
         self.soon();
     }
 
@@ -81,8 +111,8 @@ impl Ask {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Then>> {
-        self.then.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -92,7 +122,7 @@ impl Keeper {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let ask = Ask {
             wake,
-            then: Arc::default(),
+            waiting: Arc::default(),
         };
         let asked = ask.clone();
         let thread = threads::spawn("opflex-keep", move || {
@@ -120,6 +150,7 @@ struct Failed {
 
 fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
     let mut failed: Option<Failed> = None;
+    let mut journal: Option<Journal> = None;
     let mut tried_last = false;
     loop {
         let again = failed.as_ref().map_or_else(crossbeam_channel::never, |failed| {
@@ -132,14 +163,27 @@ fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, sto
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
             // Nobody who comes now is left waiting.
-            ask.lock().clear();
+            ask.lock().then.clear();
+            if journal.is_some_and(|journal| journal.is_used())
+                && let Err(e) = write(path, events)
+            {
+                warn!(target: LOG, "{}: the edits behind it stay there: {e}", path.display());
+            }
             return;
         }
         tried_last = last;
         // Before the snapshot: who comes later waits for the next one.
         let waiting = std::mem::take(&mut *ask.lock());
         let shown = path.display();
-        failed = match (write(path, events), failed) {
+        let going_on = journal
+            .take()
+            .filter(|journal| !waiting.all && journal.goes_on(path));
+        let kept = match going_on {
+            Some(mut behind) => behind.append(&waiting.edits).map(|()| behind),
+            None => write(path, events),
+        };
+        let result = kept.map(|behind| journal = Some(behind));
+        failed = match (result, failed) {
             (Ok(()), before) => {
                 if before.is_some() {
                     info!(target: LOG, "{shown}: policy is kept again");
@@ -155,16 +199,20 @@ fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, sto
                 Some(Failed { why, pause })
             }
         };
-        for then in waiting {
+        for then in waiting.then {
             then(failed.as_ref().map_or(Ok(()), |failed| Err(&failed.why)));
         }
     }
 }
 
-fn write(path: &Path, events: &ServingEvents) -> io::Result<()> {
+/// Writes all policy, and begins with the edits behind it.
+fn write(path: &Path, events: &ServingEvents) -> io::Result<Journal> {
     let objects = copy_policy(events).ok_or_else(|| io::Error::other("the server has stopped"))?;
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
-    replace(path, text.as_bytes())
+    replace(path, text.as_bytes())?;
+    // The file has what they say.
+    journal::remove(path);
+    Ok(Journal::begin(path, text.as_bytes()))
 }
 
 /// What is kept, if anything is.
@@ -175,5 +223,6 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError
         Err(e) => return Err(StartError::Keep(path.into(), e)),
     };
     let objects: Result<_, FileError> = ManagedObject::read_all(&text, Format::Json);
-    objects.map(Some).map_err(|e| StartError::Kept(path.into(), e))
+    let objects = objects.map_err(|e| StartError::Kept(path.into(), e))?;
+    Ok(Some(journal::with_edits(path, &text, objects)))
 }

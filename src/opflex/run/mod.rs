@@ -31,6 +31,7 @@
 //! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
+//! | edits that wait to be written | 10,000 objects | all policy is written |
 //! | edits from control connections | 16 | who asks for more is told that it is busy |
 //! | copies of a tree under way | one for each control connection, keeper and caller | – |
 //!
@@ -42,6 +43,7 @@
 //! | `serving` | what the server's dispatcher runs |
 //! | `editing` | changes of policy, large ones in steps |
 //! | `keeper` | the file that policy is kept in |
+//! | `journal` | edits behind that file |
 //! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //! | `engaging` | what the element's dispatcher runs |
@@ -57,6 +59,7 @@ mod dial;
 mod editing;
 mod element;
 mod engaging;
+mod journal;
 mod keeper;
 mod server;
 mod serving;

@@ -10,6 +10,7 @@ use log::{debug, info, warn};
 
 use super::connection::{Messages, Peers, deal};
 use super::editing::Job;
+use super::journal::Line;
 use super::server::LOG;
 use super::{control, guard, host, keeper};
 use crate::log_limit::LogLimit;
@@ -30,7 +31,8 @@ pub struct ServerContext<'a> {
     core: &'a mut ServerCore,
     now: Instant,
     actions: &'a mut Vec<server::Action>,
-    changed: bool,
+    /// What was edited, for the file that policy is kept in.
+    edits: Option<Vec<Line>>,
 }
 
 impl ServerContext<'_> {
@@ -50,7 +52,7 @@ impl ServerContext<'_> {
     /// The objects are malformed or not what the model allows.
     pub fn merge_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         let changes = self.core.merge_policy(objects, self.now, self.actions)?;
-        self.changed |= !changes.is_empty();
+        self.keep(&changes);
         Ok(changes)
     }
 
@@ -60,7 +62,7 @@ impl ServerContext<'_> {
     /// As [`merge_policy`](Self::merge_policy).
     pub fn replace_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         let changes = self.core.replace_policy(objects, self.now, self.actions)?;
-        self.changed |= !changes.is_empty();
+        self.keep(&changes);
         Ok(changes)
     }
 
@@ -74,7 +76,7 @@ impl ServerContext<'_> {
         merge: Vec<ManagedObject>,
     ) -> Result<Changes, ModelError> {
         let changes = self.core.update_policy(delete, merge, self.now, self.actions)?;
-        self.changed |= !changes.is_empty();
+        self.keep(&changes);
         Ok(changes)
     }
 
@@ -84,15 +86,21 @@ impl ServerContext<'_> {
     /// As [`merge_policy`](Self::merge_policy).
     pub fn reload_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         let changes = self.core.reload_policy(objects, self.now, self.actions)?;
-        self.changed |= !changes.is_empty();
+        self.keep(&changes);
         Ok(changes)
     }
 
     /// See [`ServerCore::delete_policy`].
     pub fn delete_policy(&mut self, uris: &[Uri]) -> Changes {
         let changes = self.core.delete_policy(uris, self.now, self.actions);
-        self.changed |= !changes.is_empty();
+        self.keep(&changes);
         changes
+    }
+
+    fn keep(&mut self, changes: &Changes) {
+        if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {
+            edits.push(Line::of(changes, self.core.policy()));
+        }
     }
 
     /// See [`ServerCore::begin_walk`].
@@ -200,11 +208,12 @@ impl Serving {
             core: &mut self.core,
             now,
             actions: &mut self.wanted,
-            changed: false,
+            edits: self.keeper.is_some().then(Vec::new),
         };
         let result = call(&mut cx);
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| cx.changed) {
-            keeper.soon();
+        let edits = cx.edits.unwrap_or_default();
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| !edits.is_empty()) {
+            keeper.changed(edits);
         }
         result
     }

@@ -106,6 +106,7 @@ impl<T> Events<T> {
     /// Waits for what answers an event. `None` where nobody will: an event that
     /// was in the channel when the dispatcher ended, be it by a panic, stays in
     /// there, and whoever could answer it with it.
+    #[cfg(feature = "opflex")]
     pub(crate) fn answer<A>(&self, answer: &Receiver<A>) -> Option<A> {
         crossbeam_channel::select! {
             recv(answer) -> answer => answer.ok(),
@@ -114,6 +115,7 @@ impl<T> Events<T> {
     }
 
     /// A channel that is closed once the dispatcher has ended.
+    #[cfg(feature = "opflex")]
     pub(crate) fn life(&self) -> &Receiver<Infallible> {
         &self.life
     }

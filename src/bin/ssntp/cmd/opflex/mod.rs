@@ -36,8 +36,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Args),
-    Element(element::Args),
+    Serve(Box<serve::Args>),
+    Element(Box<element::Args>),
     Policy(policy::Args),
     Endpoints(show::EndpointArgs),
     Reports(show::ReportArgs),
@@ -46,8 +46,8 @@ enum Command {
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.command {
-        Command::Serve(args) => serve::run(args),
-        Command::Element(args) => element::run(args),
+        Command::Serve(args) => serve::run(*args),
+        Command::Element(args) => element::run(*args),
         Command::Policy(args) => policy::run(args),
         Command::Endpoints(args) => show::endpoints(args),
         Command::Reports(args) => show::reports(args),
