@@ -14,25 +14,30 @@
 //! before they run.
 //!
 //! ```no_run
+//! use std::error::Error;
+//! use std::process::ExitCode;
+//!
 //! use ssntp::client::{ClientConfig, UuidSource};
 //! use ssntp::cluster::agent::{Agent, AgentConfig};
 //! use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, supervise};
 //! use ssntp::pki::{Identity, Trust};
 //!
-//! // Each instance has a supervisor, which is this program, started again.
-//! if let Some(code) = supervise() {
-//!     return Ok(code);
+//! fn main() -> Result<ExitCode, Box<dyn Error>> {
+//!     // Each instance has a supervisor, which is this program, started again.
+//!     if let Some(code) = supervise() {
+//!         return Ok(code);
+//!     }
+//!     let client = ClientConfig::new(Identity::load("agent.pem")?, Trust::load("ca.pem")?)
+//!         .address("scheduler.example".parse()?)
+//!         .uuid(UuidSource::Persistent("/var/lib/ssntp".into()));
+//!     let config = AgentConfig::new(client)
+//!         .state("/var/lib/ssntp")
+//!         .driver(ProcessDriver::new(Confinement::Auto)?);
+//!     let agent = Agent::start(config)?;
+//!     let why = agent.ended().recv()?;
+//!     println!("{why}");
+//!     Ok(ExitCode::SUCCESS)
 //! }
-//! let client = ClientConfig::new(Identity::load("agent.pem")?, Trust::load("ca.pem")?)
-//!     .address("scheduler.example".parse()?)
-//!     .uuid(UuidSource::Persistent("/var/lib/ssntp".into()));
-//! let config = AgentConfig::new(client)
-//!     .state("/var/lib/ssntp")
-//!     .driver(ProcessDriver::new(Confinement::Auto)?);
-//! let agent = Agent::start(config)?;
-//! let why = agent.ended().recv()?;
-//! println!("{why}");
-//! # Ok::<_, Box<dyn std::error::Error>>(std::process::ExitCode::SUCCESS)
 //! ```
 //!
 //! # What the protocol leaves open
