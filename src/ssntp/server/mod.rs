@@ -281,7 +281,7 @@ impl ServerHandle {
             let _ = reply.send(call(cx));
         });
         self.events.send(replying).map_err(|_| SendError::Stopped)?;
-        result.recv().map_err(|_| SendError::Stopped)
+        self.events.answer(&result).ok_or(SendError::Stopped)
     }
 
     /// Has the dispatcher run `call` as soon as it can, and waits for nothing:
