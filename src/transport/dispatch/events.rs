@@ -106,7 +106,6 @@ impl<T> Events<T> {
     /// Waits for what answers an event. `None` where nobody will: an event that
     /// was in the channel when the dispatcher ended, be it by a panic, stays in
     /// there, and whoever could answer it with it.
-    #[cfg(feature = "opflex")]
     pub(crate) fn answer<A>(&self, answer: &Receiver<A>) -> Option<A> {
         crossbeam_channel::select! {
             recv(answer) -> answer => answer.ok(),
