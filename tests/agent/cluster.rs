@@ -79,7 +79,10 @@ impl Cluster {
             .volumes(self.path("volumes"))
             .driver(driver());
         self.agent = Some(Agent::start(change(config))?);
-        self.next::<NodeConnected>(|_| true);
+        // As a compute node and as a network node.
+        for _role in 0..2 {
+            self.next::<NodeConnected>(|_| true);
+        }
         Ok(())
     }
 

@@ -65,6 +65,7 @@ fn instances_have_users_of_their_own_and_can_neither_read_nor_signal_each_other(
     // It keeps its user over runs and agents.
     let before = uid(victim);
     cluster.end_agent();
+    cluster.next::<NodeDisconnected>(|_| true);
     cluster.agent(|config| config);
     cluster.send(&stop(victim));
     cluster.wait_state(victim, InstanceState::Exited);
