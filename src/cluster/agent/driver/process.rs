@@ -39,9 +39,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -224,20 +224,22 @@ fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> 
     Some(all.filter_map(|dir| fs::canonicalize(dir).ok()).collect())
 }
 
-/// Makes a directory or a file an instance's user's. Not what a link there
+/// Makes a file an instance's user's, and nobody else's. Not what a link there
 /// leads to, and no file that has another name elsewhere.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = options.read(true).open(path)?;
     let metadata = file.metadata()?;
-    let is_own = metadata.is_dir() || metadata.is_file() && metadata.nlink() == 1;
+    let is_own = metadata.is_file() && metadata.nlink() == 1;
     if !is_own {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "it is not a file of its own",
         ));
     }
+    // Its group may be that of others, too.
+    file.set_permissions(Permissions::from_mode(0o600))?;
     fchown(&file, Some(user.uid), Some(user.gid))
 }
 

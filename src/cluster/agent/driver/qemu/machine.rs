@@ -64,6 +64,20 @@ impl Emulator {
         self.sandbox = help.is_ok_and(|(status, said)| status.success() && said.contains("-sandbox on"));
     }
 
+    /// The group that its user has to be in.
+    ///
+    /// # Errors
+    /// It would be emulated, and may not be.
+    pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, LaunchError> {
+        match &self.kvm {
+            Ok(group) => Ok(*group),
+            Err(_) if emulation => Ok(None),
+            Err(why) => Err(LaunchError::launch(format!(
+                "the machine would be emulated, for {why} (policy: emulation)"
+            ))),
+        }
+    }
+
     /// Finds it: a machine like this one, else an x86-64.
     pub(super) fn find(path: Option<&OsStr>, user: Option<User>) -> Result<Self, LaunchError> {
         let host = std::env::consts::ARCH;
@@ -402,6 +416,19 @@ mod tests {
                 "{mode:o} {owner:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_machine_without_kvm_is_refused_unless_it_may_be_emulated() {
+        let lost = emulator(false);
+        let error = lost.group(false).unwrap_err();
+        assert!(error.why.ends_with("for no (policy: emulation)"), "{error}");
+        assert_eq!(lost.group(true), Ok(None));
+        let grouped = Emulator {
+            kvm: Ok(Some(36)),
+            ..lost
+        };
+        assert_eq!(grouped.group(false), Ok(Some(36)));
     }
 
     #[test]

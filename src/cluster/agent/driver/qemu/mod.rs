@@ -211,10 +211,7 @@ impl Driver for QemuDriver {
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(self.path.as_deref(), user)?;
         let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
-        if let (Err(why), false) = (&emulator.kvm, launch.policy.emulation) {
-            let why = format!("the machine would be emulated, for {why} (policy: emulation)");
-            return Err(LaunchError::launch(why));
-        }
+        let group = emulator.group(launch.policy.emulation)?;
         fs::create_dir_all(&disks)
             .and_then(|()| tree::share(&disks, user, Access::Pass))
             .map_err(|e| LaunchError::io(disks.display(), &e))?;
@@ -262,7 +259,7 @@ impl Driver for QemuDriver {
             mem_mb: machine.limit_mb(),
             vcpus: start.requirements.vcpus,
             pids: launch.policy.pids,
-            group: emulator.kvm.as_ref().ok().copied().flatten(),
+            group,
             within: None,
             log_mb: self.log_mb,
         };
