@@ -95,11 +95,12 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
-    #[command(flatten)]
-    policy: PolicyArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    // Last, for its heading counts for what follows.
+    #[command(flatten)]
+    policy: PolicyArgs,
 }
 
 /// What this node lets instances have, whatever controllers ask for. CONFIGURE
