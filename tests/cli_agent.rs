@@ -177,7 +177,10 @@ fn what_cannot_work_is_told_in_one_line() {
     fs::write(cluster.dir.path().join("policy"), "pids: 7\nuser: nobody\n").unwrap();
     let text = refused(&["--cert", "agent.pem", "--policy", "policy"], 1);
     assert!(text.contains("policy: ") && text.lines().count() == 1, "{text}");
-    assert!(text.contains("user") && text.contains("(line 2, column 1)"), "{text}");
+    assert!(
+        text.contains("user") && text.contains("(line 2, column 1)"),
+        "{text}"
+    );
     // Its certificate makes it something else.
     let text = refused(&["--cert", "controller.pem"], 1);
     assert!(text.contains("agent") && text.lines().count() == 1, "{text}");
