@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Puts `bytes` in place of the file at `path` in one step, on the disk when
 /// this returns: whoever reads it, even after a crash, finds the old content
-/// or the new one. A file that is there keeps its mode. Blocks on the disk.
+/// or the new one. A file that is there keeps its mode; a new one is its owner's
+/// alone, since it may hold secrets. Blocks on the disk.
 ///
 /// # Errors
 /// The file is as it was, unless the very last step fails: then it is
@@ -16,7 +18,13 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = beside(path);
     let fill = || {
         // What a crash left of an earlier attempt is overwritten.
-        let mut file = File::create(&beside)?;
+        let mut options = File::options();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&beside)?;
         if let Ok(metadata) = fs::metadata(path) {
             file.set_permissions(metadata.permissions())?;
         }
@@ -57,6 +65,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kept.yaml");
         replace(&path, b"one").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         // Torn by a crash.
         fs::write(dir.path().join(".kept.yaml.new"), b"tw").unwrap();

@@ -173,6 +173,14 @@ fn what_cannot_work_is_told_in_one_line() {
     assert!(text.contains("agent") && text.lines().count() == 1, "{text}");
     let text = refused(&["--cert", "agent.pem", "--state", "file"], 1);
     assert!(text.contains("file") && text.lines().count() == 1, "{text}");
+    refused(&["--cert", "agent.pem", "--users", "9-7"], 2);
+    fs::write(cluster.dir.path().join("policy"), "pids: 7\nuser: nobody\n").unwrap();
+    let text = refused(&["--cert", "agent.pem", "--policy", "policy"], 1);
+    assert!(text.contains("policy: ") && text.lines().count() == 1, "{text}");
+    assert!(
+        text.contains("user") && text.contains("(line 2, column 1)"),
+        "{text}"
+    );
     // Its certificate makes it something else.
     let text = refused(&["--cert", "controller.pem"], 1);
     assert!(text.contains("agent") && text.lines().count() == 1, "{text}");

@@ -83,7 +83,15 @@ fn a_guest_reads_its_seed_outlives_its_agent_and_obeys_its_power_button() {
     let images = cluster.dir.path().join("images");
     fs::create_dir(&images).unwrap();
     fs::write(images.join("tiny.raw"), boot_disk()).unwrap();
-    let arguments = ["--state", "state", "--images", "images", "--grace", "60"];
+    let arguments = [
+        "--state",
+        "state",
+        "--images",
+        "images",
+        "--grace",
+        "60",
+        "--emulation",
+    ];
     let mut agent = cluster.agent("agent", &arguments);
     let node = agent.uuid();
     cluster.next(|_: &Stats| true);

@@ -21,9 +21,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
+use ssntp::cluster::agent::Policy;
 use ssntp::cluster::agent::driver::{
     Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError,
-    LaunchFault, Place, ProcessDriver, Running, Subject,
+    LaunchFault, Place, ProcessDriver, Running, Subject, User,
 };
 use ssntp::payload::{Start, StartPayload, VmType};
 use tempfile::TempDir;
@@ -38,7 +39,8 @@ struct Stage {
     place: Place,
     driver: ProcessDriver,
     start: Start,
-    user: &'static str,
+    user: Option<User>,
+    policy: Policy,
     handle: Option<Handle>,
     sink: EndSink,
     ends: Receiver<Ended>,
@@ -71,7 +73,8 @@ impl Stage {
             place,
             driver: driver(confinement),
             start,
-            user: "",
+            user: None,
+            policy: Policy::default(),
             handle: None,
             sink: Arc::new(move |ended| drop(to.send(ended))),
             ends,
@@ -85,6 +88,7 @@ impl Stage {
             place: &self.place,
             payload: &StartPayload::from(start),
             user: self.user,
+            policy: &self.policy,
             cancel: &Cancel::default(),
         };
         self.driver.launch(&launch, commit)
@@ -297,7 +301,11 @@ fn a_program_runs_as_its_user_with_nothing_more_to_gain() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
-        stage.user = "65534";
+        stage.user = Some(User {
+            uid: 65534,
+            gid: 65534,
+            alone: false,
+        });
         fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     }
     stage.launch(
@@ -319,6 +327,60 @@ fn a_program_runs_as_its_user_with_nothing_more_to_gain() {
             !output.contains("version=") && !stage.path("run/x").exists(),
             "{output}"
         );
+    }
+}
+
+/// Prints `all` where forty processes are no problem.
+const FORTY: &str = "i=0; while [ $i -lt 40 ]; do sleep 60 & i=$((i+1)); done; echo all";
+
+#[test]
+fn an_instance_in_a_control_group_has_no_more_processes_than_it_may() {
+    let mut stage = Stage::new(Confinement::Auto);
+    stage.policy.pids = 20;
+    let grouped = "grep -qE '^([0-9]+:pids:|0::).*/ssntp/' /proc/self/cgroup";
+    stage.launch(&format!("{grouped} || {{ echo skipped; exit 0; }}; {FORTY}"));
+    let exit = stage.end().exit;
+    let output = stage.read("stdout.log");
+    assert!(output == "skipped\n" || exit.code != Some(0), "{exit}");
+    assert!(!output.contains("all"), "{output}");
+}
+
+/// As root alone: a user's processes are counted, whatever they belong to.
+#[test]
+fn an_instance_with_a_user_of_its_own_needs_no_group_for_that() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let uid = 1_879_000_000 + std::process::id();
+    let (gid, alone) = (uid, true);
+    stage.user = Some(User { uid, gid, alone });
+    stage.policy.pids = 20;
+    stage.launch(FORTY);
+    assert_ne!(stage.end().exit.code, Some(0));
+    assert!(!stage.read("stdout.log").contains("all"));
+}
+
+#[test]
+fn a_process_is_started_where_the_policy_lets_it_whatever_links_say() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    std::os::unix::fs::symlink("/", stage.path("work").join("link")).unwrap();
+    let launch = |stage: &mut Stage, dir: &str| {
+        stage.start.dir = dir.into();
+        let launched = stage.try_launch(&["true"], &mut |_| Ok(()));
+        stage.handle = launched.as_ref().ok().cloned();
+        launched.map(drop)
+    };
+    stage.policy.directories = Some(vec!["/usr".into()]);
+    for dir in ["", "/usr/bin"] {
+        assert_eq!(launch(&mut stage, dir), Ok(()));
+        stage.driver.watch(&stage.running(), &stage.sink);
+        stage.end();
+    }
+    for dir in ["link", "link/etc"] {
+        let error = launch(&mut stage, dir).unwrap_err();
+        assert!(error.why.ends_with("(policy: directories)"), "{error}");
     }
 }
 

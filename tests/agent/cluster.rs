@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -45,7 +46,7 @@ impl Cluster {
             .unwrap();
         let config = ClientConfig::new(identity(Role::CONTROLLER), trust()).connect_in_memory(&listener);
         Self {
-            dir: tempfile::tempdir().unwrap(),
+            dir: place(),
             controller: Client::connect(config).unwrap(),
             listener,
             waiting: VecDeque::new(),
@@ -78,7 +79,10 @@ impl Cluster {
             .volumes(self.path("volumes"))
             .driver(driver());
         self.agent = Some(Agent::start(change(config))?);
-        self.next::<NodeConnected>(|_| true);
+        // As a compute node and as a network node.
+        for _role in 0..2 {
+            self.next::<NodeConnected>(|_| true);
+        }
         Ok(())
     }
 
@@ -197,6 +201,13 @@ impl Drop for Cluster {
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         }
     }
+}
+
+/// A directory that users of instances can pass.
+fn place() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    dir
 }
 
 /// A driver of processes. The program of these tests is no supervisor.

@@ -3,6 +3,7 @@
 //!
 //! | file | rules |
 //! |---|---|
+//! | `policy` | what the node lets instances have |
 //! | `processes` | from START to DELETE |
 //! | `survival` | agents that end and come back, and state that is damaged |
 //! | `fleet` | simulated agents by the hundred |
@@ -28,6 +29,7 @@
 
 mod cluster;
 mod fleet;
+mod policy;
 mod processes;
 #[path = "../support/mod.rs"]
 mod support;

@@ -112,6 +112,8 @@ impl Cluster {
         let (cert, state) = (format!("{subcommand}.pem"), format!("state-{number}"));
         let mut line = vec![
             subcommand,
+            "--users",
+            "agent",
             "--connect",
             &self.address,
             "--ca",

@@ -74,6 +74,8 @@ impl Cluster {
         let certificate = format!("{name}.pem");
         let mut command = ssntp(self.dir.path(), &[name, "--ca", "ca.pem", "--cert", &certificate]);
         command.args(["--connect", &self.address]).args(arguments);
+        // The directory is one that other users can't get to.
+        command.args(["--users", "agent"]);
         Program::start(&mut command)
     }
 

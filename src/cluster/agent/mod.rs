@@ -83,6 +83,7 @@
 //! | `runner` | [`Agent`], [`AgentConfig`]: the thread |
 //! | `control` | the state machine, without I/O |
 //! | `worker` | the threads that do what takes a moment |
+//! | `policy` | [`Policy`]: what this node lets instances have |
 //! | `store` | the state directory |
 //! | `tree` | directories that instances write to: removed and measured |
 //! | [`driver`] | what runs an instance |
@@ -91,10 +92,12 @@
 mod control;
 pub mod driver;
 mod fleet;
+mod policy;
 mod runner;
 mod store;
 mod tree;
 mod worker;
 
 pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};
+pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};

@@ -13,7 +13,8 @@ use uuid::Uuid;
 
 use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
-use super::store::Store;
+use super::policy::Policy;
+use super::store::{PASS, Store, make_dirs};
 use super::worker::Workers;
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
@@ -40,6 +41,7 @@ pub struct AgentConfig {
     state: Option<PathBuf>,
     volumes: Option<PathBuf>,
     drivers: Vec<Arc<dyn Driver>>,
+    policy: Arc<Policy>,
     mem_mb: Option<i64>,
     disk_mb: Option<i64>,
     max_instances: usize,
@@ -61,6 +63,7 @@ impl AgentConfig {
             state: None,
             volumes: None,
             drivers: Vec::new(),
+            policy: Arc::default(),
             mem_mb: None,
             disk_mb: None,
             max_instances: DEFAULT_MAX_INSTANCES,
@@ -88,6 +91,14 @@ impl AgentConfig {
     #[must_use]
     pub fn driver(mut self, driver: impl Driver + 'static) -> Self {
         self.drivers.push(Arc::new(driver));
+        self
+    }
+
+    /// What this node lets instances have, whatever a controller asks for.
+    /// Default: [`Policy::default`], in which nothing runs as root.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = Arc::new(policy);
         self
     }
 
@@ -208,6 +219,14 @@ impl Agent {
             .as_deref()
             .map(|root| open(root, config.volumes.as_deref()));
         let store = store.transpose()?.map(Arc::new);
+        if let Some(store) = &store
+            && let Some(closed) = config.policy.closed(store.root())
+        {
+            warn!(
+                "{}: users of instances can't pass it (policy: users)",
+                closed.display()
+            );
+        }
         let client = Client::start(config.client.clone())?;
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
@@ -217,7 +236,8 @@ impl Agent {
         let (ending, ended) = bounded(1);
         let (evacuations, evacuated) = bounded(EVACUATIONS);
         let (inputs, outcomes) = bounded(INPUTS);
-        let workers = Workers::start(store.clone(), inputs).map_err(AgentError::Thread)?;
+        let workers =
+            Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
         let settings = settings(&config, &client, store.as_deref());
         let disk = store
             .as_ref()
@@ -303,7 +323,7 @@ fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
     let at_root = |e| AgentError::State(root.to_owned(), e);
     if let Some(volumes) = volumes {
         let at_volumes = |e| AgentError::State(volumes.to_owned(), e);
-        std::fs::create_dir_all(volumes).map_err(at_volumes)?;
+        make_dirs(volumes, PASS).map_err(at_volumes)?;
     }
     let store = Store::open(root, volumes).map_err(at_root)?;
     if let Err(e) = store.check_writable() {
@@ -317,6 +337,7 @@ fn settings(config: &AgentConfig, client: &Client, store: Option<&Store>) -> Set
         node: client.uuid(),
         role: client.role(),
         drivers: config.drivers.clone(),
+        policy: Arc::clone(&config.policy),
         state: store.map(|store| store.root().to_owned()),
         has_volumes: store.is_some() && config.volumes.is_some(),
         mem_mb: config.mem_mb,

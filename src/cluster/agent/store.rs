@@ -11,24 +11,31 @@
 //!   set-aside/                  copies of what could not be read; why is in the log
 //! ```
 //!
+//! All of it is the agent's alone, but for what an instance's user has to pass
+//! to get to its own: the instance's directory lets nobody else in. Whoever owns
+//! `work` is the user of that instance; no two instances have the same one, where
+//! each has one of its own.
+//!
 //! A file is written beside its place, synced, and renamed over it, so that
 //! after a crash the old or the new one is there. Each ends with a checksum
 //! of the rest: a file that is torn all the same, or was changed by hand, is
 //! recognised and set aside, never obeyed.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, DirBuilder, File, Permissions, set_permissions};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::warn;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::driver::{Exit, Handle, Place, Volume};
-use super::tree;
+use super::driver::{Exit, Handle, Place, User, Volume};
+use super::tree::{self, Access};
 use crate::cluster::summed::{read_summed, sum_line, write_summed};
 use crate::payload::{NextState, Payload, StartPayload};
 use crate::replace::replace;
@@ -39,6 +46,10 @@ const NODE: &str = "node.yaml";
 const INSTANCES: &str = "instances";
 const SET_ASIDE: &str = "set-aside";
 const REMOVED: &str = "removed";
+/// The mode of a directory that nobody else gets into.
+const PRIVATE: u32 = 0o700;
+/// That of one that others may pass who know the way.
+pub(crate) const PASS: u32 = 0o711;
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
 
@@ -158,6 +169,9 @@ pub(crate) struct Stored {
 pub(crate) struct Store {
     root: PathBuf,
     volumes: Option<PathBuf>,
+    /// The owners of instances' directories, other than the agent's user; as
+    /// many as there are instances.
+    uids: Mutex<HashMap<Uuid, u32>>,
     /// Its lock goes with it.
     _lock: File,
 }
@@ -166,7 +180,7 @@ impl Store {
     /// Opens the directory, which is made where there is none, and locks it.
     /// Volumes lie in `volumes`, if this node has any.
     pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
-        fs::create_dir_all(root)?;
+        make_dirs(root, PASS)?;
         // Instances get these paths, and have another working directory.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
@@ -178,12 +192,13 @@ impl Store {
             e => e,
         })?;
         // Now: once the disk is full, it could not be made.
-        if let Err(e) = fs::create_dir_all(root.join(REMOVED)) {
+        if let Err(e) = make_dirs(&root.join(REMOVED), PRIVATE) {
             warn!("{}: {e}", root.display());
         }
         Ok(Self {
             root,
             volumes,
+            uids: Mutex::default(),
             _lock: lock,
         })
     }
@@ -210,8 +225,9 @@ impl Store {
         let place = self.place(instance);
         // What is left of a former one of that name is nobody's.
         tree::remove(place.dir())?;
-        fs::create_dir_all(place.work())?;
-        fs::create_dir_all(place.volumes())?;
+        make_dirs(&self.root.join(INSTANCES), PASS)?;
+        make_dirs(&place.work(), PRIVATE)?;
+        make_dirs(&place.volumes(), PRIVATE)?;
         self.save_start(instance, start)?;
         self.save(instance, record)
     }
@@ -242,12 +258,19 @@ impl Store {
     /// removed are no error: it is no instance any more, and the next agent
     /// tries again.
     pub(crate) fn remove(&self, instance: Uuid) -> io::Result<()> {
-        let dir = self.place(instance).dir().to_owned();
+        let place = self.place(instance);
+        for volume in volumes_at(&place.volumes()) {
+            self.take_back(&place, volume);
+        }
+        let dir = place.dir().to_owned();
         // At one stroke, and without taking any space.
         let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
         let gone = match fs::rename(&dir, &aside) {
             Ok(()) => aside,
-            Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => {
+                self.uids().remove(&instance);
+                return Ok(());
+            }
             Err(_) => {
                 // Without its record it is no instance, either.
                 found(fs::remove_file(dir.join(RECORD)))?;
@@ -257,6 +280,7 @@ impl Store {
         if let Err(e) = tree::remove(&gone) {
             warn!("{}: some of it can't be removed: {e}", gone.display());
         }
+        self.uids().remove(&instance);
         Ok(())
     }
 
@@ -305,6 +329,13 @@ impl Store {
     fn load_instance(&self, instance: Uuid) -> Option<Stored> {
         let place = self.place(instance);
         let (record_path, start_path) = (place.dir().join(RECORD), place.dir().join(START));
+        if let Some(uid) = owner_of(&place) {
+            self.uids().insert(instance, uid);
+        }
+        // Agents before this one let everybody read them.
+        for path in [&record_path, &start_path] {
+            let _ = set_permissions(path, Permissions::from_mode(0o600));
+        }
         let record: Option<Record> = match read_summed(&record_path) {
             Ok(Some(record)) => Some(record),
             Ok(None) => {
@@ -341,7 +372,7 @@ impl Store {
     fn set_aside(&self, path: &Path, why: &str) {
         let copied = || -> io::Result<PathBuf> {
             let dir = self.root.join(SET_ASIDE);
-            fs::create_dir_all(&dir)?;
+            make_dirs(&dir, PRIVATE)?;
             let relative = path.strip_prefix(&self.root).unwrap_or(path);
             let name = relative.to_string_lossy().replace('/', "_");
             let to = (0..SET_ASIDE_COPIES)
@@ -365,13 +396,77 @@ impl Store {
 
     /// Writes down that a volume is attached: a link to it is the record.
     pub(crate) fn link(&self, place: &Place, volume: &Volume) -> io::Result<()> {
-        fs::create_dir_all(place.volumes())?;
+        make_dirs(&place.volumes(), PRIVATE)?;
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
     }
 
+    /// Lets an instance's user write in a volume, whoever made it.
+    pub(crate) fn lend(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+        match user_of(place) {
+            Some(user) => tree::give(&fs::canonicalize(&volume.path)?, user),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes a volume to the user of an instance, for that user may later be
+    /// another one's. What is in it keeps its owner until it is lent again.
+    fn take_back(&self, place: &Place, volume: Uuid) {
+        let (Some(uid), Some(volume)) = (owner_of(place), self.volume(volume)) else {
+            return;
+        };
+        let agent = rustix::process::geteuid().as_raw();
+        if fs::metadata(&volume.path).is_ok_and(|metadata| metadata.uid() == uid)
+            && let Err(e) = chown(&volume.path, Some(agent), None)
+        {
+            warn!("{}: {e}", volume.path.display());
+        }
+    }
+
+    /// A UID of the range that is no other instance's. An instance keeps its
+    /// own as long as it is here; after that it is long until it is used again,
+    /// for which one comes first depends on the instance.
+    pub(crate) fn own_uid(&self, instance: Uuid, range: &RangeInclusive<u32>) -> io::Result<u32> {
+        let mut uids = self.uids();
+        if let Some(uid) = uids.get(&instance).filter(|uid| range.contains(uid)) {
+            return Ok(*uid);
+        }
+        let first = u64::from(*range.start());
+        let length = u64::from(*range.end()) - first + 1;
+        let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
+        let (_, begin) = instance.as_u64_pair();
+        // Of one more than are taken, one is free.
+        let mut candidates = (0..length.min(taken.len() as u64 + 1))
+            .map(|n| first + (begin % length + n) % length)
+            .filter(|uid| !taken.contains(uid));
+        let uid = candidates.next().and_then(|uid| u32::try_from(uid).ok());
+        let uid = uid.ok_or_else(|| io::Error::other("all of its range are taken"))?;
+        uids.insert(instance, uid);
+        Ok(uid)
+    }
+
+    /// Makes an instance's directories its user's, as far as they are to be,
+    /// and its volumes; nobody else gets in.
+    pub(crate) fn enclose(&self, place: &Place, user: Option<User>) -> io::Result<()> {
+        tree::share(place.dir(), user, Access::Pass)?;
+        tree::share(&place.volumes(), user, Access::List)?;
+        let Some(user) = user else { return Ok(()) };
+        tree::give(&place.work(), user)?;
+        for volume in volumes_at(&place.volumes()) {
+            if let Some(volume) = self.volume(volume) {
+                found(self.lend(place, &volume))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn uids(&self) -> MutexGuard<'_, HashMap<Uuid, u32>> {
+        self.uids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Writes down that a volume is no longer attached.
     pub(crate) fn unlink(&self, place: &Place, volume: Uuid) -> io::Result<()> {
+        self.take_back(place, volume);
         found(fs::remove_file(place.volumes().join(volume.to_string())))?;
         sync_dir(&place.volumes())
     }
@@ -380,6 +475,26 @@ impl Store {
 /// Where an instance lives in the state directory `root`.
 pub(crate) fn place(root: &Path, instance: Uuid) -> Place {
     Place::new(instance, root.join(INSTANCES).join(instance.to_string()))
+}
+
+/// Makes a directory, and those on the way to it.
+pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(path)
+}
+
+/// The user of an instance, where that isn't the agent's own.
+fn user_of(place: &Place) -> Option<User> {
+    let metadata = fs::symlink_metadata(place.work()).ok()?;
+    let is_other = metadata.uid() != rustix::process::geteuid().as_raw();
+    is_other.then(|| User {
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        alone: false,
+    })
+}
+
+fn owner_of(place: &Place) -> Option<u32> {
+    user_of(place).map(|user| user.uid)
 }
 
 /// A file that is gone already was removed.

@@ -1,5 +1,5 @@
-//! Directories that instances write to: removed and measured without being
-//! led anywhere.
+//! Directories that instances write to: given to their user, measured and
+//! removed without being led anywhere.
 //!
 //! Everything goes from descriptor to descriptor, never through a link, and
 //! never into what is mounted there. However deep a tree is, it costs neither
@@ -15,15 +15,17 @@ use std::ffi::CStr;
 use std::fs::{Permissions, set_permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, openat, openat2, renameat,
-    statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, fchmod, fchown, fstat,
+    openat, openat2, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
+
+use super::driver::User;
 
 /// How many files are counted before the space they take counts as unknown,
 /// and how deep they are looked for; each level costs a descriptor.
@@ -124,6 +126,87 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
             other => return other,
         }
     }
+}
+
+/// What a user may do with a directory of the agent's.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Access {
+    /// Reach what it knows the name of.
+    Pass,
+    /// Find out what there is, too.
+    List,
+}
+
+/// Lets a user into a directory of the agent's, and nobody else; without one
+/// it is the agent's alone.
+pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Result<()> {
+    let mode = match (user, access) {
+        (None, _) => 0o700,
+        (Some(_), Access::Pass) => 0o710,
+        (Some(_), Access::List) => 0o750,
+    };
+    if let Some(user) = user {
+        // Not before it is nobody else's.
+        set_permissions(dir, Permissions::from_mode(0o700))?;
+        chown(dir, None, Some(user.gid))?;
+    }
+    set_permissions(dir, Permissions::from_mode(mode))
+}
+
+/// Makes a directory with all that is in it a user's, and lets nobody else in,
+/// unless it is that user's already. A file that has another name, maybe
+/// elsewhere, stays whose it is.
+///
+/// # Errors
+/// The system's, and where it is too deep; what was given by then stays so, and
+/// giving goes on from there when it is tried again.
+pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
+    let (uid, gid) = (Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)));
+    let root = open(CWD, path)?;
+    if fstat(&root)?.st_uid == user.uid {
+        return Ok(());
+    }
+    fchmod(&root, Mode::RWXU)?;
+    let mut dirs = vec![Dir::new(root)?];
+    while let Some(dir) = dirs.last_mut() {
+        let Some(entry) = dir.next() else {
+            // Last, for it says that all of it was given.
+            fchown(dir.fd()?, uid, gid)?;
+            dirs.pop();
+            continue;
+        };
+        let (entry, fd) = (entry?, dir.fd()?);
+        let name = entry.file_name();
+        if is_dots(name) {
+            continue;
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = match openat(fd, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => continue,
+            found => found?,
+        };
+        let stat = fstat(&found)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let inner = match open(fd, name) {
+                    // Something is mounted there, or it is gone.
+                    Err(Errno::XDEV | Errno::NOENT) => continue,
+                    inner => inner?,
+                };
+                if dirs.len() == MAX_DEPTH {
+                    return Err(io::Error::other(format!(
+                        "it is deeper than {MAX_DEPTH} directories"
+                    )));
+                }
+                dirs.push(Dir::new(inner)?);
+            }
+            FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {
+                chownat(&found, "", uid, gid, AtFlags::EMPTY_PATH)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The space that a directory takes with all that is in it, in bytes; `None`
@@ -262,6 +345,51 @@ mod tests {
         }
         remove(&root).unwrap();
         assert!(!root.exists());
+    }
+
+    /// As root alone.
+    #[test]
+    fn a_directory_is_given_whole_and_nothing_outside_of_it() {
+        use std::os::unix::fs::MetadataExt;
+
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (root, other) = (dir.path().join("root"), dir.path().join("other"));
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::create_dir(&other).unwrap();
+        for file in [root.join("a/b/file"), root.join("file"), other.join("file")] {
+            fs::write(file, "").unwrap();
+        }
+        symlink(&other, root.join("a/link")).unwrap();
+        fs::hard_link(other.join("file"), root.join("hard")).unwrap();
+        let (uid, gid, alone) = (70_000, 70_001, true);
+        let owner = |path: &str| {
+            let metadata = fs::symlink_metadata(dir.path().join(path)).unwrap();
+            (metadata.uid(), metadata.gid())
+        };
+        for _again in 0..2 {
+            give(&root, User { uid, gid, alone }).unwrap();
+            for path in [
+                "root",
+                "root/a",
+                "root/a/b",
+                "root/a/b/file",
+                "root/file",
+                "root/a/link",
+            ] {
+                assert_eq!(owner(path), (uid, gid), "{path}");
+            }
+            for path in ["other", "other/file", "root/hard"] {
+                assert_eq!(owner(path), (0, 0), "{path}");
+            }
+        }
+        assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
+        nest(&root, 2 * MAX_DEPTH);
+        let uid = uid + 1;
+        assert!(give(&root, User { uid, gid, alone }).is_err());
+        assert_eq!(owner("root"), (70_000, gid));
     }
 
     #[test]

@@ -11,10 +11,10 @@
 //! where an instance changes, and has no more than `max_instances` of them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use std::{fs, io};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use log::warn;
@@ -22,13 +22,17 @@ use uuid::Uuid;
 
 use super::control::{Done, Input, Job, LaunchJob, VolumeOp};
 use super::driver::{
-    Cancel, Driver, EndSink, Handle, Launch, LaunchError, LaunchFault, Running, VolumeError, VolumeFault,
+    Cancel, Driver, EndSink, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
+    VolumeError, VolumeFault,
 };
-use super::store::Store;
+use super::policy::Policy;
+use super::store::{PASS, Store, make_dirs};
+use super::tree;
 use crate::cluster::machine::Facts;
 use crate::transport::threads;
 
 const WORKERS: usize = 4;
+const MB: u64 = 1 << 20;
 /// How long the workers may take at the end for what is still to be done.
 const LAST_JOBS: Duration = Duration::from_millis(1200);
 
@@ -63,6 +67,7 @@ struct Shared {
     /// Something came in, or the end.
     news: Condvar,
     store: Option<Arc<Store>>,
+    policy: Arc<Policy>,
     inputs: Sender<Input>,
     sink: EndSink,
 }
@@ -86,12 +91,17 @@ struct Queues {
 
 impl Workers {
     /// Starts the threads. Outcomes and ends of instances go to `inputs`.
-    pub(crate) fn start(store: Option<Arc<Store>>, inputs: Sender<Input>) -> io::Result<Self> {
+    pub(crate) fn start(
+        store: Option<Arc<Store>>,
+        policy: Arc<Policy>,
+        inputs: Sender<Input>,
+    ) -> io::Result<Self> {
         let ends = inputs.clone();
         let shared = Arc::new(Shared {
             queues: Mutex::default(),
             news: Condvar::new(),
             store,
+            policy,
             inputs,
             // Once the agent is gone, nobody has to know.
             sink: Arc::new(move |ended| drop(ends.send(Input::Ended(ended)))),
@@ -230,8 +240,12 @@ impl Shared {
             }
             Job::Measure(subjects) => {
                 let usages = subjects.iter().flat_map(|(driver, subjects)| {
+                    let usages = driver.measure(subjects);
+                    for (subject, usage) in subjects.iter().zip(&usages) {
+                        self.limit_disk(&**driver, subject, usage);
+                    }
                     let ids = subjects.iter().map(|subject| subject.place.instance());
-                    ids.zip(driver.measure(subjects)).collect::<Vec<_>>()
+                    ids.zip(usages).collect::<Vec<_>>()
                 });
                 let usages = usages.collect();
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
@@ -283,13 +297,24 @@ impl Shared {
         } else {
             store.save_start(job.instance, &job.payload).map_err(unsaved)?;
         }
+        let own = |range: &_| store.own_uid(job.instance, range);
+        let user = self.policy.user(&job.user, own)?;
+        store
+            .enclose(&place, user)
+            .map_err(|e| LaunchError::io(place.dir().display(), &e))?;
+        if !job.fresh
+            && let Some(why) = self.too_large(&place)
+        {
+            return Err(LaunchError::new(LaunchFault::Full, why));
+        }
         for (volume, make) in &job.volumes {
             self.attach_at_launch(store, job, *volume, *make)?;
         }
         let launch = Launch {
             place: &place,
             payload: &job.payload,
-            user: &job.user,
+            user,
+            policy: &self.policy,
             cancel: &job.cancel,
         };
         job.driver.launch(&launch, &mut |handle| {
@@ -307,7 +332,7 @@ impl Shared {
         let missing = || LaunchError::new(LaunchFault::Image, format!("there is no volume {volume}"));
         let found = store.volume(volume).ok_or_else(missing)?;
         if make {
-            fs::create_dir_all(&found.path).map_err(|e| LaunchError::io(found.path.display(), &e))?;
+            make_dirs(&found.path, PASS).map_err(|e| LaunchError::io(found.path.display(), &e))?;
         }
         let op = VolumeOp { volume, attach: true };
         self.volume(job.instance, &*job.driver, None, op)
@@ -335,7 +360,10 @@ impl Shared {
                 return Err(failed(format!("there is no volume {}", volume.path.display())));
             }
             store.link(&place, &volume).map_err(state)?;
-            driver.attach(&place, handle, &volume).inspect_err(|_| {
+            let lent = store.lend(&place, &volume);
+            let lent = lent.map_err(|e| failed(format!("{}: {e}", volume.path.display())));
+            let attached = lent.and_then(|()| driver.attach(&place, handle, &volume));
+            attached.inspect_err(|_| {
                 if let Err(e) = store.unlink(&place, op.volume) {
                     warn!("instance {instance}: volume {}: {e}", op.volume);
                 }
@@ -343,6 +371,41 @@ impl Shared {
         } else {
             driver.detach(&place, handle, &volume)?;
             store.unlink(&place, op.volume).map_err(state)
+        }
+    }
+
+    /// Kills an instance that has more in its directory than it may.
+    fn limit_disk(&self, driver: &dyn Driver, subject: &Subject, usage: &Usage) {
+        let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
+            return;
+        };
+        // That is of all its directories.
+        if (0..=i64::from(most)).contains(&usage.disk_mb) {
+            return;
+        }
+        let Some(why) = self.too_large(&subject.place) else {
+            return;
+        };
+        let running = Running {
+            place: subject.place.clone(),
+            handle: handle.clone(),
+        };
+        warn!("instance {}: {why}: it is killed", subject.place.instance());
+        warn_of(&running, "killed", driver.kill(&running));
+    }
+
+    /// Why the directory that an instance writes in counts as too large. One
+    /// that can't be measured does, too: whoever could avoid that would have no
+    /// limit.
+    fn too_large(&self, place: &Place) -> Option<String> {
+        let most = self.policy.disk_mb?;
+        let mb = tree::disk_usage(&place.work()).map(|bytes| bytes.div_ceil(MB));
+        match mb {
+            Some(mb) if mb <= u64::from(most) => None,
+            Some(mb) => Some(format!(
+                "its directory holds {mb} MB, and may hold {most} (policy: disk_mb)"
+            )),
+            None => Some("its directory has too many files, or is too deep (policy: disk_mb)".into()),
         }
     }
 

@@ -11,7 +11,9 @@ use log::warn;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
-use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig, FleetCounters};
+use ssntp::cluster::agent::{
+    Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig, FleetCounters, Policy, RunAs,
+};
 use ssntp::payload::NextState;
 
 use crate::connection::{Connection, closed};
@@ -96,6 +98,66 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    // Last, for its heading counts for what follows.
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+/// What this node lets instances have, whatever controllers ask for. CONFIGURE
+/// and START choose within it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Policy of this node")]
+struct PolicyArgs {
+    /// The policy, as YAML: users, drivers, directories, images, mem_mb, pids,
+    /// disk_mb, emulation. What is said here by other options counts instead
+    /// of what it says
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// What instances may run as: LOW-HIGH (each has a UID of its own), a user,
+    /// or agent (as the agent itself, also where that is root). They run as the
+    /// first, unless CONFIGURE's child_user names another [default: as root,
+    /// 1879048192-1879113727, else agent]
+    #[arg(long, value_name = "USER", value_delimiter = ',')]
+    users: Vec<RunAs>,
+    /// The directories that processes may be started in besides their own
+    /// [default: all that their user may enter]
+    #[arg(long, value_name = "DIR", value_delimiter = ',')]
+    directories: Option<Vec<PathBuf>>,
+    /// The most memory of an instance, also of one that asks for none
+    #[arg(long, value_name = "MB", value_parser = value_parser!(u32).range(1..))]
+    instance_mem: Option<u32>,
+    /// The most that an instance may keep in its directory; one that has more
+    /// is killed; 0 is no limit [default: 10240]
+    #[arg(long, value_name = "MB")]
+    instance_disk: Option<u32>,
+    /// The most processes and threads of an instance [default: 1024]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    pids: Option<u32>,
+    /// Emulate machines where there is no KVM, instead of refusing them
+    #[arg(long)]
+    emulation: bool,
+}
+
+impl PolicyArgs {
+    fn policy(&self) -> Result<Policy, Failure> {
+        let mut policy = match &self.policy {
+            Some(file) => Policy::read(file).map_err(Failure::new)?,
+            None => Policy::default(),
+        };
+        if !self.users.is_empty() {
+            policy.users.clone_from(&self.users);
+        }
+        if self.directories.is_some() {
+            policy.directories.clone_from(&self.directories);
+        }
+        if let Some(mb) = self.instance_disk {
+            policy.disk_mb = Some(mb).filter(|mb| *mb > 0);
+        }
+        policy.mem_mb = self.instance_mem.or(policy.mem_mb);
+        policy.pids = self.pids.unwrap_or(policy.pids);
+        policy.emulation |= self.emulation;
+        Ok(policy)
+    }
 }
 
 /// How often the program after an evacuation is looked at.
@@ -134,6 +196,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         client = client.uuid(UuidSource::Persistent(state.clone()));
     }
     let mut config = AgentConfig::new(client)
+        .policy(args.policy.policy()?)
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into())
         .grace(Duration::from(args.grace));

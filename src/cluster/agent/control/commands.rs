@@ -8,6 +8,7 @@
 //! | | `launch_failure` | the node is OFFLINE, or has no state directory, or no driver for it |
 //! | | `node_maintenance` | from EVACUATE to Restore |
 //! | | `already_running`, `instance_exists` | the instance is here, and runs or doesn't |
+//! | | `launch_failure`, `image_failure`, `full_cn` | the node's own policy doesn't let it have that |
 //! | | `network_failure` | its networking can't be made sense of |
 //! | | `full_cn` | memory, disk or number of instances don't allow it, or the state directory is full |
 //! | | `image_failure` | an image or a volume isn't there |
@@ -158,6 +159,10 @@ impl Control {
             None => {}
         }
         let driver = driver?;
+        if let Err(e) = self.settings.policy.check(driver.name(), start) {
+            self.complain("START", format_args!("START of {id}: {e}"));
+            return Err(e.fault.into());
+        }
         let Some(root) = &self.settings.state else {
             let why = format_args!("START of {id}: this agent has no state directory");
             self.complain("START", why);
@@ -338,6 +343,10 @@ impl Control {
             Some(driver) => Arc::clone(driver),
             None => return Err(Reason::LaunchFailure),
         };
+        if let Err(e) = self.settings.policy.check(driver.name(), &payload.start) {
+            self.complain("RESTART", format_args!("RESTART of {id}: {e}"));
+            return Err(e.fault.into());
+        }
         if let Err(what) = check_networking(&payload.start.networking) {
             self.complain("RESTART", format_args!("RESTART of {id}: {what}"));
             return Err(Reason::NetworkFailure);

@@ -49,6 +49,7 @@ use self::node::Tenants;
 use super::driver::{
     Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
 };
+use super::policy::Policy;
 use super::store::{NodeRecord, Record};
 use crate::Role;
 use crate::cluster::machine::Facts;
@@ -83,6 +84,8 @@ pub(crate) struct Settings {
     pub(crate) role: Role,
     /// Asked in this order; none where the agent only reports.
     pub(crate) drivers: Vec<Arc<dyn Driver>>,
+    /// Known to the workers, too, who alone may ask the system.
+    pub(crate) policy: Arc<Policy>,
     /// Where the state directory is; `None` where there is none.
     pub(crate) state: Option<std::path::PathBuf>,
     pub(crate) has_volumes: bool,

@@ -36,6 +36,7 @@ pub use self::process::ProcessDriver;
 pub use self::qemu::QemuDriver;
 pub use self::simulate::SimulateDriver;
 pub use self::supervisor::{Confinement, supervise};
+use super::policy::Policy;
 use crate::payload::{RestartFailureReason, Start, StartFailureReason, StartPayload};
 
 /// Runs instances of one kind or several.
@@ -180,10 +181,23 @@ pub struct Launch<'a> {
     pub place: &'a Place,
     /// The START that made it.
     pub payload: &'a StartPayload,
-    /// The configuration's `child_user`; empty for the agent's own.
-    pub user: &'a str,
+    /// Who it runs as, where that isn't the agent's own user.
+    pub user: Option<User>,
+    /// What this node lets it have.
+    pub policy: &'a Policy,
     /// Whether it is wanted no longer: what takes its time looks at it.
     pub cancel: &'a Cancel,
+}
+
+/// A user and its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The user.
+    pub uid: u32,
+    /// Its only group.
+    pub gid: u32,
+    /// Whether it runs nothing but this instance.
+    pub alone: bool,
 }
 
 /// Says that something is wanted no longer. Clones say the same.

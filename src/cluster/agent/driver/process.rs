@@ -39,17 +39,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, User};
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors};
 use super::{
     Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
-    Volume, VolumeError,
+    User, Volume, VolumeError,
 };
 use crate::payload::{Start, VmType};
 
@@ -117,10 +117,6 @@ impl Driver for ProcessDriver {
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let work = place.work();
-        let user = user(launch.user)?;
-        if let Some(user) = user {
-            give(&work, user).map_err(|e| LaunchError::io(work.display(), &e))?;
-        }
         let Some((program, arguments)) = start.command.split_first() else {
             return Err(LaunchError::new(LaunchFault::Data, "there is no command"));
         };
@@ -130,9 +126,12 @@ impl Driver for ProcessDriver {
             arguments: arguments.iter().map(OsString::from).collect(),
             env: environment(place, start),
             dir: &work.join(&start.dir),
-            user,
-            mem_mb: start.requirements.mem_mb,
+            user: launch.user,
+            mem_mb: launch.policy.mem_mb(start.requirements.mem_mb),
             vcpus: start.requirements.vcpus,
+            pids: launch.policy.pids,
+            group: None,
+            within: within(launch.policy.directories.as_deref(), &work),
             log_mb: self.log_mb,
         };
         self.supervisors.launch(program, commit)
@@ -218,71 +217,35 @@ fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
     env
 }
 
-/// The user that instances run as; `None` for the agent's own.
-pub(super) fn user(name: &str) -> Result<Option<User>, LaunchError> {
-    if name.is_empty() {
-        return Ok(None);
-    }
-    let users =
-        fs::read_to_string(Path::new("/etc/passwd")).map_err(|e| LaunchError::io("/etc/passwd", &e))?;
-    let user = find_user(&users, name)
-        .ok_or_else(|| LaunchError::launch(format!("there is no user {name:?} (child_user)")))?;
-    let own = rustix::process::geteuid().as_raw();
-    match own {
-        own if own == user.uid => Ok(None),
-        0 => Ok(Some(user)),
-        _ => Err(LaunchError::launch(format!(
-            "only root can run instances as {name:?} (child_user)"
-        ))),
-    }
+/// What the directory of a process has to be in, without links in its path.
+/// One that isn't there has nothing in it.
+fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> {
+    let all = directories?.iter().map(PathBuf::as_path).chain([work]);
+    Some(all.filter_map(|dir| fs::canonicalize(dir).ok()).collect())
 }
 
-fn find_user(users: &str, name: &str) -> Option<User> {
-    users.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (user, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
-        if user != name && uid != name {
-            return None;
-        }
-        let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
-        Some(User { uid, gid })
-    })
-}
-
-/// Makes a directory or a file an instance's user's. Not what a link there
+/// Makes a file an instance's user's, and nobody else's. Not what a link there
 /// leads to, and no file that has another name elsewhere.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = options.read(true).open(path)?;
     let metadata = file.metadata()?;
-    let is_own = metadata.is_dir() || metadata.is_file() && metadata.nlink() == 1;
+    let is_own = metadata.is_file() && metadata.nlink() == 1;
     if !is_own {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "it is not a file of its own",
         ));
     }
+    // Its group may be that of others, too.
+    file.set_permissions(Permissions::from_mode(0o600))?;
     fchown(&file, Some(user.uid), Some(user.gid))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn users_are_found_by_name_and_number() {
-        let users = "root:x:0:0:root:/root:/bin/sh\nodd\nnobody:x:65534:65533::/:/bin/false\n";
-        let nobody = Some(User {
-            uid: 65534,
-            gid: 65533,
-        });
-        assert_eq!(find_user(users, "nobody"), nobody);
-        assert_eq!(find_user(users, "65534"), nobody);
-        assert_eq!(find_user(users, "odd"), None);
-        assert_eq!(user("").unwrap(), None);
-        assert!(user("no such user").unwrap_err().why.contains("child_user"));
-    }
 
     #[test]
     fn what_no_process_can_be_given_is_invalid() {

@@ -16,6 +16,7 @@ use super::{FleetConfig, Shared, Stop, now};
 use crate::Role;
 use crate::cluster::agent::control::{Action, Control, Done, Input, Job, Settings};
 use crate::cluster::agent::driver::{Driver, EndSink, Ended, Launch, Running, SimulateDriver};
+use crate::cluster::agent::policy::Policy;
 use crate::cluster::agent::store;
 use crate::cluster::machine::Facts;
 use crate::proto::Frame;
@@ -130,6 +131,7 @@ impl Member {
             node: uuid,
             role,
             drivers: vec![driver.clone()],
+            policy: Arc::default(),
             state: Some("/simulated".into()),
             has_volumes: false,
             mem_mb: Some(config.mem_mb),
@@ -258,7 +260,8 @@ impl Member {
                 let launch = Launch {
                     place: &place,
                     payload: &job.payload,
-                    user: "",
+                    user: None,
+                    policy: &Policy::default(),
                     cancel: &job.cancel,
                 };
                 let result = self.driver.launch(&launch, &mut |_| Ok(()));

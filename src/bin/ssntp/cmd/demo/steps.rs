@@ -199,6 +199,9 @@ impl<'a> Demo<'a> {
             "2",
             "--confinement",
             "rlimits",
+            // The demo's directory may be one that other users can't get to.
+            "--users",
+            "agent",
         ];
         Ok(self.processes.start(name, &words, self.stop)?.1)
     }

@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn policy(text: &str) -> Arc<Policy> {
+    Arc::new(yaml::decode(text.as_bytes()).unwrap())
+}
+
 #[test]
 fn every_start_failure_has_its_reason() {
     use StartFailureReason as Reason;
@@ -34,6 +38,27 @@ fn every_start_failure_has_its_reason() {
                 s.storage = vec![volume.clone(), volume];
             },
             Reason::InvalidData,
+        ),
+        (
+            |t| t.control.settings.policy = policy("drivers: [other]"),
+            |_| {},
+            Reason::LaunchFailure,
+        ),
+        (
+            |t| t.control.settings.policy = policy("mem_mb: 9"),
+            |s| s.requirements.mem_mb = 10,
+            Reason::FullCn,
+        ),
+        (
+            |t| t.control.settings.policy = policy("images: [a]"),
+            |s| {
+                s.storage = vec![Storage {
+                    id: "b".into(),
+                    boot: true,
+                    ..Storage::default()
+                }]
+            },
+            Reason::ImageFailure,
         ),
         (|t| t.feed(Input::ToggleOffline), |_| {}, Reason::LaunchFailure),
         (|t| t.send(&evacuate()), |_| {}, Reason::NodeMaintenance),

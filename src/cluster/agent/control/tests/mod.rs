@@ -101,6 +101,7 @@ fn settings() -> Settings {
         node: NODE,
         role: Role::AGENT,
         drivers: vec![Arc::new(Fake::default())],
+        policy: Arc::default(),
         state: Some("/state".into()),
         has_volumes: true,
         mem_mb: Some(1000),

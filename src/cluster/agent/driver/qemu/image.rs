@@ -202,7 +202,8 @@ fn overlay(
         command.arg(wanted.to_string());
     }
     let complaint = to.with_extension("err");
-    let ran = run(&mut command, &complaint, bounds).map_err(|e| LaunchError::io(program.display(), &e))?;
+    let ran = run(&mut command, &complaint, COMPLAINT, bounds)
+        .map_err(|e| LaunchError::io(program.display(), &e))?;
     if ran.0.success() {
         return Ok(());
     }
@@ -211,25 +212,30 @@ fn overlay(
 }
 
 /// Runs a program to its end, or until the bounds say so: how it ended, and
-/// what it complained of, which passes through a file that never makes it
-/// wait.
-fn run(command: &mut Command, complaint: &Path, bounds: Bounds<'_>) -> io::Result<(ExitStatus, String)> {
+/// the beginning of what it said, which passes through a file that never makes
+/// it wait.
+pub(super) fn run(
+    command: &mut Command,
+    said_in: &Path,
+    most: u64,
+    bounds: Bounds<'_>,
+) -> io::Result<(ExitStatus, String)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true);
-    let errors = options.mode(0o600).open(complaint)?;
+    let said = options.mode(0o600).open(said_in)?;
     let child = command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(errors)
+        .stdout(said.try_clone()?)
+        .stderr(said)
         .process_group(0)
         .spawn();
     let ended = child.and_then(|child| await_end(child, bounds));
     let mut said = String::new();
-    if let Ok(file) = File::open(complaint) {
+    if let Ok(file) = File::open(said_in) {
         // Half a character at the end is nothing to fail for.
-        let _ = file.take(COMPLAINT).read_to_string(&mut said);
+        let _ = file.take(most).read_to_string(&mut said);
     }
-    let _ = fs::remove_file(complaint);
+    let _ = fs::remove_file(said_in);
     ended.map(|status| (status, said))
 }
 

@@ -6,16 +6,24 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use uuid::Uuid;
 
-use super::super::LaunchError;
 use super::super::supervisor::find_program;
-use super::image::Disk;
+use super::super::{LaunchError, User};
+use super::image::{self, Bounds, Disk};
 use super::qmp;
 use crate::payload::FwType;
 
+const KVM: &str = "/dev/kvm";
+/// What QEMU gives up: old system calls, new privileges, other programs, and
+/// its own priority.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// The most that is read of QEMU's list of options: it is 60 KB by now.
+const HELP: u64 = 1 << 20;
 /// The seed disk's name among the machine's disks.
 pub(super) const SEED: &str = "seed.img";
 /// What a machine has whose START doesn't say.
@@ -40,18 +48,51 @@ pub(super) struct Emulator {
     pub(super) path: PathBuf,
     /// Of the machine, as QEMU calls it.
     pub(super) arch: &'static str,
-    /// Whether the processor can run it by itself.
-    pub(super) kvm: bool,
+    /// Whether the processor can run it by itself, and the group that its user
+    /// has to be in for that; else why not.
+    pub(super) kvm: Result<Option<u32>, String>,
+    /// Whether it can give up what it doesn't need of the system.
+    pub(super) sandbox: bool,
 }
 
 impl Emulator {
+    /// Finds out whether it was built with its sandbox: then its list of options
+    /// has it. One that doesn't answer will not run, either.
+    pub(super) fn find_sandbox(&mut self, scratch: &Path, bounds: Bounds<'_>) {
+        let mut command = Command::new(&self.path);
+        let help = image::run(command.arg("-help"), &scratch.join("help"), HELP, bounds);
+        self.sandbox = help.is_ok_and(|(status, said)| status.success() && said.contains("-sandbox on"));
+    }
+
+    /// The group that its user has to be in.
+    ///
+    /// # Errors
+    /// It would be emulated, and may not be.
+    pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, LaunchError> {
+        match &self.kvm {
+            Ok(group) => Ok(*group),
+            Err(_) if emulation => Ok(None),
+            Err(why) => Err(LaunchError::launch(format!(
+                "the machine would be emulated, for {why} (policy: emulation)"
+            ))),
+        }
+    }
+
     /// Finds it: a machine like this one, else an x86-64.
-    pub(super) fn find(path: Option<&OsStr>) -> Result<Self, LaunchError> {
+    pub(super) fn find(path: Option<&OsStr>, user: Option<User>) -> Result<Self, LaunchError> {
         let host = std::env::consts::ARCH;
         let find = |arch: &'static str| {
             let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
-            let kvm = arch == host && can_use_kvm();
-            Some(Self { path, arch, kvm })
+            let kvm = match arch == host {
+                true => kvm_for(user),
+                false => Err(format!("this is no {arch}")),
+            };
+            Some(Self {
+                path,
+                arch,
+                kvm,
+                sandbox: false,
+            })
         };
         find(host).or_else(|| find("x86_64")).ok_or_else(|| {
             LaunchError::launch(format!(
@@ -61,9 +102,27 @@ impl Emulator {
     }
 }
 
-fn can_use_kvm() -> bool {
-    let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm");
-    kvm.is_ok()
+/// Whether that user can let machines run on the processor, and the group by
+/// which it can.
+fn kvm_for(user: Option<User>) -> Result<Option<u32>, String> {
+    let metadata = OpenOptions::new().read(true).write(true).open(KVM);
+    let metadata = metadata.and_then(|kvm| kvm.metadata());
+    let metadata = metadata.map_err(|e| format!("{KVM}: {e}"))?;
+    group_for(user, metadata.mode(), (metadata.uid(), metadata.gid()))
+}
+
+/// The group that a user has to be in to read and write a file.
+fn group_for(user: Option<User>, mode: u32, owner: (u32, u32)) -> Result<Option<u32>, String> {
+    let allows = |class: u32| mode >> class & 0o6 == 0o6;
+    match user {
+        None => Ok(None),
+        Some(user) if user.uid == owner.0 && allows(6) => Ok(None),
+        Some(user) if user.gid == owner.1 && allows(3) => Ok(None),
+        // A group of root's may do more than that.
+        Some(_) if owner.1 != 0 && allows(3) => Ok(Some(owner.1)),
+        Some(user) if user.uid != owner.0 && user.gid != owner.1 && allows(0) => Ok(None),
+        Some(user) => Err(format!("user {} may not use {KVM}", user.uid)),
+    }
 }
 
 /// The firmware to start with; `None` for QEMU's own.
@@ -87,6 +146,10 @@ pub(super) struct Machine<'a> {
     pub(super) instance: Uuid,
     /// 0: not said.
     pub(super) mem_mb: i64,
+    /// The most that there is for one that doesn't say; 0: no limit.
+    pub(super) most_mb: i64,
+    /// Whether it may be emulated.
+    pub(super) emulation: bool,
     /// 0: not said.
     pub(super) vcpus: i64,
     pub(super) boot: &'a Disk,
@@ -102,6 +165,7 @@ impl Machine<'_> {
 
     fn memory(&self) -> i64 {
         match self.mem_mb {
+            0 if self.most_mb > 0 => DEFAULT_MEM_MB.min(self.most_mb),
             0 => DEFAULT_MEM_MB,
             mb => mb,
         }
@@ -117,11 +181,16 @@ impl Machine<'_> {
         if self.emulator.arch == "aarch64" {
             list.pair("-machine", "virt").pair("-cpu", "max");
         }
-        if self.emulator.kvm {
-            // The first that works.
+        if self.emulator.sandbox {
+            list.pair("-sandbox", SANDBOX);
+        }
+        // The first that works.
+        if self.emulator.kvm.is_ok() {
             list.pair("-accel", "kvm");
         }
-        list.pair("-accel", &format!("tcg,tb-size={TRANSLATED_MB}"));
+        if self.emulation {
+            list.pair("-accel", &format!("tcg,tb-size={TRANSLATED_MB}"));
+        }
         list.pair("-m", &format!("{}M", self.memory()));
         list.pair("-smp", &self.vcpus.max(1).to_string());
         if let Some(firmware) = self.firmware {
@@ -249,7 +318,8 @@ mod tests {
         Emulator {
             path: "qemu".into(),
             arch: "x86_64",
-            kvm,
+            kvm: kvm.then_some(None).ok_or_else(|| "no".into()),
+            sandbox: kvm,
         }
     }
 
@@ -273,6 +343,8 @@ mod tests {
             firmware: None,
             instance: Uuid::nil(),
             mem_mb: 256,
+            most_mb: 0,
+            emulation: true,
             vcpus: 2,
             boot: &boot,
             seed: Path::new(SEED),
@@ -307,6 +379,8 @@ mod tests {
             firmware: Some(Path::new("/fw")),
             instance: Uuid::nil(),
             mem_mb: 0,
+            most_mb: 256,
+            emulation: false,
             vcpus: 0,
             boot: &boot,
             seed: Path::new(SEED),
@@ -314,8 +388,8 @@ mod tests {
         };
         let text = text(&machine);
         for part in [
-            "-accel kvm -accel tcg",
-            "-m 512M -smp 1 -bios /fw",
+            "-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny -accel kvm",
+            "-accel kvm -m 256M -smp 1 -bios /fw",
             "driver=raw,node-name=boot",
         ] {
             assert!(text.contains(part), "{part}: {text}");
@@ -323,10 +397,45 @@ mod tests {
     }
 
     #[test]
+    fn a_user_gets_the_group_that_it_needs_for_kvm_and_no_more() {
+        let (uid, gid, alone) = (7, 8, true);
+        let user = Some(User { uid, gid, alone });
+        for (user, mode, owner, group) in [
+            (None, 0o600, (0, 0), Ok(None)),
+            (user, 0o660, (0, 36), Ok(Some(36))),
+            (user, 0o660, (0, 8), Ok(None)),
+            (user, 0o666, (0, 0), Ok(None)),
+            (user, 0o600, (7, 36), Ok(None)),
+            (user, 0o660, (0, 0), Err(())),
+            (user, 0o600, (0, 36), Err(())),
+            (user, 0o640, (0, 36), Err(())),
+        ] {
+            assert_eq!(
+                group_for(user, mode, owner).map_err(drop),
+                group,
+                "{mode:o} {owner:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_machine_without_kvm_is_refused_unless_it_may_be_emulated() {
+        let lost = emulator(false);
+        let error = lost.group(false).unwrap_err();
+        assert!(error.why.ends_with("for no (policy: emulation)"), "{error}");
+        assert_eq!(lost.group(true), Ok(None));
+        let grouped = Emulator {
+            kvm: Ok(Some(36)),
+            ..lost
+        };
+        assert_eq!(grouped.group(false), Ok(Some(36)));
+    }
+
+    #[test]
     fn where_there_is_no_qemu_that_is_said() {
         let empty = tempfile::tempdir().unwrap();
         for path in [None, Some(OsStr::new("")), Some(empty.path().as_os_str())] {
-            let error = Emulator::find(path).unwrap_err();
+            let error = Emulator::find(path, None).unwrap_err();
             assert_eq!(error.fault, super::super::super::LaunchFault::Launch);
             assert!(error.why.contains("QEMU is not installed"), "{error}");
         }

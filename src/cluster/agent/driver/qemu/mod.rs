@@ -61,12 +61,13 @@ use uuid::Uuid;
 use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
-use super::process::{DEFAULT_PATH, give, user};
+use super::process::{DEFAULT_PATH, give};
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
 use super::{
     Cancel, Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running,
     Subject, Usage, Volume, VolumeError, VolumeFault,
 };
+use crate::cluster::agent::tree::{self, Access};
 use crate::payload::{Start, VmType};
 use crate::replace::replace;
 
@@ -207,17 +208,25 @@ impl Driver for QemuDriver {
 
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
-        let emulator = Emulator::find(self.path.as_deref())?;
+        let (user, work, disks) = (launch.user, place.work(), disks_of(place));
+        let mut emulator = Emulator::find(self.path.as_deref(), user)?;
         let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
-        let (user, work, disks) = (user(launch.user)?, place.work(), disks_of(place));
-        fs::create_dir_all(&disks).map_err(|e| LaunchError::io(disks.display(), &e))?;
+        let group = emulator.group(launch.policy.emulation)?;
+        fs::create_dir_all(&disks)
+            .and_then(|()| tree::share(&disks, user, Access::Pass))
+            .map_err(|e| LaunchError::io(disks.display(), &e))?;
+        let bounds = image::Bounds {
+            until: now() + FIRST_ANSWER,
+            cancel: launch.cancel,
+        };
+        emulator.find_sandbox(&disks, bounds);
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
         let seed = disks.join(machine::SEED);
         replace(&seed, &seed_of(launch)?).map_err(|e| LaunchError::io(seed.display(), &e))?;
         if let Some(user) = user {
             let disks = volumes.iter().map(|(_, disk)| &disk.path);
-            for path in [&work, &boot.path, &seed].into_iter().chain(disks) {
+            for path in [&boot.path, &seed].into_iter().chain(disks) {
                 give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
             }
         }
@@ -226,6 +235,8 @@ impl Driver for QemuDriver {
             firmware: firmware.as_deref(),
             instance: place.instance(),
             mem_mb: start.requirements.mem_mb,
+            most_mb: launch.policy.mem_mb(0),
+            emulation: launch.policy.emulation,
             vcpus: start.requirements.vcpus,
             boot: &boot,
             seed: &seed,
@@ -247,6 +258,9 @@ impl Driver for QemuDriver {
             user,
             mem_mb: machine.limit_mb(),
             vcpus: start.requirements.vcpus,
+            pids: launch.policy.pids,
+            group,
+            within: None,
             log_mb: self.log_mb,
         };
         let handle = self.supervisors.launch(program, commit)?;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, unbounded};
 use tempfile::TempDir;
 
-use super::super::{Ended, Exit};
+use super::super::{Ended, Exit, User};
 use super::*;
-use crate::payload::{Persistence, RawDocument, StartPayload, Storage};
+use crate::cluster::agent::policy::Policy;
+use crate::payload::{Persistence, RawDocument, StartPayload, Storage, yaml};
 
 const SOON: Duration = Duration::from_secs(60);
 const GREETING: &[u8] = b"ssntp-boot\n";
@@ -46,7 +47,8 @@ struct Stage {
     sink: EndSink,
     ends: Receiver<Ended>,
     running: Option<Running>,
-    user: &'static str,
+    user: Option<User>,
+    policy: Policy,
 }
 
 impl Stage {
@@ -68,7 +70,9 @@ impl Stage {
             sink: Arc::new(move |ended| to.send(ended).unwrap()),
             ends,
             running: None,
-            user: "",
+            user: None,
+            // Where there is no KVM, too.
+            policy: yaml::decode(b"emulation: yes").unwrap(),
         }
     }
 
@@ -97,6 +101,7 @@ impl Stage {
             place: &self.place,
             payload,
             user: self.user,
+            policy: &self.policy,
             cancel: &Cancel::default(),
         };
         let handle = self.driver.launch(&launch, &mut |_| Ok(()))?;
@@ -133,7 +138,7 @@ impl Drop for Stage {
 
 /// Whether machines can be started here, where a boot sector's code runs.
 fn has_qemu() -> bool {
-    let found = Emulator::find(std::env::var_os("PATH").as_deref());
+    let found = Emulator::find(std::env::var_os("PATH").as_deref(), None);
     let usable = found.is_ok_and(|emulator| emulator.arch == "x86_64");
     if !usable {
         println!("skipped: no qemu-system here");
@@ -203,6 +208,29 @@ fn a_missing_image_or_disk_is_an_image_failure() {
     assert_eq!(error.fault, LaunchFault::Image, "{error}");
 }
 
+/// A QEMU that says what it was told, and whether it has a sandbox.
+#[test]
+fn a_machine_runs_in_qemus_sandbox_where_there_is_one() {
+    let mut stage = Stage::new();
+    let bin = stage.dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    stage.driver = stage.driver.clone().path(&bin);
+    let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
+    for (help, has_it) in [
+        ("-sandbox on[,obsolete=allow|deny]", true),
+        ("-nodefaults", false),
+    ] {
+        let script = format!(
+            "#!/bin/sh\n[ \"$1\" = -help ] && {{ echo '{help}'; exit 0; }}\necho \"$@\" >&2\nexit 3\n"
+        );
+        fs::write(&qemu, script).unwrap();
+        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+        let error = stage.launch(&stage.start("tiny")).unwrap_err();
+        assert!(error.why.contains("-nodefaults"), "{error}");
+        assert_eq!(error.why.contains("-sandbox on,"), has_it, "{error}");
+    }
+}
+
 /// A machine's user leaves links behind where the agent is about to write, or
 /// to give what is there to that user.
 #[test]
@@ -229,9 +257,10 @@ fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
     stage.driver = stage.driver.clone().path(&bin);
     // Only root may run machines as another.
     stage.user = if rustix::process::geteuid().is_root() {
-        "65534"
+        let (uid, gid, alone) = (65534, 65534, false);
+        Some(User { uid, gid, alone })
     } else {
-        ""
+        None
     };
     let owner = |path: &Path| fs::metadata(path).unwrap().uid();
     let before = owner(&victim);
@@ -239,8 +268,9 @@ fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
     assert_eq!(owner(&victim), before);
     let boot = disks_of(&stage.place).join("boot.raw");
-    if !stage.user.is_empty() {
+    if stage.user.is_some() {
         assert_eq!((owner(&boot), owner(boot.parent().unwrap())), (65534, before));
+        assert_eq!(fs::metadata(&boot).unwrap().mode() & 0o777, 0o600);
     }
     // And a disk that is none of its own is not given away.
     fs::remove_file(&boot).unwrap();

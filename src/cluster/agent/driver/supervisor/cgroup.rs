@@ -29,6 +29,7 @@ pub(super) enum Cgroups {
         memory: PathBuf,
         cpu: PathBuf,
         cpuacct: Option<PathBuf>,
+        pids: Option<PathBuf>,
     },
 }
 
@@ -45,14 +46,15 @@ impl Cgroups {
 
     fn works(&self) -> bool {
         let probe = Uuid::new_v4();
-        let works = self.create(probe, 64, 1).is_ok();
+        let works = self.create(probe, 64, 1, 64).is_ok();
         self.remove(probe);
         works
     }
 
     /// Makes the group of an instance; 0 is no limit. A process joins it by
-    /// its own doing, in each of [`groups`](Self::groups).
-    pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64) -> io::Result<()> {
+    /// its own doing, in each of [`groups`](Self::groups). Nothing of it is
+    /// swapped out: that would be memory past its limit, on everybody's disk.
+    pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64, pids: u32) -> io::Result<()> {
         let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
         let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);
         match self {
@@ -61,9 +63,9 @@ impl Cgroups {
                 fs::create_dir_all(folder)?;
                 if let Some(parent) = folder.parent() {
                     // Mostly they are on already, and then this may be refused.
-                    let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory +cpu");
+                    share(parent);
                 }
-                let _ = fs::write(folder.join("cgroup.subtree_control"), "+memory +cpu");
+                share(folder);
                 let group = folder.join(instance.to_string());
                 fs::create_dir_all(&group)?;
                 let limit = |value: u64| {
@@ -75,14 +77,32 @@ impl Cgroups {
                 };
                 fs::write(group.join("memory.max"), limit(bytes))?;
                 fs::write(group.join("cpu.max"), format!("{} {PERIOD_USEC}", limit(quota)))?;
+                // A part of the hierarchy may be ours without this controller.
+                if group.join("pids.max").exists() {
+                    fs::write(group.join("pids.max"), pids.to_string())?;
+                }
+                // A kernel without swap has no such file.
+                let _ = fs::write(group.join("memory.swap.max"), "0");
             }
-            Self::Separate { memory, cpu, cpuacct } => {
-                for folder in [memory, cpu].into_iter().chain(cpuacct) {
+            Self::Separate {
+                memory,
+                cpu,
+                cpuacct,
+                pids: processes,
+            } => {
+                for folder in [memory, cpu].into_iter().chain(cpuacct).chain(processes) {
                     fs::create_dir_all(folder.join(instance.to_string()))?;
                 }
+                let _ = fs::write(memory.join(instance.to_string()).join("memory.swappiness"), "0");
                 if bytes > 0 {
                     let group = memory.join(instance.to_string());
                     fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
+                    // Memory and swap together, where the kernel counts swap.
+                    let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), bytes.to_string());
+                }
+                if let Some(processes) = processes {
+                    let group = processes.join(instance.to_string());
+                    fs::write(group.join("pids.max"), pids.to_string())?;
                 }
                 if quota > 0 {
                     let group = cpu.join(instance.to_string());
@@ -158,7 +178,15 @@ impl Cgroups {
         let folders = match self {
             Self::None => vec![],
             Self::Unified(folder) => vec![folder],
-            Self::Separate { memory, cpu, cpuacct } => [memory, cpu].into_iter().chain(cpuacct).collect(),
+            Self::Separate {
+                memory,
+                cpu,
+                cpuacct,
+                pids,
+            } => {
+                let folders = [memory, cpu].into_iter().chain(cpuacct);
+                folders.chain(pids).collect()
+            }
         };
         let mut groups: Vec<_> = folders
             .into_iter()
@@ -167,6 +195,14 @@ impl Cgroups {
         // `cpu` and `cpuacct` are often the same hierarchy.
         groups.dedup();
         groups.into_iter()
+    }
+}
+
+/// Turns the controllers on below a group. Mostly they are on already, and then
+/// this may be refused. Two writes, since one is done as a whole or not at all.
+fn share(group: &Path) {
+    for controllers in ["+memory +cpu", "+pids"] {
+        let _ = fs::write(group.join("cgroup.subtree_control"), controllers);
     }
 }
 
@@ -189,8 +225,13 @@ fn candidates(mountinfo: &str, own_cgroup: &str) -> Vec<Cgroups> {
         mount.map(|mount| Path::new(mount.at).join(FOLDER))
     };
     if let (Some(memory), Some(cpu)) = (controller("memory"), controller("cpu")) {
-        let cpuacct = controller("cpuacct");
-        found.push(Cgroups::Separate { memory, cpu, cpuacct });
+        let (cpuacct, pids) = (controller("cpuacct"), controller("pids"));
+        found.push(Cgroups::Separate {
+            memory,
+            cpu,
+            cpuacct,
+            pids,
+        });
     }
     found.dedup();
     found
@@ -250,19 +291,21 @@ mod tests {
             ]
         );
         let separate = "31 23 0:27 / /cg/memory rw shared:9 - cgroup cgroup rw,memory\n\
-                        32 23 0:28 / /cg/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
+                        32 23 0:28 / /cg/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+                        33 23 0:29 / /cg/pids rw - cgroup cgroup rw,pids\n";
         let cpu = PathBuf::from("/cg/cpu,cpuacct/ssntp");
         let expected = Cgroups::Separate {
             memory: "/cg/memory/ssntp".into(),
             cpu: cpu.clone(),
             cpuacct: Some(cpu.clone()),
+            pids: Some("/cg/pids/ssntp".into()),
         };
         assert_eq!(
             candidates(separate, "4:memory:/x\n"),
             std::slice::from_ref(&expected)
         );
-        assert_eq!(expected.groups(Uuid::nil()).count(), 2);
+        assert_eq!(expected.groups(Uuid::nil()).count(), 3);
         assert_eq!(candidates("junk\n", ""), []);
-        assert!(Cgroups::None.create(Uuid::nil(), 1, 1).is_err());
+        assert!(Cgroups::None.create(Uuid::nil(), 1, 1, 1).is_err());
     }
 }

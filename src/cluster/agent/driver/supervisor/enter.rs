@@ -17,6 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::fs::Gid;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
@@ -70,13 +71,29 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         let current = Some(files);
         let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
     }
+    if let Some(processes) = order.processes {
+        let limit = Rlimit {
+            current: Some(processes),
+            maximum: Some(processes),
+        };
+        let _ = setrlimit(Resource::Nproc, limit);
+    }
     if let Some(user) = order.user {
         let (uid, gid) = user_of(user);
-        set_thread_groups(&[]).map_err(system("its groups".into()))?;
+        let groups: Vec<_> = order.group.into_iter().map(Gid::from_raw).collect();
+        set_thread_groups(&groups).map_err(system("its groups".into()))?;
         set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
         set_thread_uid(uid).map_err(system(format!("user {}", user.uid)))?;
     }
     env::set_current_dir(&order.dir).map_err(|e| LaunchError::io(order.dir.display(), &e))?;
+    // Only now, for links in it could lead elsewhere.
+    if let Some(within) = &order.within {
+        let dir = env::current_dir().map_err(|e| LaunchError::io(order.dir.display(), &e))?;
+        if !within.iter().any(|allowed| dir.starts_with(allowed)) {
+            let why = format!("this node starts nothing in {dir:?} (policy: directories)");
+            return Err(LaunchError::launch(why));
+        }
+    }
     // A run without its supervisor is nobody's. The system forgets this when
     // the user changes, so it comes afterwards.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));

@@ -113,7 +113,7 @@ use self::order::Order;
 use self::procfs::{Life, Tree};
 use self::state::State;
 use self::watch::Watch;
-use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, LaunchFault, Place, Running};
+use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, LaunchFault, Place, Running, User};
 use crate::transport::descriptors;
 
 /// The subcommand that makes this program a supervisor.
@@ -224,15 +224,14 @@ pub(super) struct Program<'a> {
     pub(super) mem_mb: i64,
     /// 0: no limit.
     pub(super) vcpus: i64,
+    /// The most processes and threads.
+    pub(super) pids: u32,
+    /// A further group that it is in.
+    pub(super) group: Option<u32>,
+    /// What its directory has to be in, where that is not open.
+    pub(super) within: Option<Vec<PathBuf>>,
     /// The most of each log.
     pub(super) log_mb: u32,
-}
-
-/// A user and its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct User {
-    pub(super) uid: u32,
-    pub(super) gid: u32,
 }
 
 /// Starts supervisors and speaks with them. Cheap to clone.
@@ -364,7 +363,14 @@ impl Supervisors {
             env: program.env,
             dir: program.dir.to_owned(),
             user: program.user,
+            group: program.group,
+            within: program.within,
             data: Some(bytes).filter(|bytes| *bytes > 0),
+            // Of a user that runs other things, too, these would count.
+            processes: program
+                .user
+                .filter(|user| user.alone)
+                .map(|_| program.pids.into()),
             files: self.inner.files,
             ..Order::default()
         };
@@ -374,7 +380,7 @@ impl Supervisors {
                 "its arguments and environment are too long",
             ));
         }
-        match cgroups.create(instance, program.mem_mb, program.vcpus) {
+        match cgroups.create(instance, program.mem_mb, program.vcpus, program.pids) {
             Ok(()) => {
                 order.cgroups = cgroups.groups(instance).collect();
                 order.oom = cgroups.oom(instance);

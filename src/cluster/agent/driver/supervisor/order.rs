@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::User;
+use crate::cluster::agent::driver::User;
 
 /// The longest order. The system takes 2 MiB of arguments and environment
 /// (a quarter of the usual stack limit), so nothing longer could be run.
@@ -30,6 +30,10 @@ pub(super) struct Order {
     pub(super) dir: PathBuf,
     /// Who runs it, where not the agent's own user.
     pub(super) user: Option<User>,
+    /// A group that it is in besides its user's.
+    pub(super) group: Option<u32>,
+    /// What the directory has to be in, or to be; `None` for any.
+    pub(super) within: Option<Vec<PathBuf>>,
     /// The control groups that it joins.
     pub(super) cgroups: Vec<PathBuf>,
     /// The file that counts how often a process of it was killed for memory.
@@ -37,6 +41,8 @@ pub(super) struct Order {
     /// The most data that one of its processes may have, where it is in no
     /// control group.
     pub(super) data: Option<u64>,
+    /// The most processes that its user may have.
+    pub(super) processes: Option<u64>,
     /// The soft limit of open files, which the agent raised for itself.
     pub(super) files: Option<u64>,
 }
@@ -65,12 +71,19 @@ impl Order {
         self.cgroups
             .iter()
             .for_each(|cgroup| add("cgroup", cgroup.as_os_str()));
+        if let Some(within) = &self.within {
+            add("confined", OsStr::new(""));
+            within.iter().for_each(|dir| add("within", dir.as_os_str()));
+        }
         self.oom.iter().for_each(|oom| add("oom", oom.as_os_str()));
         let numbers = [
             ("log", Some(self.log_bytes)),
             ("uid", self.user.map(|user| user.uid.into())),
             ("gid", self.user.map(|user| user.gid.into())),
+            ("alone", self.user.map(|user| user.alone.into())),
+            ("group", self.group.map(Into::into)),
             ("data", self.data),
+            ("processes", self.processes),
             ("files", self.files),
         ];
         for (key, number) in numbers {
@@ -82,7 +95,7 @@ impl Order {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (mut order, mut uid, mut gid) = (Self::default(), None, None);
+        let (mut order, mut uid, mut gid, mut alone) = (Self::default(), None, None, false);
         for text in bytes.strip_suffix(&[0])?.split(|byte| *byte == 0) {
             let at = text.iter().position(|byte| *byte == b'=')?;
             let (key, value) = (std::str::from_utf8(&text[..at]).ok()?, &text[at + 1..]);
@@ -100,17 +113,22 @@ impl Order {
                     order.env.insert(text(name), text(&value[1..]));
                 }
                 "cgroup" => order.cgroups.push(value.into()),
+                "confined" => order.within = Some(Vec::new()),
+                "within" => order.within.as_mut()?.push(value.into()),
                 "oom" => order.oom = Some(value.into()),
                 "log" => order.log_bytes = number()?,
                 "uid" => uid = Some(u32::try_from(number()?).ok()?),
                 "gid" => gid = Some(u32::try_from(number()?).ok()?),
+                "alone" => alone = number()? == 1,
+                "group" => order.group = Some(u32::try_from(number()?).ok()?),
+                "processes" => order.processes = Some(number()?),
                 "data" => order.data = Some(number()?),
                 "files" => order.files = Some(number()?),
                 _ => return None,
             }
         }
         order.user = match (uid, gid) {
-            (Some(uid), Some(gid)) => Some(User { uid, gid }),
+            (Some(uid), Some(gid)) => Some(User { uid, gid, alone }),
             (None, None) => None,
             _ => return None,
         };
@@ -160,10 +178,17 @@ mod tests {
             ],
             env: BTreeMap::from([("A".into(), "b=c\n".into()), ("B".into(), OsString::new())]),
             dir: "/".into(),
-            user: Some(User { uid: 1, gid: 2 }),
+            user: Some(User {
+                uid: 1,
+                gid: 2,
+                alone: true,
+            }),
+            group: Some(3),
+            within: Some(vec!["/srv".into(), "/a b".into()]),
             cgroups: vec!["/cg/a".into(), "/cg/b".into()],
             oom: Some("/cg/a/memory.events".into()),
             data: Some(7),
+            processes: Some(8),
             files: Some(1024),
         };
         let least = Order {
