@@ -76,6 +76,7 @@
 //! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
+//! | `testkit` | yes | the module `testkit`, for tests of programs that embed this crate |
 //! | `cli` | yes | the `ssntp` program |
 //! | `cli-agent` | with `cli` | the `ssntp` program; alone, with nothing but its agent |
 //!
@@ -115,6 +116,8 @@ mod replace;
 mod role;
 mod setters;
 mod ssntp;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 pub mod transport;
 
 pub use role::{ParseRoleError, Role};

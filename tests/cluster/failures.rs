@@ -1,4 +1,4 @@
-//! Each failure of cluster.md's tables that a cluster of processes can be
+//! Each failure of docs/cluster.md's tables that a cluster of processes can be
 //! brought to is told in words.
 
 use std::fs;

@@ -1,5 +1,5 @@
 //! The scheduler as its clients meet it, over memory and TLS: every row of
-//! cluster.md's tables for it.
+//! docs/cluster.md's tables for it.
 //!
 //! | file | rules |
 //! |---|---|

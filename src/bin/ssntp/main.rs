@@ -19,6 +19,8 @@
     allow(dead_code, reason = "the agent alone needs a part of what is here")
 )]
 
+#[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
+mod application;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod args;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]

@@ -375,6 +375,8 @@ impl Runner {
                         warn!("{}: disconnected: {reason}", self.client.uuid());
                         Input::Disconnected
                     }
+                    // It has registered none.
+                    Ok(ClientEvent::Request(_)) => continue,
                     Ok(ClientEvent::Closed(why)) => break Some(why),
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },

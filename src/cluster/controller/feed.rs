@@ -112,7 +112,8 @@ impl Shared {
                 ClientEvent::Frame(frame) => self.frame(&frame, wall_clock()),
                 ClientEvent::Connected(server) => self.online(server.to_string(), client.configuration()),
                 ClientEvent::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
-                ClientEvent::Closed(_) => {}
+                // It has registered no request.
+                ClientEvent::Request(_) | ClientEvent::Closed(_) => {}
             }
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);

@@ -370,7 +370,8 @@ pub enum SendFault {
     NotConnected,
     /// The queue was full for as long as the call could wait.
     Full,
-    /// CONNECT, CONNECTED, or a kind that the protocol does not define.
+    /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
+    /// application has registered, or a request, which is asked or answered.
     Kind(FrameKind),
     /// The payload is longer than the configured maximum.
     TooLong {

@@ -14,8 +14,9 @@ use super::uplink::{Obstacle, Uplink};
 use super::{ClientCounters, ClientError, ClientEvent, DisconnectReason, SendError, SendFault, ServerInfo};
 use crate::Role;
 use crate::payload::Payload;
-use crate::proto::{Frame, may_be_sent};
-use crate::transport::{Cancel, Outbox, deadline};
+use crate::proto::{Frame, FrameKind, Operands};
+use crate::ssntp::request::{Outstanding, Request, RequestError};
+use crate::transport::{Cancel, Outbox, deadline, dispatch};
 
 /// Sends, tells how things stand, and closes. Receiving is for the
 /// [`Client`](super::Client) alone.
@@ -89,6 +90,50 @@ impl ClientHandle {
         self.state.send(frame, Patience::For(Some(limit)))
     }
 
+    /// Asks the server: sends a frame of a kind that is registered as a request
+    /// ([`ClientConfig::operands`](super::ClientConfig::operands)) and blocks
+    /// until its answer has come, for at most `limit`. Who answers is for the
+    /// server to say: its rules for the kind, or else its handler. The answer's
+    /// payload is what the application there replied with.
+    ///
+    /// Answers come past the channel of events, in any order, but not past the
+    /// limit of that channel: while nobody receives and it is full, nothing is
+    /// read from the session.
+    ///
+    /// # Errors
+    /// [`RequestError`]. It is never sent twice, nor on a later session.
+    pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.state.request(Uuid::nil(), &frame, limit)
+    }
+
+    /// As [`request`](Self::request), to an entity that is connected to the same
+    /// server, which passes the request on to it and the answer back.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.state.request(whom, &frame, limit)
+    }
+
+    /// Answers a request. One whose asker has gone, or waits no more, is dropped
+    /// on its way.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was sent.
+    pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
+        let limit = self.state.send_timeout;
+        self.state.exchange(&request.reply(payload.into()), limit)
+    }
+
+    /// Says that there will be no answer, and why, in at most 256 bytes.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was sent.
+    pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
+        self.state
+            .exchange(&request.refusal(why), self.state.send_timeout)
+    }
+
     /// Blocks until no sent frame waits any more: the system has taken each,
     /// or its session was lost. False when `limit` has passed before, or the
     /// client has ended.
@@ -134,7 +179,10 @@ impl ClientHandle {
 
     /// What has been carried so far.
     pub fn counters(&self) -> ClientCounters {
-        self.state.counts.read()
+        ClientCounters {
+            late_replies: lock(&self.state.requests).late(),
+            ..self.state.counts.read()
+        }
     }
 
     /// Why the client ended, once it has.
@@ -161,6 +209,8 @@ pub(super) struct ClientState {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
+    pub(super) requests: Mutex<Outstanding>,
     pub(super) send_timeout: Option<Duration>,
     pub(super) uplink: Uplink,
     /// `None` once the client has ended.
@@ -173,7 +223,7 @@ pub(super) struct ClientState {
 impl ClientState {
     fn send(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
         let len = frame.payload_bytes().len();
-        if !may_be_sent(frame.kind()) {
+        if !self.operands.may_be_sent(frame.kind()) {
             let fault = SendFault::Kind(frame.kind());
             return Err(SendError::new(frame, fault));
         }
@@ -205,11 +255,61 @@ impl ClientState {
         }
     }
 
+    fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
+        if dispatch::is_dispatcher() {
+            return Err(RequestError::OnDispatcher);
+        }
+        if !self.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        let deadline = deadline(limit);
+        let (id, asking, answered) = lock(&self.requests).ask(whom, frame)?;
+        let result = self.exchange(&asking, Some(limit)).and_then(|()| {
+            let answer = answered.recv_deadline(deadline);
+            answer.map_err(|_| RequestError::TimedOut(limit)).flatten()
+        });
+        if result.is_err() {
+            lock(&self.requests).forget(id);
+        }
+        result
+    }
+
+    /// Sends a request or an answer on the session that stands.
+    fn exchange(&self, frame: &Frame, limit: Option<Duration>) -> Result<(), RequestError> {
+        let (len, max) = (frame.payload_bytes().len(), self.max_payload);
+        if u32::try_from(len).map_or(true, |len| len > max) {
+            return Err(RequestError::TooLong { len, limit: max });
+        }
+        let until = limit.map(deadline);
+        loop {
+            let obstacle = match self.uplink.offer_to_session(frame) {
+                Ok(()) => return Ok(()),
+                Err(Obstacle::Fault(SendFault::Ended(_))) => return Err(RequestError::Ended),
+                Err(Obstacle::Fault(_)) => return Err(RequestError::NotConnected),
+                Err(obstacle) => obstacle,
+            };
+            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
+                return Err(RequestError::QueueFull);
+            }
+        }
+    }
+
+    /// The server takes no frames of that kind.
+    pub(super) fn refused_kind(&self, kind: FrameKind) {
+        lock(&self.requests).unsupported(kind);
+    }
+
+    /// The session is over: nothing that was asked on it is answered any more.
+    pub(super) fn cancel_requests(&self) {
+        lock(&self.requests).cancel(None);
+    }
+
     /// Ends the client from outside: every wait ends at once, the supervisor
     /// sees to the rest.
     pub(super) fn close(&self) {
         let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
+        self.cancel_requests();
         // A reader that waits for the application holds this lock; the cancel
         // above has ended its wait.
         let inbound = lock(&self.inbound).take();
@@ -232,6 +332,7 @@ impl ClientState {
         if let Some(end) = self.uplink.end(reason.clone()) {
             self.counts.lose(end.lost);
         }
+        self.cancel_requests();
         let inbound = lock(&self.inbound).take();
         if let Some(mut inbound) = inbound {
             inbound.deliver(ClientEvent::Closed(reason), 0);
@@ -310,6 +411,7 @@ impl Counts {
             lost_frames: sent.lost,
             unsupported: read(&self.unsupported),
             bad_traces: read(&self.bad_traces),
+            late_replies: 0,
         }
     }
 }

@@ -23,6 +23,7 @@ use super::uplink::Uplink;
 use super::uuid_file::Claimed;
 use super::{Backoff, ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
 use crate::proto::{ErrorCode, Refusal};
+use crate::ssntp::request::Outstanding;
 use crate::transport::{Cancel, Link, LinkConfig, Target, deadline};
 
 /// How long after its last byte a session waits for the server to end its
@@ -70,6 +71,8 @@ impl Supervisor {
             uuid: uuid.uuid,
             role: config.role,
             max_payload: config.max_payload,
+            operands: config.operands.clone(),
+            requests: Mutex::new(Outstanding::new(config.max_requests)),
             send_timeout: config.send_timeout,
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
             inbound: Mutex::new(Some(inbound)),
@@ -233,6 +236,7 @@ impl Supervisor {
             Err(e) => {
                 drop(inbound);
                 self.state.uplink.down();
+                self.state.cancel_requests();
                 self.state.counts.finish();
                 let reason = DisconnectReason::Lost(format!("cannot start a thread: {e}"));
                 warn!(target: LOG, "{}: {reason}", self.name());
@@ -249,6 +253,7 @@ impl Supervisor {
             recv(self.state.cancel.done()) -> _ => DisconnectReason::Closed,
         };
         self.state.uplink.down();
+        self.state.cancel_requests();
         if self.state.cancel.is_cancelled() {
             self.part(link, &over);
             return DisconnectReason::Closed;

@@ -130,7 +130,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         return admission.started(Err(e));
     }
     let decoder = Decoder {
-        codec: Codec::new(environment.max_payload, info.tracing()),
+        codec: Codec::new(environment.max_payload, info.tracing()).operands(environment.operands.clone()),
         bad_traces,
         stamps: info.tracing().then_some((environment.uuid, environment.role)),
     };

@@ -16,7 +16,7 @@ use super::routing::{RuleError, Rules};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::pki::{Identity, Trust};
-use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use crate::setters::setters;
 use crate::transport::dispatch::Settings;
 use crate::transport::memory::MemoryListener;
@@ -70,6 +70,7 @@ pub struct ServerConfig {
     pub(super) tracing: bool,
     pub(super) resumption: bool,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
     pub(super) max_sessions: Option<usize>,
     pub(super) admission: AdmissionPolicy,
     pub(super) max_handshakes: usize,
@@ -114,6 +115,7 @@ impl ServerConfig {
             tracing: true,
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
+            operands: Operands::new(),
             max_sessions: None,
             admission: AdmissionPolicy::default(),
             max_handshakes: default_max_handshakes(),
@@ -200,6 +202,10 @@ impl ServerConfig {
 
         /// The longest payload to receive or send, in bytes. Default: 16 MiB.
         max_payload: u32;
+
+        /// The application's frames that are taken, routed and sent, beside the
+        /// protocol's. Default: none.
+        operands: Operands;
 
         /// The most sessions at a time; further clients get ConnectionFailure.
         /// Default: what the system has threads, memory maps and descriptors for.
@@ -356,7 +362,7 @@ impl ServerConfig {
         if self.listen.is_empty() && self.memory.is_empty() {
             return Err(ServerError::NoAddress);
         }
-        self.rules.check()?;
+        self.rules.check_for(&self.operands)?;
         Ok(())
     }
 }
@@ -377,6 +383,7 @@ pub(super) struct Environment {
     pub(super) role: Role,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
     pub(super) handshake_timeout: Duration,
     pub(super) write_timeout: Duration,
     pub(super) pool: crate::transport::BufferPool,
@@ -392,6 +399,7 @@ impl Environment {
             role: config.role,
             tracing: config.tracing,
             max_payload: config.max_payload,
+            operands: config.operands.clone(),
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             pool: crate::transport::BufferPool::new(),

@@ -58,8 +58,8 @@ impl Filter {
         }
     }
 
-    /// The table of a cluster's scheduler (cluster.md, "Routing and role
-    /// filter"); rejects. NodeConnected and NodeDisconnected are made by the
+    /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
+    /// has what it checks beyond roles); rejects. NodeConnected and NodeDisconnected are made by the
     /// scheduler and come from nobody.
     pub fn spec() -> Self {
         let controller = Role::CONTROLLER;
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_spec_filter_is_the_table_of_cluster_md() {
+    fn the_spec_filter_says_who_may_send_each_kind() {
         let rows: &[(&str, &str)] = &[
             (
                 "START STOP DELETE RESTART EVACUATE Restore AttachVolume DetachVolume",

@@ -13,11 +13,13 @@
 //! arrives, in this order:
 //!
 //! 1. An unsupported type or operand is answered with InvalidFrameType.
-//! 2. The [`Filter`] decides whether the sender's role may send it.
-//! 3. A controller's CONFIGURE is checked and becomes the configuration that
+//! 2. A request of the application goes to whoever is asked, and its answer to
+//!    the asker: see [`Handler::request`].
+//! 3. The [`Filter`] decides whether the sender's role may send it.
+//! 4. A controller's CONFIGURE is checked and becomes the configuration that
 //!    CONNECTED carries.
-//! 4. The [`Rules`] forward it, never back to its sender.
-//! 5. The [`Handler`] sees it.
+//! 5. The [`Rules`] forward it, never back to its sender.
+//! 6. The [`Handler`] sees it.
 //!
 //! ```no_run
 //! use ssntp::pki::{Identity, Trust};
@@ -53,6 +55,8 @@
 //! | `accept` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
 //! | `delivery` | who is sent what, and what happens where there is no room |
+//! | `exchange` | requests: who answers, and to whom the answer goes |
+//! | `handler_test` | a handler under test, in virtual time |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
 
 mod accept;
@@ -61,8 +65,11 @@ mod channel;
 mod config;
 mod core;
 mod delivery;
+mod exchange;
 mod filter;
 mod handler;
+#[cfg(feature = "testkit")]
+pub(crate) mod handler_test;
 mod held;
 mod routing;
 mod sessions;
@@ -93,13 +100,15 @@ pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
 pub use self::filter::{Filter, FilterAction};
-pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
+pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::Frame;
+pub use crate::proto::Refusal;
+pub use crate::ssntp::request::{Request, RequestError};
 pub use crate::transport::default_max_handshakes;
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
 use crate::transport::{Acceptance, Address, Listener, Room, threads};

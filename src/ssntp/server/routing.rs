@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::sessions::Directory;
 use crate::Role;
-use crate::proto::{Frame, FrameKind, FrameType};
+use crate::proto::{Frame, FrameKind, FrameType, Operands};
 
 /// What a routing function decides about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,14 +78,16 @@ impl Rules {
         self
     }
 
-    /// Whether the rules can be used.
+    /// Whether the rules can be used, by a server that has registered what they
+    /// say of frames of the application.
     ///
     /// # Errors
-    /// The first [`RuleError`]: a kind has two rules, is not defined by the
-    /// protocol or belongs to the handshake, or a multicast names no role.
+    /// The first [`RuleError`]: a kind has two rules, is neither defined by the
+    /// protocol nor an application's or belongs to the handshake, or a multicast
+    /// names no role.
     pub fn check(&self) -> Result<(), RuleError> {
         for (at, (kind, rule)) in self.entries.iter().enumerate() {
-            if !kind.is_known() {
+            if !(kind.is_known() || kind.is_application()) {
                 return Err(RuleError::Unknown(*kind));
             }
             if kind.is_handshake() {
@@ -101,6 +103,15 @@ impl Rules {
             }
         }
         Ok(())
+    }
+
+    /// As [`check`](Self::check), by a server with these operands.
+    pub(super) fn check_for(&self, operands: &Operands) -> Result<(), RuleError> {
+        let mut kinds = self.entries.iter().map(|(kind, _)| *kind);
+        match kinds.find(|kind| kind.is_application() && !operands.contains(*kind)) {
+            Some(kind) => Err(RuleError::Unknown(kind)),
+            None => self.check(),
+        }
     }
 }
 
@@ -121,7 +132,7 @@ impl fmt::Debug for Rules {
 pub enum RuleError {
     /// Two rules for one kind.
     Duplicate(FrameKind),
-    /// A kind that the protocol does not define.
+    /// A kind that neither the protocol defines nor the server has registered.
     Unknown(FrameKind),
     /// CONNECT or CONNECTED.
     Handshake(FrameKind),
@@ -133,7 +144,10 @@ impl fmt::Display for RuleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Duplicate(kind) => write!(f, "{kind} has two forwarding rules"),
-            Self::Unknown(kind) => write!(f, "{kind} is not a frame of the protocol"),
+            Self::Unknown(kind) => write!(
+                f,
+                "{kind} is neither a frame of the protocol nor registered as one of the application"
+            ),
             Self::Handshake(kind) => write!(f, "{kind} belongs to the handshake and is never forwarded"),
             Self::Role(kind, role) => write!(f, "the rule for {kind} names the role {role}"),
         }
@@ -142,16 +156,17 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// A value for each kind that the protocol defines. The kind is the index, so
+/// A value for each kind of the protocol's types. The kind is the index, so
 /// that looking it up for each run of frames costs next to nothing.
 #[derive(Debug)]
 pub(super) struct KindTable<T> {
     cells: Vec<Option<T>>,
 }
 
-/// The highest type, and the highest operand of any, fit into these.
+/// The highest type fits into these. Operands are all there are, since those
+/// of applications are far from the protocol's.
 const TYPES: usize = 5;
-const OPERANDS: usize = 16;
+const OPERANDS: usize = 256;
 
 impl<T> KindTable<T> {
     pub(super) fn new() -> Self {
@@ -161,8 +176,8 @@ impl<T> KindTable<T> {
     }
 
     fn cell(kind: FrameKind) -> Option<usize> {
-        let (FrameType(t), operand) = (kind.frame_type, usize::from(kind.operand));
-        (usize::from(t) < TYPES && operand < OPERANDS).then(|| usize::from(t) * OPERANDS + operand)
+        let FrameType(t) = kind.frame_type;
+        (usize::from(t) < TYPES).then(|| usize::from(t) * OPERANDS + usize::from(kind.operand))
     }
 
     pub(super) fn get(&self, kind: FrameKind) -> Option<&T> {
@@ -183,11 +198,9 @@ impl<T> KindTable<T> {
 /// Checked rules, as the dispatcher looks them up.
 pub(super) type RuleTable = KindTable<Rule>;
 
-impl TryFrom<Rules> for RuleTable {
-    type Error = RuleError;
-
-    fn try_from(rules: Rules) -> Result<Self, RuleError> {
-        rules.check()?;
+impl RuleTable {
+    pub(super) fn of(rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
+        rules.check_for(operands)?;
         let mut table = KindTable::new();
         for (kind, rule) in rules.entries {
             table.set(kind, rule);
@@ -240,7 +253,7 @@ mod tests {
             | RuleError::Handshake(kind)
             | RuleError::Role(kind, _)) = error;
             assert!(error.to_string().contains(&kind.to_string()));
-            assert_eq!(RuleTable::try_from(rules).err(), Some(error));
+            assert_eq!(RuleTable::of(rules, &Operands::new()).err(), Some(error));
         }
     }
 
@@ -254,17 +267,29 @@ mod tests {
     }
 
     #[test]
-    fn the_table_holds_every_kind_of_the_protocol_and_no_other() {
+    fn the_table_has_a_cell_of_its_own_for_each_kind_of_a_known_type() {
         let mut table = KindTable::new();
-        for kind in FrameKind::all() {
+        let kinds = (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| FrameKind::new(FrameType(t), o)));
+        for kind in kinds.clone().filter(|kind| kind.frame_type.is_known()) {
             assert!(table.get(kind).is_none());
             table.set(kind, kind);
         }
-        for (frame_type, operand) in (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| (t, o))) {
-            let kind = FrameKind::new(FrameType(frame_type), operand);
-            let mut expected = kind.is_known().then_some(kind);
+        for kind in kinds {
+            let mut expected = kind.frame_type.is_known().then_some(kind);
             assert_eq!(table.get(kind).copied(), expected, "{kind}");
             assert_eq!(table.get_mut(kind), expected.as_mut(), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_rule_for_a_frame_of_the_application_needs_it_registered() {
+        let own = FrameKind::new(FrameType::EVENT, 0x80);
+        let rules = || Rules::new().multicast(own, Role::CONTROLLER);
+        assert_eq!(rules().check(), Ok(()));
+        let unregistered = RuleTable::of(rules(), &Operands::new());
+        assert_eq!(unregistered.err(), Some(RuleError::Unknown(own)));
+        let operands = Operands::new().application(own, "Scaled").unwrap();
+        let table = RuleTable::of(rules(), &operands).unwrap();
+        assert!(matches!(table.get(own), Some(Rule::Multicast(Role::CONTROLLER))));
     }
 }

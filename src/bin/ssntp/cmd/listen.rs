@@ -6,6 +6,7 @@ use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::timestamp;
 use ssntp::proto::{Frame, Trace};
 
+use crate::application::Applications;
 use crate::connection::{Connection, Waited, wait};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable};
@@ -18,6 +19,8 @@ use crate::signals::Stop;
 pub(crate) struct Args {
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    applications: Applications,
     /// End after so many frames
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     count: Option<u64>,
@@ -31,7 +34,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
-    let client = Client::start(args.connection.config()?.tracing(args.trace)).map_err(Failure::new)?;
+    let config = args.connection.config()?.tracing(args.trace);
+    let config = config.operands(args.applications.operands()?);
+    let client = Client::start(config).map_err(Failure::new)?;
     let mut left = args.count;
     while left != Some(0) {
         let frame = match wait(&client, &stop, None)? {

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use clap::value_parser;
 use ssntp::client::{Client, ClientEvent, SendFault};
-use ssntp::proto::{Frame, FrameKind, FrameType, Trace, may_be_sent};
+use ssntp::proto::{Frame, FrameKind, FrameType, Trace};
 
+use crate::application::Applications;
 use crate::connection::{Connection, Waited, wait};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
@@ -24,9 +25,11 @@ pub(crate) struct Args {
     /// COMMAND, STATUS, EVENT or ERROR
     #[arg(long = "type", value_name = "TYPE")]
     frame_type: FrameType,
-    /// The operand's name, as in STATS
+    /// The operand's name, as in STATS; for one of an application, COMMAND/0x80
     #[arg(long, value_name = "NAME")]
     operand: FrameKind,
+    #[command(flatten)]
+    applications: Applications,
     /// The payload; - is the standard input
     #[arg(long, value_name = "FILE")]
     payload: Option<PathBuf>,
@@ -58,9 +61,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             operand.frame_type
         )));
     }
-    if !may_be_sent(args.operand) {
+    let operands = args.applications.operands()?;
+    if !operands.may_be_sent(args.operand) {
         return Err(Failure::usage(format!(
-            "--operand {}: the handshake alone sends it",
+            "--operand {}: the handshake alone sends it, or it needs --application, or it is a request",
             args.operand
         )));
     }
@@ -69,6 +73,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .connection
         .config()?
         .tracing(args.trace.is_some())
+        .operands(operands)
         .reconnect(false)
         .attempts(ATTEMPTS);
     let payload = match &args.payload {

@@ -13,6 +13,7 @@ use ssntp::server::{AdmissionPolicy, Filter, FilterAction, Rules, Server, Server
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use crate::application::Applications;
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
@@ -38,6 +39,8 @@ pub(crate) struct Args {
     /// STATS=controller; may be given several times
     #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = forward, num_args = 1..)]
     forwards: Vec<(FrameKind, Role)>,
+    #[command(flatten)]
+    applications: Applications,
     /// The cluster configuration that clients get
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -162,6 +165,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .rules(rules)
         .filter(filter)
         .max_payload(args.max_payload)
+        .operands(args.applications.operands()?)
         .handshake_timeout(args.handshake_timeout.into())
         .resumption(!args.no_resumption)
         .slow_consumer(policy)

@@ -311,7 +311,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     );
 }
 
-/// Each reason of cluster.md's tables has words of its own.
+/// Each reason of docs/cluster.md's tables has words of its own.
 #[test]
 fn every_reason_has_words() {
     fn words<R: ToString>(error: ErrorCode, reasons: &[R]) {

@@ -1,4 +1,4 @@
-//! COMMAND frames (protocol.md, "COMMAND (type 0x0)").
+//! COMMAND frames (docs/protocol.md, "COMMAND").
 
 super::operand::operand! {
     /// The operand of a COMMAND frame. Unknown values survive.

@@ -1,4 +1,4 @@
-//! EVENT frames (protocol.md, "EVENT (0x3)").
+//! EVENT frames (docs/protocol.md, "EVENT").
 
 super::operand::operand! {
     /// The operand of an EVENT frame. Unknown values survive.

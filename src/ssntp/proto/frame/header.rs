@@ -1,5 +1,5 @@
 //! The 8-byte header and what its type and operand bytes mean
-//! (protocol.md, "Header").
+//! (docs/protocol.md, "Header").
 
 use std::fmt;
 use std::str::FromStr;
@@ -134,6 +134,12 @@ impl FrameKind {
         )
     }
 
+    /// Whether the operand is one of those that are an application's own, see
+    /// [`Operands`](crate::proto::Operands).
+    pub const fn is_application(self) -> bool {
+        self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
+    }
+
     /// Every kind the protocol defines, by type, then operand.
     pub fn all() -> impl Iterator<Item = FrameKind> {
         FrameType::ALL.into_iter().flat_map(|t| {
@@ -163,17 +169,28 @@ impl fmt::Debug for FrameKind {
 impl FromStr for FrameKind {
     type Err = ParseKindError;
 
-    /// Reads an operand's name in any case: they are unique over all types.
+    /// Reads an operand's name in any case: they are unique over all types; or,
+    /// for one of an application, its type and number, as in `COMMAND/0x80`.
     fn from_str(text: &str) -> Result<Self, ParseKindError> {
+        if let Some(kind) = by_number(text) {
+            return Ok(kind);
+        }
         Self::all()
             .find(|kind| kind.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
             .ok_or_else(|| ParseKindError(format!("{text:?} is not an operand of SSNTP")))
     }
 }
 
+fn by_number(text: &str) -> Option<FrameKind> {
+    let (frame_type, operand) = text.split_once('/')?;
+    let operand = u8::from_str_radix(operand.strip_prefix("0x")?, 16).ok()?;
+    let kind = FrameKind::new(frame_type.parse().ok()?, operand);
+    kind.is_application().then_some(kind)
+}
+
 /// A text that names no frame type or operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseKindError(pub(super) String);
+pub struct ParseKindError(String);
 
 impl fmt::Display for ParseKindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
