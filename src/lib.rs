@@ -138,3 +138,29 @@ pub use uuid::{self, Uuid};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Compiles and runs what the pages of docs/book show.
+#[cfg(all(
+    doctest,
+    feature = "testkit",
+    any(feature = "aws-lc-rs", feature = "ring")
+))]
+mod book {
+    macro_rules! pages {
+        ($($name:ident = $page:literal,)*) => {$(
+            #[doc = include_str!(concat!("../docs/book/", $page))]
+            struct $name;
+        )*};
+    }
+
+    pages! {
+        AClient = "client.md",
+        AServer = "server.md",
+        OwnFrames = "own-frames.md",
+        Testing = "testing.md",
+        Errors = "errors.md",
+        Limits = "limits.md",
+        UnderSystemd = "systemd.md",
+        Security = "security.md",
+    }
+}
