@@ -77,6 +77,7 @@
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
 //! | `testkit` | yes | the module `testkit`, for tests of programs that embed this crate |
+//! | `json` | with `opflex`, `cli` | JSON as payloads of an application's own frames |
 //! | `cli` | yes | the `ssntp` program |
 //! | `cli-agent` | with `cli` | the `ssntp` program; alone, with nothing but its agent |
 //!
@@ -130,7 +131,7 @@ pub use ssntp::server::{self, Server, ServerConfig};
 pub use bytes::{self, Bytes};
 pub use crossbeam_channel::{self, Receiver};
 pub use rustls;
-#[cfg(feature = "opflex")]
+#[cfg(feature = "json")]
 pub use serde_json;
 pub use uuid::{self, Uuid};
 
@@ -140,11 +141,7 @@ pub use uuid::{self, Uuid};
 struct Readme;
 
 /// Compiles and runs what the pages of docs/book show.
-#[cfg(all(
-    doctest,
-    feature = "testkit",
-    any(feature = "aws-lc-rs", feature = "ring")
-))]
+#[cfg(all(doctest, feature = "testkit", any(feature = "aws-lc-rs", feature = "ring")))]
 mod book {
     macro_rules! pages {
         ($($name:ident = $page:literal,)*) => {$(

@@ -1,5 +1,6 @@
-//! docs/protocol.md, beside the code.
+//! docs/protocol.md and docs/payloads.md, beside the code.
 
+use ssntp::payload::Payload;
 use ssntp::proto::{Connect, Connected, Exchange, FrameKind, FrameType, Step, Trace, answer_to_unsupported};
 use ssntp::{Bytes, Frame, Role, Status, Uuid};
 
@@ -109,4 +110,68 @@ fn the_tables_hold_every_operand_and_role_with_its_number() {
             "{name}"
         );
     }
+}
+
+const PAYLOADS: &str = include_str!("../../docs/payloads.md");
+
+/// Reads an example as the type that its frame carries, and what that writes again.
+fn read<T: Payload + PartialEq + std::fmt::Debug>(name: &str, yaml: &str) {
+    assert_eq!(T::KIND.to_string(), name);
+    let found = T::decode(yaml.as_bytes()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert_eq!(T::decode(&found.encode()), Ok(found), "{name}");
+}
+
+#[test]
+fn each_payload_has_an_example_that_is_one() {
+    use ssntp::payload::*;
+
+    let readers: &[fn(&str, &str)] = &[
+        read::<StartPayload>,
+        read::<Stop>,
+        read::<Stats>,
+        read::<Evacuate>,
+        read::<Delete>,
+        read::<Restart>,
+        read::<AssignPublicIp>,
+        read::<ReleasePublicIp>,
+        read::<Configure>,
+        read::<AttachVolume>,
+        read::<DetachVolume>,
+        read::<Restore>,
+        read::<RefreshCnci>,
+        read::<Ready>,
+        read::<TenantAdded>,
+        read::<TenantRemoved>,
+        read::<InstanceDeleted>,
+        read::<ConcentratorInstanceAdded>,
+        read::<PublicIpAssigned>,
+        read::<TraceReport>,
+        read::<NodeConnected>,
+        read::<NodeDisconnected>,
+        read::<PublicIpUnassigned>,
+        read::<InstanceStopped>,
+        read::<InvalidFrameType>,
+        read::<StartFailure>,
+        read::<StopFailure>,
+        read::<DeleteFailure>,
+        read::<RestartFailure>,
+        read::<AttachVolumeFailure>,
+        read::<DetachVolumeFailure>,
+        read::<AssignPublicIpFailure>,
+        read::<UnassignPublicIpFailure>,
+    ];
+    let sections: Vec<&str> = PAYLOADS.split("\n### ").skip(1).collect();
+    assert_eq!(sections.len(), readers.len());
+    for (section, read) in sections.iter().zip(readers) {
+        let name = section.lines().next().unwrap();
+        let yaml = section.split("```yaml\n").nth(1).unwrap();
+        read(name, yaml.split("```").next().unwrap());
+    }
+    // The others have no payload, or another's.
+    let without =
+        FrameKind::all().filter(|kind| !sections.iter().any(|s| s.starts_with(&format!("{kind}\n"))));
+    let without: Vec<String> = without.map(|kind| kind.to_string()).collect();
+    let expected =
+        "CONNECT CONNECTED FULL OFFLINE MAINTENANCE ConnectionFailure ConnectionAborted InvalidConfiguration";
+    assert_eq!(without.join(" "), expected);
 }

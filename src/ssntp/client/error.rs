@@ -9,6 +9,7 @@ use rustls::AlertDescription;
 use uuid::Uuid;
 
 use crate::Role;
+use crate::payload;
 use crate::pki::Fault;
 use crate::proto::{ErrorCode, Frame, FrameKind, Refusal};
 use crate::transport::tls::TlsError;
@@ -373,6 +374,9 @@ pub enum SendFault {
     /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
     /// application has registered, or a request, which is asked or answered.
     Kind(FrameKind),
+    /// A payload of an application's own type cannot be written. The frame that
+    /// is given back has none.
+    Payload(payload::Error),
     /// The payload is longer than the configured maximum.
     TooLong {
         /// Its length in bytes.
@@ -390,6 +394,7 @@ impl fmt::Display for SendFault {
             Self::NotConnected => f.write_str("no session stands at present"),
             Self::Full => f.write_str("the queue is full"),
             Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
+            Self::Payload(e) => write!(f, "its payload cannot be written: {e}"),
             Self::TooLong { len, limit } => {
                 write!(f, "its payload has {len} bytes, the maximum is {limit}")
             }
@@ -402,6 +407,7 @@ impl std::error::Error for SendFault {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Ended(reason) => Some(reason),
+            Self::Payload(e) => Some(e),
             _ => None,
         }
     }

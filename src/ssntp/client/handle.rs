@@ -13,7 +13,7 @@ use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{ClientCounters, ClientError, ClientEvent, DisconnectReason, SendError, SendFault, ServerInfo};
 use crate::Role;
-use crate::payload::Payload;
+use crate::payload::Content;
 use crate::proto::{Frame, FrameKind, Operands};
 use crate::ssntp::request::{Outstanding, Request, RequestError};
 use crate::transport::{Cancel, Outbox, deadline, dispatch};
@@ -70,8 +70,11 @@ impl ClientHandle {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_payload<T: Payload>(&self, payload: &T) -> Result<(), SendError> {
-        self.send(Frame::of(payload))
+    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
+        match Frame::try_of(payload) {
+            Ok(frame) => self.send(frame),
+            Err(e) => Err(SendError::new(Frame::new(T::FRAME), SendFault::Payload(e))),
+        }
     }
 
     /// As [`send`](Self::send), but fails at once when the queue is full.

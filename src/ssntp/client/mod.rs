@@ -107,7 +107,7 @@ pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;
-use crate::payload::Payload;
+use crate::payload::Content;
 use crate::proto::Frame;
 pub use crate::ssntp::request::{Request, RequestError};
 use crate::transport::{deadline, threads};
@@ -254,7 +254,7 @@ impl Client {
     ///
     /// # Errors
     /// [`SendError`], which gives the frame back.
-    pub fn send_payload<T: Payload>(&self, payload: &T) -> Result<(), SendError> {
+    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
         self.handle.send_payload(payload)
     }
 

@@ -13,7 +13,7 @@ use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Directory, SessionCounters, SessionInfo};
 use crate::Role;
-use crate::payload::Payload;
+use crate::payload::Content;
 use crate::pki::CertificateInfo;
 use crate::proto::{ErrorCode, Frame, FrameKind, Refusal, Run};
 use crate::ssntp::request::Request;
@@ -187,6 +187,9 @@ pub enum SendError {
     /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
     /// application has registered, or a request, which is asked or answered.
     Kind(FrameKind),
+    /// A payload of an application's own type cannot be written:
+    /// [`Frame::try_of`] says why.
+    Payload(FrameKind),
     /// The payload is longer than the configured maximum, which peers are
     /// taken to share.
     TooLong {
@@ -214,6 +217,7 @@ impl fmt::Display for SendError {
             Self::NotConnected(uuid) => write!(f, "{uuid} is not connected"),
             Self::ToSender(uuid) => write!(f, "it came from {uuid} itself"),
             Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
+            Self::Payload(kind) => write!(f, "the payload of {kind} cannot be written"),
             Self::TooLong { len, limit } => write!(f, "the payload has {len} bytes, the maximum is {limit}"),
             Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
             Self::Stopped => f.write_str("the server has stopped"),
@@ -267,8 +271,9 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
-    pub fn send_payload<T: Payload>(&mut self, to: Uuid, payload: &T) -> Result<(), SendError> {
-        self.send(to, &Frame::of(payload))
+    pub fn send_payload<T: Content>(&mut self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        let frame = Frame::try_of(payload).map_err(|_| SendError::Payload(T::FRAME))?;
+        self.send(to, &frame)
     }
 
     /// Sends a frame that came from a session to another entity, as a rule

@@ -105,7 +105,7 @@ pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
-use crate::payload::Payload;
+use crate::payload::Content;
 use crate::proto::Frame;
 pub use crate::proto::Refusal;
 pub use crate::ssntp::request::{Request, RequestError};
@@ -328,8 +328,9 @@ impl ServerHandle {
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
-    pub fn send_payload<T: Payload>(&self, to: Uuid, payload: &T) -> Result<(), SendError> {
-        self.send(to, Frame::of(payload))
+    pub fn send_payload<T: Content>(&self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        let frame = Frame::try_of(payload).map_err(|_| SendError::Payload(T::FRAME))?;
+        self.send(to, frame)
     }
 
     /// Queues a frame for every session with at least one of the roles, and
