@@ -145,19 +145,19 @@ struct Readme;
 mod book {
     macro_rules! pages {
         ($($name:ident = $page:literal,)*) => {$(
-            #[doc = include_str!(concat!("../docs/book/", $page))]
+            #[doc = include_str!($page)]
             struct $name;
         )*};
     }
 
     pages! {
-        AClient = "client.md",
-        AServer = "server.md",
-        OwnFrames = "own-frames.md",
-        Testing = "testing.md",
-        Errors = "errors.md",
-        Limits = "limits.md",
-        UnderSystemd = "systemd.md",
-        Security = "security.md",
+        AClient = "../docs/book/client.md",
+        AServer = "../docs/book/server.md",
+        OwnFrames = "../docs/book/own-frames.md",
+        Testing = "../docs/book/testing.md",
+        Errors = "../docs/book/errors.md",
+        Limits = "../docs/book/limits.md",
+        UnderSystemd = "../docs/book/systemd.md",
+        Security = "../docs/book/security.md",
     }
 }

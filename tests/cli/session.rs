@@ -271,6 +271,48 @@ fn what_is_sent_is_printed_as_often_as_asked_for() {
 }
 
 #[test]
+fn frames_of_an_application_pass_where_they_are_registered() {
+    let place = Place::new();
+    let own = "--application EVENT/0x80=Scaled 0x81=QUERY:request";
+    let (_server, at) = place.server(&format!("{own} --forward EVENT/0x80=controller"));
+    let listener = place.listener(&at, &format!("{own} --count 1 --json"));
+    let send = |operand: &str, more: &str| {
+        let (kind, _) = operand.split_once('/').unwrap();
+        let to = connect(&at, "agent");
+        let line = format!("send {to} --type {kind} --operand {operand} --payload - {more}");
+        Program::with_input(place.0.path(), &line, b"\x00\xff")
+    };
+    send("EVENT/0x80", own).succeed();
+    let frame = json(&listener.succeed()[0]);
+    assert_eq!(
+        (&frame["type_number"], &frame["operand_number"]),
+        (&3.into(), &128.into())
+    );
+    assert_eq!(frame["payload_hex"], "00ff");
+
+    // Not registered here, not there, and one that is asked, not sent.
+    send("EVENT/0x80", "").fail(2);
+    let refused = send("EVENT/0x90", "--application EVENT/0x90=Other").fail(1);
+    assert!(refused.contains("unsupported_operand"), "{refused}");
+    send("COMMAND/0x81", own).fail(2);
+    for wrong in [
+        "0x7f=X",
+        "0x80=two words",
+        "EVENT/128=X",
+        "EVENT=X",
+        "0x80=STATS",
+        "ERROR/0x80=X:request",
+    ] {
+        let mut server = command(
+            place.0.path(),
+            "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem",
+        );
+        let ended = server.args(["--application", wrong]).output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{wrong}");
+    }
+}
+
+#[test]
 fn a_trace_goes_from_end_to_end() {
     let place = Place::new();
     let (_server, at) = place.server("");

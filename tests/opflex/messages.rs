@@ -416,7 +416,7 @@ proptest! {
 
 #[test]
 fn each_line_of_the_page_is_a_message_that_is_taken() {
-    let page = include_str!("../docs/opflex.md");
+    let page = include_str!("../../docs/opflex.md");
     let blocks = page
         .split("```json\n")
         .skip(1)

@@ -12,7 +12,7 @@ pub(crate) struct Applications {
     /// Take frames of an application as well, by type, operand and a name, as in
     /// EVENT/0x80=Scaled; the type COMMAND may be left out; with :request at the
     /// end, they ask for answers; may be given several times
-    #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]")]
+    #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]", num_args = 1..)]
     applications: Vec<Application>,
 }
 

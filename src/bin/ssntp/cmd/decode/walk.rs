@@ -89,7 +89,7 @@ impl<'a> Walk<'a> {
         }
         if !frame_type.is_known() {
             self.problem(start + 2, format!("unknown type {frame_type}"));
-        } else if !kind.is_known() {
+        } else if !(kind.is_known() || kind.is_application()) {
             let what = format!("unknown operand {operand:#04x} of {frame_type}");
             self.problem(start + 3, what);
         }

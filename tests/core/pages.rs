@@ -175,3 +175,34 @@ fn each_payload_has_an_example_that_is_one() {
         "CONNECT CONNECTED FULL OFFLINE MAINTENANCE ConnectionFailure ConnectionAborted InvalidConfiguration";
     assert_eq!(without.join(" "), expected);
 }
+
+/// Every `.rs` and `.md` file below a directory of the package.
+fn sources(directory: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs" || e == "md") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_page_that_is_cited_is_here() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![package.join("README.md")];
+    for directory in ["src", "docs", "tests", "examples"] {
+        sources(&package.join(directory), &mut files);
+    }
+    let is_of_a_path = |c: char| c.is_alphanumeric() || "./-_".contains(c);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let words = text.split(|c| !is_of_a_path(c));
+        for page in words.filter(|word| word.len() > 3 && word.ends_with(".md")) {
+            let places = [file.parent().unwrap(), package, &package.join("docs")];
+            let is_here = places.iter().any(|place| place.join(page).exists());
+            assert!(is_here, "{}: {page}", file.display());
+        }
+    }
+}

@@ -1,17 +1,5 @@
 //! What a program that embeds this crate builds on: frames of its own, requests,
 //! its own admission, and the kit to test all of it with.
-#![cfg(all(feature = "testkit", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::cast_possible_truncation,
-    reason = "a test fails by panicking"
-)]
-
-mod page;
-
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -530,4 +518,34 @@ fn a_network_that_stalls_delivers_what_it_held_once_it_goes_on() {
     assert!(heard.is_empty());
     kit.network().stall(false);
     assert_eq!(heard.recv_timeout(LIMIT).unwrap().1, Frame::new(Status::FULL));
+}
+
+#[test]
+fn an_answer_from_somebody_who_was_not_asked_is_no_answer() {
+    use super::support::{TestServer, identity, trust};
+
+    let server = TestServer::start((), |config| config.operands(operands()));
+    let config = ssntp::ClientConfig::new(identity(Role::CONTROLLER), trust());
+    let config = config.connect_in_memory(&server.listener).operands(operands());
+    let asker = Client::connect(config).unwrap();
+    let [mut asked, mut stranger] = [Role::AGENT; 2].map(|role| server.connect(role));
+
+    let (handle, whom) = (asker.handle(), asked.uuid);
+    let asking = std::thread::spawn(move || handle.request_to(whom, Frame::new(QUERY), LIMIT));
+    asked.takes(operands());
+    let request = Exchange::read(asked.frame().payload_bytes()).unwrap();
+    assert_eq!((request.step, request.peer), (Step::Request, asker.uuid()));
+    for (peer, what) in [(&mut stranger, &b"forged"[..]), (&mut asked, b"true")] {
+        let mut reply = Exchange {
+            step: Step::Reply,
+            ..request
+        }
+        .encode()
+        .to_vec();
+        reply.extend(what);
+        peer.send(&Frame::with_payload(QUERY, reply));
+        until(|| asker.counters().late_replies == 1);
+    }
+    let answer = asking.join().unwrap().unwrap();
+    assert_eq!(answer.payload_bytes()[..], *b"true");
 }
