@@ -28,14 +28,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .address(address)
         .operands(Operands::new().application(NOTED, "Noted")?);
     let client = Client::start(config)?;
-    let (lines, report) = (lines(), tick(Duration::from_secs(30)));
+    let (lines, report) = (lines()?, tick(Duration::from_secs(30)));
     loop {
         select! {
             recv(client.events()) -> event => match event? {
-                ClientEvent::Connected(server) => {
-                    println!("connected to {server}");
-                    send_ready(&client);
-                }
+                ClientEvent::Connected(_) => send_ready(&client),
                 ClientEvent::Frame(frame) => println!("{frame:?}"),
                 ClientEvent::Disconnected { reason, .. } => println!("{reason}"),
                 ClientEvent::Closed(why) => return Err(why.into()),
@@ -69,11 +66,12 @@ fn send(client: &Client, frame: Frame) {
 }
 
 /// The lines of standard input, which nothing else can wait for with a time limit.
-fn lines() -> Receiver<String> {
+fn lines() -> std::io::Result<Receiver<String>> {
     let (sender, lines) = bounded(16);
-    std::thread::spawn(move || {
+    let read = move || {
         let input = std::io::stdin().lock().lines();
-        input.map_while(Result::ok).try_for_each(|line| sender.send(line))
-    });
-    lines
+        let _ = input.map_while(Result::ok).try_for_each(|line| sender.send(line));
+    };
+    std::thread::Builder::new().name("stdin".into()).spawn(read)?;
+    Ok(lines)
 }
