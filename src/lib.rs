@@ -52,6 +52,10 @@
     feature = "opflex",
     doc = "| [`opflex`] | the OpFlex control protocol, beside SSNTP on the same transport |"
 )]
+#![cfg_attr(
+    feature = "testkit",
+    doc = "| [`testkit`] | for tests of programs that embed this crate |"
+)]
 //!
 //! Who may use whom goes one way only; see `docs/architecture.md`.
 //!
