@@ -1,16 +1,6 @@
 //! The first hour at a shell: a server to try, contexts, who received what,
 //! words in place of numbers.
 
-#![cfg(feature = "cli")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "a test may fail, and brings its own sockets"
-)]
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
