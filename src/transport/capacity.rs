@@ -438,6 +438,15 @@ mod tests {
     }
 
     #[test]
+    fn where_memory_is_short_fewer_sessions_are_admitted_than_it_would_kill_with() {
+        // Three quarters of 32 MiB, in which some 600 sessions were too many.
+        let sessions = |mib: u64| limit(MEMORY, mib * 1024 / 4 * 3, 0).room(512).0;
+        assert!((100..400).contains(&sessions(32)), "{}", sessions(32));
+        assert!(sessions(16) > 0);
+        assert!(sessions(8192) > 100_000);
+    }
+
+    #[test]
     fn a_system_has_room_for_some_sessions_and_names_its_limit() {
         let room = Room::of_this_system(16, |resource| getrlimit(resource).maximum);
         assert_eq!(room.admit(None), Ok(room.sessions));

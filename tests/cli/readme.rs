@@ -161,7 +161,7 @@ fn the_readme_can_be_pasted_into_a_shell() {
     let mut pasted = Pasted::new(&script);
     pasted.succeeds();
     for part in [
-        "STATS was sent, went to 1 session",
+        "STATS was sent, and went to 1 session",
         "  load: 1",
         "  load: 2",
         "1 object changed",
@@ -171,7 +171,7 @@ fn the_readme_can_be_pasted_into_a_shell() {
     }
     let output = pasted.output();
     assert_eq!(
-        output.matches("STATS was sent, went to 1 session").count(),
+        output.matches("STATS was sent, and went to 1 session").count(),
         2,
         "{output}"
     );

@@ -169,7 +169,7 @@ fn a_server_to_try_a_listener_and_a_frame_need_no_options() {
             .contains("context dev")
     );
     let said = user.done(&["send", "STATS", "load: 1", "--wait-for", "controller"]);
-    assert_eq!(said, "STATS was sent, went to 1 session\n");
+    assert_eq!(said, "STATS was sent, and went to 1 session\n");
     let shown = listener.out.recv_timeout(LIMIT).unwrap();
     assert!(shown.contains(" COMMAND STATS (7 bytes) from "), "{shown}");
     assert!(shown.ends_with(" (agent,netagent)"), "{shown}");

@@ -211,8 +211,10 @@ impl Cluster {
         let done = self.ctl(line);
         assert_eq!(done.code, Some(1), "{line}: {}{}", done.stdout, done.stderr);
         // What it waited for, and why it failed.
-        let waited =
-            |said: &&str| said.starts_with("ssntp: cannot connect yet") || said.starts_with("ssntp: no node");
+        let waited = |said: &&str| {
+            said.starts_with("ssntp: cannot connect yet")
+                || said.starts_with("ssntp: no node for it is connected yet")
+        };
         let said: Vec<_> = done.stderr.lines().filter(|said| !waited(said)).collect();
         let [why] = said[..] else {
             panic!("{line}: {}", done.stderr);

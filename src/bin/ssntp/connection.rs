@@ -20,7 +20,6 @@ use crate::signals::Stop;
 /// Which server, and the files that both sides are known by. Each by its flag,
 /// else by the environment, else by the context.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Which server, and as whom")]
 pub(crate) struct ServerArgs {
     /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, joined with
     /// commas, the first that answers [default: the context's, else the names in
@@ -173,7 +172,6 @@ impl Reached {
 
 /// How to reach a server, and as whom.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Which server, and as whom")]
 pub(crate) struct Connection {
     #[command(flatten)]
     pub(crate) server: ServerArgs,

@@ -117,3 +117,22 @@ pub(crate) fn reader_is_gone() -> bool {
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_columns_where_there_is_room_and_lines_elsewhere() {
+        let row = |cells: [&str; 3]| cells.map(String::from);
+        let rows = [
+            row(["", "name", "at"]),
+            row(["*", "one", "a"]),
+            row(["", "three", ""]),
+        ];
+        // The output of a test is no terminal, and so as wide as need be.
+        assert_eq!(columns(&rows), "   name   at\n*  one    a\n   three\n");
+        let lines = records(rows.iter().map(|row| row.as_slice()));
+        assert_eq!(lines, "*\nname: one\nat: a\n\nname: three\n");
+    }
+}

@@ -397,9 +397,9 @@ impl Sending<'_> {
         }
         let text = match receivers {
             Some(n) if self.answers.iter().all(|other| *other == n) => {
-                format!("{what}, {which}went to {}", sessions(n))
+                format!("{what}, and {which}went to {}", sessions(n))
             }
-            Some(n) => format!("{what}, each went to {} or more", sessions(n)),
+            Some(n) => format!("{what}, and each went to {} or more", sessions(n)),
             None => format!("{what}; the server has not said to whom it went"),
         };
         lone_line(text, self.args.json.then(|| as_json.to_string()))

@@ -276,7 +276,7 @@ fn introduce(dev: &Dev, is_current: bool, json: bool) -> Result<(), Failure> {
         "context": dev::CONTEXT, "current": is_current,
     }});
     let text = format!(
-        "throw-away certificates {is_new} in {directory}, context {} made of them; try in another terminal:\n  \
+        "throw-away certificates {is_new} in {directory}, and context {}; try in another terminal:\n  \
          ssntp listen{context}\n  ssntp send{context} STATS 'load: 1'",
         dev::CONTEXT
     );
