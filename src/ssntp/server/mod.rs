@@ -106,6 +106,7 @@ pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Content;
+use crate::pki::{Identity, Trust};
 use crate::proto::Frame;
 pub use crate::proto::Refusal;
 pub use crate::ssntp::request::{Request, RequestError};
@@ -124,6 +125,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
+    environment: Arc<config::Environment>,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
@@ -178,6 +180,7 @@ impl Server {
             },
             addresses,
             max_sessions,
+            environment: Arc::clone(&environment),
             acceptance: None,
             dispatcher: Some(dispatcher),
             stopping,
@@ -211,6 +214,17 @@ impl Server {
     /// A handle for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
+    }
+
+    /// Takes another certificate, as before the old one expires, and other
+    /// authorities. Sessions stay; whoever connects from now on sees the new
+    /// certificate, and is checked by the new authorities.
+    ///
+    /// # Errors
+    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`];
+    /// the old ones stay.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
+        self.environment.renew(identity, trust)
     }
 
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
