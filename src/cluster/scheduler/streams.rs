@@ -118,7 +118,11 @@ impl Scheduler {
                 // It cannot be told of the one and not of the other.
                 Some(open) if !self.streams.by_id.contains_key(&open.stream) => {
                     if let Err((reason, text)) = self.open_stream(cx, from, frame, &open) {
-                        tell(cx, from.uuid(), &StreamEnded::new(open.stream, reason, text).frame());
+                        tell(
+                            cx,
+                            from.uuid(),
+                            &StreamEnded::new(open.stream, reason, text).frame(),
+                        );
                     }
                 }
                 _ => answers::invalid_data(cx, from, frame.kind()),
@@ -179,7 +183,10 @@ impl Scheduler {
             (StreamEndReason::NOT_CONNECTED, text)
         })?;
         if node.session == from.id() {
-            return Err((StreamEndReason::REFUSED, "it is of this session's own node".into()));
+            return Err((
+                StreamEndReason::REFUSED,
+                "it is of this session's own node".into(),
+            ));
         }
         let too_many = |what: &str, most: usize| {
             let text = format!("{what} has {most} streams already");

@@ -1,275 +1,32 @@
-//! The thread that reads what instances have written, for all streams: a piece of
-//! each in turn, as far as each has credit.
-//!
-//! ```text
-//!  agent thread ── Open, Credit, Close, Ended ─▶ table ─▶ ssntp-streams ── frames ─▶ client
-//!                                             one entry      │
-//!                                             a stream       └ stdout.log.1, stdout.log, …
-//! ```
-//!
-//! The agent's thread changes the table under its lock and never waits: the lock is
-//! held for no reading. There is no queue, so nothing but the number of streams
-//! ([`MOST`]) has to be bounded.
+//! What there is next in a stream: the files of an instance's log, one after the
+//! other.
 //!
 //! Files are those that the instance's supervisor writes and begins anew
 //! (`driver/supervisor/logs.rs`). They are opened in the instance's directory, never
 //! through a link, without waiting, and are files or are not read. What was opened
 //! is read to its end whatever becomes of its name.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use log::{debug, warn};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
-use uuid::Uuid;
 
-use super::control::StreamOrder;
-use crate::client::{ClientHandle, SendFault};
-use crate::proto::{
-    Frame, OpenStream, Outputs, StreamData, StreamEndReason, StreamEnded, stream_opened,
-};
-use crate::transport::threads;
+use super::Wanted;
+use crate::proto::{Outputs, StreamData};
 
-/// The most streams: what a scheduler opens to one node.
-const MOST: usize = 64;
-/// How often logs that are followed are looked at.
-const LOOK: Duration = Duration::from_millis(100);
 /// How much is looked through for the beginning of the last lines at a time.
 const BLOCK: usize = 256 * 1024;
 /// How often a log may be begun anew while it is being opened.
 const TRIES: usize = 8;
-/// How long the thread may take to end: a disk may not answer.
-const LAST_READ: Duration = Duration::from_millis(500);
-
-/// The thread, and what it has been asked for.
-#[derive(Debug)]
-pub(crate) struct Streams {
-    shared: Arc<Shared>,
-    client: ClientHandle,
-    thread: Option<JoinHandle<()>>,
-    /// Disconnected once the thread has ended.
-    ended: Receiver<()>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    asked: Mutex<Asked>,
-    news: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Asked {
-    streams: BTreeMap<Uuid, Wanted>,
-    /// Something in here has changed since the thread has looked.
-    changed: bool,
-    stop: bool,
-}
-
-/// A stream as it was asked for.
-#[derive(Clone, Debug)]
-struct Wanted {
-    open: OpenStream,
-    dir: PathBuf,
-    credit: u32,
-    /// Nothing more will be written.
-    over: bool,
-}
-
-impl Streams {
-    /// Starts the thread, which sends with that client.
-    pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let (alive, ended) = bounded(0);
-        let (served, sender) = (Arc::clone(&shared), client.clone());
-        let thread = threads::spawn("ssntp-streams", move || {
-            let _alive: Sender<()> = alive;
-            served.run(&sender);
-        })?;
-        Ok(Self {
-            shared,
-            client,
-            thread: Some(thread),
-            ended,
-        })
-    }
-
-    /// Carries out an order. Does not wait.
-    pub(crate) fn take(&self, order: StreamOrder) {
-        let mut asked = self.shared.lock();
-        match order {
-            StreamOrder::Open { open, place, runs } => {
-                let is_known = asked.streams.contains_key(&open.stream);
-                if is_known || asked.streams.len() >= MOST {
-                    let text = format!("the instance's node has {MOST} streams already");
-                    let ended = StreamEnded::new(open.stream, StreamEndReason::TOO_MANY, text);
-                    // Where it finds no room, its controller gives up.
-                    let _ = self.client.try_send(ended.frame());
-                    return;
-                }
-                let wanted = Wanted {
-                    open,
-                    dir: place.dir().to_owned(),
-                    credit: open.credit,
-                    over: !runs,
-                };
-                asked.streams.insert(open.stream, wanted);
-            }
-            StreamOrder::Credit(credit) => {
-                if let Some(wanted) = asked.streams.get_mut(&credit.stream) {
-                    wanted.credit = wanted.credit.saturating_add(credit.bytes);
-                }
-            }
-            StreamOrder::Close(stream) => drop(asked.streams.remove(&stream)),
-            StreamOrder::CloseAll => asked.streams.clear(),
-            StreamOrder::Ended(instance) => {
-                let of_it = |wanted: &&mut Wanted| wanted.open.instance == instance;
-                for wanted in asked.streams.values_mut().filter(of_it) {
-                    wanted.over = true;
-                }
-            }
-        }
-        asked.changed = true;
-        drop(asked);
-        self.shared.news.notify_one();
-    }
-}
-
-impl Drop for Streams {
-    fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.news.notify_one();
-        if self.ended.recv_timeout(LAST_READ) == Err(RecvTimeoutError::Timeout) {
-            warn!("the thread that reads logs does not end, and is left behind");
-            return;
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// What came of a look at a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Outlook {
-    /// Nothing, until it is asked for more.
-    Waits,
-    /// There may be more in a while.
-    LookAgain,
-    /// There may be more at once.
-    GoesOn,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn run(&self, client: &ClientHandle) {
-        let mut readers: BTreeMap<Uuid, Reader> = BTreeMap::new();
-        let mut outlook = Outlook::Waits;
-        while let Some(wanted) = self.next(outlook) {
-            readers.retain(|stream, _| wanted.contains_key(stream));
-            outlook = Outlook::Waits;
-            for (stream, wanted) in wanted {
-                let reader = readers.entry(stream).or_insert_with(|| Reader::new(&wanted));
-                outlook = outlook.max(self.serve(client, stream, &wanted, reader));
-            }
-        }
-    }
-
-    /// What is asked for, once it is time to look; none at the end.
-    fn next(&self, outlook: Outlook) -> Option<BTreeMap<Uuid, Wanted>> {
-        let mut asked = self.lock();
-        while !asked.changed && !asked.stop && outlook != Outlook::GoesOn {
-            if outlook == Outlook::Waits {
-                asked = self.news.wait(asked).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let waited = self.news.wait_timeout(asked, LOOK);
-            asked = waited.unwrap_or_else(PoisonError::into_inner).0;
-            break;
-        }
-        asked.changed = false;
-        (!asked.stop).then(|| asked.streams.clone())
-    }
-
-    /// Sends the next piece of a stream, or its end.
-    fn serve(&self, client: &ClientHandle, stream: Uuid, wanted: &Wanted, reader: &mut Reader) -> Outlook {
-        let outgoing = match reader.unsent.take() {
-            Some(outgoing) => outgoing,
-            None => match reader.read(wanted) {
-                Ok(Piece::Data(data)) => Outgoing {
-                    cost: data.cost(),
-                    frame: data.frame(),
-                    is_last: false,
-                },
-                Ok(Piece::Sought) => return Outlook::GoesOn,
-                Ok(Piece::NotYet) => return Outlook::LookAgain,
-                Ok(Piece::NoCredit) => return Outlook::Waits,
-                Ok(Piece::End) => Outgoing::last(StreamEnded::new(stream, StreamEndReason::DONE, "")),
-                Err(e) => {
-                    debug!("instance {}: its log: {e}", wanted.open.instance);
-                    let text = format!("its log cannot be read: {e}");
-                    Outgoing::last(StreamEnded::new(stream, StreamEndReason::UNREADABLE, text))
-                }
-            },
-        };
-        let Outgoing { frame, cost, is_last } = outgoing;
-        match client.try_send(frame) {
-            Ok(()) => {}
-            Err(e) if matches!(e.fault(), SendFault::Full) => {
-                let frame = e.into_frame();
-                reader.unsent = Some(Outgoing { frame, cost, is_last });
-                return Outlook::LookAgain;
-            }
-            // The session is over, and its streams with it.
-            Err(_) => {
-                self.lock().streams.remove(&stream);
-                return Outlook::Waits;
-            }
-        }
-        let mut asked = self.lock();
-        if is_last {
-            asked.streams.remove(&stream);
-        } else if let Some(wanted) = asked.streams.get_mut(&stream) {
-            wanted.credit = wanted.credit.saturating_sub(cost);
-        }
-        Outlook::GoesOn
-    }
-}
-
-/// A frame that is to leave.
-#[derive(Debug)]
-struct Outgoing {
-    frame: Frame,
-    /// Of the stream's credit.
-    cost: u32,
-    is_last: bool,
-}
-
-impl Outgoing {
-    fn last(ended: StreamEnded) -> Self {
-        Self {
-            frame: ended.frame(),
-            cost: 0,
-            is_last: true,
-        }
-    }
-}
 
 /// What there is next in a stream.
 #[derive(Debug)]
-enum Piece {
+pub(super) enum Piece {
     Data(StreamData),
     /// Nothing was found yet, and there is more to look through.
     Sought,
@@ -279,33 +36,26 @@ enum Piece {
     End,
 }
 
-/// How far a stream has come.
+/// The logs of an instance, as far as they were read.
 #[derive(Debug)]
-struct Reader {
+pub(super) struct Reader {
     logs: Vec<Log>,
     /// `None` until it is there: an instance may be on its way.
     dir: Option<OwnedFd>,
-    unsent: Option<Outgoing>,
 }
 
 impl Reader {
-    fn new(wanted: &Wanted) -> Self {
-        let open = &wanted.open;
-        let outputs = [(Outputs::STDOUT, "stdout.log"), (Outputs::STDERR, "stderr.log")];
-        let asked = outputs.into_iter().filter(|(output, _)| open.outputs.contains(*output));
+    pub(super) fn new(outputs: Outputs) -> Self {
+        let all = [(Outputs::STDOUT, "stdout.log"), (Outputs::STDERR, "stderr.log")];
+        let asked = all.into_iter().filter(|(output, _)| outputs.contains(*output));
         Self {
             logs: asked.map(|(output, name)| Log::new(output, name)).collect(),
             dir: None,
-            unsent: Some(Outgoing {
-                frame: stream_opened(open.stream),
-                cost: 0,
-                is_last: false,
-            }),
         }
     }
 
     /// Both outputs get their turns.
-    fn read(&mut self, wanted: &Wanted) -> io::Result<Piece> {
+    pub(super) fn read(&mut self, wanted: &Wanted) -> io::Result<Piece> {
         let room = StreamData::room(wanted.credit);
         if self.dir.is_none() {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -348,7 +98,11 @@ enum Stage {
     Unopened,
     /// The beginning of the last lines is looked for, backwards: in this part,
     /// before this place, and so many line ends are to be found.
-    Seeking { part: usize, before: u64, ends: u32 },
+    Seeking {
+        part: usize,
+        before: u64,
+        ends: u32,
+    },
     Reading,
 }
 
@@ -444,7 +198,8 @@ impl Log {
         let Some(part) = self.parts.get(number) else {
             return Ok(Stage::Reading);
         };
-        let is_end = number + 1 == self.parts.len() && before == part.length;
+        let later = self.parts.iter().skip(number + 1);
+        let is_end = before == part.length && later.map(|part| part.length).sum::<u64>() == 0;
         let begin = before.saturating_sub(BLOCK as u64);
         let mut block = vec![0; usize::try_from(before - begin).unwrap_or(BLOCK)];
         let length = read_at(&part.file, &mut block, begin)?;
@@ -615,5 +370,199 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             read => return read,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::path::{Path, PathBuf};
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::proto::{MAX_STREAM_CREDIT, OpenStream};
+
+    const LOG: &str = "stdout.log";
+    const BEFORE: &str = "stdout.log.1";
+
+    struct Stage {
+        dir: tempfile::TempDir,
+        wanted: Wanted,
+        reader: Reader,
+    }
+
+    impl Stage {
+        fn new(follow: bool, tail: Option<u32>) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let open = OpenStream {
+                stream: Uuid::from_u128(1),
+                instance: Uuid::from_u128(2),
+                outputs: Outputs::STDOUT,
+                follow,
+                tail,
+                credit: MAX_STREAM_CREDIT,
+            };
+            let wanted = Wanted {
+                open,
+                dir: dir.path().to_owned(),
+                credit: open.credit,
+                over: false,
+            };
+            let reader = Reader::new(Outputs::STDOUT);
+            Self { dir, wanted, reader }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn append(&self, text: &str) {
+            let path = self.path(LOG);
+            let log = File::options().append(true).create(true).open(path);
+            log.unwrap().write_all(text.as_bytes()).unwrap();
+        }
+
+        fn begin_anew(&self, text: &str) {
+            fs::rename(self.path(LOG), self.path(BEFORE)).unwrap();
+            self.append(text);
+        }
+
+        /// All that there is, with `?` before what may miss something; and whether
+        /// it is the end.
+        fn read(&mut self) -> (String, bool) {
+            let mut found = String::new();
+            loop {
+                match self.reader.read(&self.wanted).unwrap() {
+                    Piece::Data(data) => {
+                        found.push_str(if data.missing { "?" } else { "" });
+                        found.push_str(str::from_utf8(&data.data).unwrap());
+                    }
+                    Piece::Sought => {}
+                    Piece::NotYet => return (found, false),
+                    Piece::NoCredit => panic!("there is credit"),
+                    Piece::End => return (found, true),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_lines_are_found_in_both_files() {
+        let long = "x".repeat(BLOCK);
+        let long_line = format!("{long}\n");
+        for (before, latest, tail, expected) in [
+            ("", "a\nb\nc\n", Some(2), "b\nc\n"),
+            ("", "a\nb\nc", Some(2), "b\nc"),
+            ("", "a\nb\n", Some(9), "a\nb\n"),
+            ("", "a\nb\n", Some(0), ""),
+            ("", "a\n\n\n", Some(2), "\n\n"),
+            ("a\nb\n", "c\n", Some(2), "b\nc\n"),
+            ("a\nb", "c\n", Some(1), "bc\n"),
+            ("a\n", "b\n", None, "a\nb\n"),
+            ("a\n", "b\n", Some(u32::MAX - 1), "a\nb\n"),
+            ("a\nb\n", "", Some(1), "b\n"),
+            ("", &long_line, Some(1), &long_line),
+        ] {
+            for follow in [false, true] {
+                let mut stage = Stage::new(follow, tail);
+                stage.append(before);
+                stage.begin_anew(latest);
+                assert_eq!(
+                    stage.read(),
+                    (expected.to_owned(), !follow),
+                    "{before:?} {latest:?} {tail:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_that_begins_anew_is_followed_and_nothing_that_is_there_is_lost() {
+        let mut stage = Stage::new(true, None);
+        assert_eq!(stage.read(), (String::new(), false), "it has written nothing");
+        stage.append("a");
+        assert_eq!(stage.read().0, "a");
+        stage.append("b");
+        stage.begin_anew("c");
+        assert_eq!(stage.read().0, "bc");
+        // What is being read is read to its end, though its name is gone.
+        stage.append("d");
+        stage.begin_anew("e");
+        stage.begin_anew("f");
+        assert_eq!(stage.read().0, "d?ef");
+        // Just now there is none of that name.
+        fs::rename(stage.path(LOG), stage.path(BEFORE)).unwrap();
+        assert_eq!(stage.read(), (String::new(), false));
+        stage.append("g");
+        assert_eq!(stage.read().0, "g");
+        // It could not be renamed.
+        fs::write(stage.path(LOG), "").unwrap();
+        assert_eq!(stage.read(), (String::new(), false));
+        stage.append("h");
+        assert_eq!(stage.read().0, "?h");
+        stage.append("i");
+        stage.wanted.over = true;
+        assert_eq!(stage.read(), ("i".to_owned(), true));
+    }
+
+    #[test]
+    fn without_following_it_ends_with_what_was_there() {
+        let mut stage = Stage::new(false, None);
+        stage.append("a");
+        stage.wanted.credit = StreamData::cost_of(1) - 1;
+        assert!(matches!(stage.reader.read(&stage.wanted), Ok(Piece::NoCredit)));
+        stage.append("b");
+        stage.begin_anew("c");
+        stage.wanted.credit = MAX_STREAM_CREDIT;
+        assert_eq!(stage.read(), ("a".to_owned(), true));
+        // An instance that has nothing, not even a directory.
+        let mut stage = Stage::new(false, None);
+        assert_eq!(stage.read(), (String::new(), true));
+        let mut stage = Stage::new(true, None);
+        stage.wanted.dir.push("missing");
+        assert_eq!(stage.read(), (String::new(), false));
+        stage.wanted.over = true;
+        assert_eq!(stage.read(), (String::new(), true));
+    }
+
+    #[test]
+    fn a_piece_is_as_long_as_the_credit_allows_and_outputs_take_turns() {
+        let mut stage = Stage::new(false, None);
+        stage.wanted.open.outputs = Outputs::BOTH;
+        stage.reader = Reader::new(Outputs::BOTH);
+        stage.append("aaaa");
+        fs::write(stage.path("stderr.log"), "bbbb").unwrap();
+        stage.wanted.credit = StreamData::cost_of(3);
+        let mut pieces = Vec::new();
+        while let Piece::Data(data) = stage.reader.read(&stage.wanted).unwrap() {
+            pieces.push(data.data);
+        }
+        assert_eq!(pieces, ["aaa", "bbb", "a", "b"]);
+    }
+
+    #[test]
+    fn nothing_is_read_through_a_link_or_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("secret"), "secret").unwrap();
+        let link = |to: &Path| std::os::unix::fs::symlink(dir.path().join("secret"), to).unwrap();
+        let pipe = |to: &Path| rustix::fs::mkfifoat(CWD, to, Mode::RWXU).unwrap();
+        let directory = |to: &Path| fs::create_dir(to).unwrap();
+        let made: [&dyn Fn(&Path); 3] = [&link, &pipe, &directory];
+        for make in made {
+            for name in [LOG, BEFORE] {
+                let mut stage = Stage::new(true, None);
+                make(&stage.path(name));
+                assert!(stage.reader.read(&stage.wanted).is_err());
+            }
+        }
+        // Nor through one to the instance's directory.
+        let mut stage = Stage::new(true, None);
+        stage.append("a");
+        let elsewhere = dir.path().join("instance");
+        std::os::unix::fs::symlink(stage.dir.path(), &elsewhere).unwrap();
+        stage.wanted.dir = elsewhere;
+        assert!(stage.reader.read(&stage.wanted).is_err());
     }
 }
