@@ -252,7 +252,9 @@ impl Streams {
             },
             _ => None,
         };
-        if let (Some(end), Some(fed)) = (end, open.remove(&id)) {
+        if let Some(end) = end
+            && let Some(fed) = open.remove(&id)
+        {
             fed.tell(StreamEvent::Ended(end));
         }
     }
