@@ -26,12 +26,14 @@
 //! | `volumes` | AttachVolume and DetachVolume |
 //! | `lifecycle` | what becomes of an instance, and who is told |
 //! | `adopt` | what a former agent left |
+//! | `streams` | what instances write, and who asked for it |
 //! | `node` | status, capacity, STATS, tenants |
 
 mod adopt;
 mod commands;
 mod lifecycle;
 mod node;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -46,6 +48,7 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::node::Tenants;
+pub(crate) use self::streams::StreamOrder;
 use super::driver::{
     Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
 };
@@ -146,6 +149,7 @@ pub(crate) enum Done {
 pub(crate) enum Action {
     Send(Frame),
     Job(Job),
+    Stream(StreamOrder),
     /// Tell whoever looks after the machine.
     Evacuated(NextState),
 }
@@ -307,6 +311,8 @@ pub(crate) struct Control {
     /// The status that was sent last, with its payload.
     announced: Option<Frame>,
     tenants: Tenants,
+    /// Instances whose output somebody follows, or has followed.
+    followed: BTreeSet<Uuid>,
     stats_due: Instant,
     measuring_since: Option<Instant>,
     actions: Vec<Action>,
@@ -332,6 +338,7 @@ impl Control {
             retry_due: now,
             announced: None,
             tenants: Tenants::default(),
+            followed: BTreeSet::new(),
             stats_due: now,
             measuring_since: None,
             actions: Vec::new(),
@@ -346,7 +353,10 @@ impl Control {
         self.now = now;
         match input {
             Input::Connected { configuration } => self.connected(now, configuration),
-            Input::Disconnected => self.connected = false,
+            Input::Disconnected => {
+                self.connected = false;
+                self.actions.push(Action::Stream(StreamOrder::CloseAll));
+            }
             Input::Frame(frame) => self.frame(now, &frame),
             Input::Unsent(frame) => self.unsent(now, frame),
             Input::Done(done) => self.done(now, done),
@@ -373,6 +383,7 @@ impl Control {
         self.check_evacuated(now);
         self.sync_tenants();
         self.tick(now);
+        self.sync_streams();
     }
 
     /// What is to be done since the last call, in this order.

@@ -23,10 +23,12 @@
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
+//! | `logs` | `logs` |
 
 mod events;
 mod json;
 mod list;
+mod logs;
 mod options;
 mod session;
 pub(crate) mod tables;
@@ -77,6 +79,7 @@ enum Verb {
     /// Show the concentrators, and the public addresses that they have assigned
     Cncis(list::Args),
     Events(events::Args),
+    Logs(logs::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -98,5 +101,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Verb::Instances(args) => list::run(&options, &stop, &args, list::What::Instances),
         Verb::Cncis(args) => list::run(&options, &stop, &args, list::What::Cncis),
         Verb::Events(args) => events::run(&options, &stop, &args),
+        Verb::Logs(args) => logs::run(&options, &stop, &args),
     }
 }
