@@ -22,6 +22,15 @@ pub struct Evacuate {
     /// What the node does afterwards; default: maintenance, and then left out.
     #[serde(skip_serializing_if = "is_maintenance")]
     pub next_state: NextState,
+    /// After how many seconds instances that have not ended are killed; default:
+    /// 0, after the time that the node gives them, and then left out. A key of
+    /// this project.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub deadline: u32,
+}
+
+fn is_zero(seconds: &u32) -> bool {
+    *seconds == 0
 }
 
 payload!(Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid);

@@ -59,6 +59,14 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Waits so much longer for what may take that long, unless the user has said
+    /// for how long to wait.
+    pub(super) fn allow(&mut self, time: Duration) {
+        if !self.is_strict {
+            self.limit += time;
+        }
+    }
+
     /// Connects, and waits until the scheduler has told of all nodes.
     pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let session = Self::open(options, stop)?;

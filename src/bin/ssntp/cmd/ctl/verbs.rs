@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{ValueEnum, value_parser};
 use serde::de::IgnoredAny;
 use ssntp::cluster::controller::{CommandError, Controller, FindError, Order, View};
-use ssntp::payload::{AssignPublicIp, Configure, Id, NextState, ReleasePublicIp, yaml};
+use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
 use uuid::Uuid;
 
 use super::options::Options;
@@ -156,6 +157,10 @@ pub(super) struct EvacuateArgs {
     /// What the node does once it is empty
     #[arg(long, value_enum, default_value_t = NextStateName::Maintenance)]
     next_state: NextStateName,
+    /// Kill instances that have not ended after so long [default: what its agent
+    /// gives them]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
+    deadline: Option<u32>,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -179,8 +184,15 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
         NextStateName::Update => NextState::Update,
         NextStateName::Reboot => NextState::Reboot,
     };
-    let command = |controller: &Controller, node| controller.evacuate(node, next_state.clone());
-    node(options, stop, &args.node, args.waiting, command)
+    let deadline = args.deadline.unwrap_or(0);
+    let command = |controller: &Controller, node: Uuid| {
+        controller.order(&Evacuate {
+            workload_agent_uuid: node.into(),
+            next_state: next_state.clone(),
+            deadline,
+        })
+    };
+    node(options, stop, &args.node, args.waiting, deadline, command)
 }
 
 #[derive(Debug, clap::Args)]
@@ -192,7 +204,7 @@ pub(super) struct NodeArgs {
 }
 
 pub(super) fn restore(options: &Options, stop: &Stop, args: &NodeArgs) -> Result<(), Failure> {
-    node(options, stop, &args.node, args.waiting, Controller::restore)
+    node(options, stop, &args.node, args.waiting, 0, Controller::restore)
 }
 
 fn node(
@@ -200,9 +212,11 @@ fn node(
     stop: &Stop,
     text: &str,
     waiting: Waiting,
+    seconds: u32,
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let session = Session::open_told(options, stop)?;
+    let mut session = Session::open_told(options, stop)?;
+    session.allow(Duration::from_secs(seconds.into()));
     let node = find(&session, |view| view.find_node(text))?;
     let order = command(&session.controller, node).map_err(Failure::new)?;
     session.finish(vec![order], waiting.wait())
