@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
+use super::workload::is_false;
 use super::{Id, payload};
 
 /// Empty a node, and what it does afterwards.
@@ -27,6 +28,11 @@ pub struct Evacuate {
     /// this project.
     #[serde(skip_serializing_if = "is_zero")]
     pub deadline: u32,
+    /// Whether the scheduler starts what can run elsewhere on other nodes once it
+    /// has ended here; default: false, and then left out. Written as `move`. A key
+    /// of this project.
+    #[serde(rename = "move", skip_serializing_if = "is_false")]
+    pub moves: bool,
 }
 
 fn is_zero(seconds: &u32) -> bool {

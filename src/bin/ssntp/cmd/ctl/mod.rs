@@ -27,6 +27,7 @@
 mod events;
 mod json;
 mod list;
+mod moves;
 mod options;
 mod session;
 pub(crate) mod tables;

@@ -27,10 +27,10 @@ const LEAVING: Duration = Duration::from_secs(10);
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
-    limit: Duration,
+    pub(super) limit: Duration,
     /// Whether the user has said so.
     is_strict: bool,
-    json: bool,
+    pub(super) json: bool,
 }
 
 impl<'a> Session<'a> {

@@ -12,6 +12,7 @@ use ssntp::cluster::controller::{CommandError, Controller, FindError, Order, Vie
 use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
 use uuid::Uuid;
 
+use super::moves::Moves;
 use super::options::Options;
 use super::session::Session;
 use super::workload::WorkloadArgs;
@@ -161,6 +162,10 @@ pub(super) struct EvacuateArgs {
     /// gives them]
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
     deadline: Option<u32>,
+    /// Start elsewhere what can run elsewhere, once it has ended; what stays is
+    /// told with the reason
+    #[arg(long = "move")]
+    moves: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -185,14 +190,21 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
         NextStateName::Reboot => NextState::Reboot,
     };
     let deadline = args.deadline.unwrap_or(0);
-    let command = |controller: &Controller, node: Uuid| {
-        controller.order(&Evacuate {
-            workload_agent_uuid: node.into(),
-            next_state: next_state.clone(),
-            deadline,
-        })
-    };
-    node(options, stop, &args.node, args.waiting, deadline, command)
+    let mut session = Session::open_told(options, stop)?;
+    session.allow(Duration::from_secs(deadline.into()));
+    let node = find(&session, |view| view.find_node(&args.node))?;
+    let moved = args.moves.then(|| Moves::begin(&session, node));
+    let order = session.controller.order(&Evacuate {
+        workload_agent_uuid: node.into(),
+        next_state,
+        deadline,
+        moves: args.moves,
+    });
+    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())?;
+    match moved {
+        Some(moved) if args.waiting.wait() => moved.finish(&session),
+        _ => Ok(()),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -204,7 +216,7 @@ pub(super) struct NodeArgs {
 }
 
 pub(super) fn restore(options: &Options, stop: &Stop, args: &NodeArgs) -> Result<(), Failure> {
-    node(options, stop, &args.node, args.waiting, 0, Controller::restore)
+    node(options, stop, &args.node, args.waiting, Controller::restore)
 }
 
 fn node(
@@ -212,11 +224,9 @@ fn node(
     stop: &Stop,
     text: &str,
     waiting: Waiting,
-    seconds: u32,
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let mut session = Session::open_told(options, stop)?;
-    session.allow(Duration::from_secs(seconds.into()));
+    let session = Session::open_told(options, stop)?;
     let node = find(&session, |view| view.find_node(text))?;
     let order = command(&session.controller, node).map_err(Failure::new)?;
     session.finish(vec![order], waiting.wait())
