@@ -48,6 +48,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "'s log, from its node: hello from process ",
         " was evacuated: it is in maintenance, and web (",
         " was restored, and web (",
+        ", failed, and its node has started it again",
         "a START that needs 1000000 MB fails, as it should:",
         "no node has the room (full_cloud)",
         "the way of a frame, \"START ",

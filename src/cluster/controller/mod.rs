@@ -290,7 +290,8 @@ impl Controller {
         })
     }
 
-    /// EVACUATE a node.
+    /// EVACUATE a node. What else [`Evacuate`] can say, [`order`](Self::order)
+    /// takes.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -298,6 +299,7 @@ impl Controller {
         self.order(&Evacuate {
             workload_agent_uuid: node.into(),
             next_state,
+            ..Evacuate::default()
         })
     }
 

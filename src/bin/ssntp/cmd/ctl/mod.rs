@@ -29,6 +29,7 @@ mod events;
 mod json;
 mod list;
 mod logs;
+mod moves;
 mod options;
 mod session;
 pub(crate) mod tables;

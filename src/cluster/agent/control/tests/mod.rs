@@ -9,10 +9,12 @@
 //! | `streams` | who reads what instances write |
 //! | `volumes` | AttachVolume and DetachVolume |
 //! | `adoption` | what a former agent left |
+//! | `life` | restarts by policy, retention |
 
 mod adoption;
 mod commands;
 mod instances;
+mod life;
 mod node;
 mod streams;
 mod volumes;
