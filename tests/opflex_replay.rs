@@ -92,7 +92,7 @@ fn replay(capture: &str, domain: &str) {
         .unwrap();
     // The endpoints that the element resolved are declared by somebody else.
     let other = ConnectionId(0);
-    server.connected(other, None, start, &mut actions);
+    server.connected(other, "other".to_owned(), None, start, &mut actions);
     let identity =
         json!({"proto_version": "1.0", "name": "other", "domain": domain, "my_role": ["policy_element"]});
     let declare = json!({"endpoint": objects(capture, "endpoint"), "prr": 7200});
@@ -103,7 +103,8 @@ fn replay(capture: &str, domain: &str) {
     actions.clear();
 
     let element = ConnectionId(1);
-    server.connected(element, Some("127.0.0.1:18009".to_owned()), start, &mut actions);
+    let dialled = Some("127.0.0.1:18009".to_owned());
+    server.connected(element, "element".to_owned(), dialled, start, &mut actions);
     for (t, message) in said(capture, "pe>srv") {
         let now = start + Duration::from_secs_f64(t);
         server.tick(now, &mut actions);

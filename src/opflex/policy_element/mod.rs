@@ -69,6 +69,7 @@ use super::message::{Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
 use super::rpc::Random;
+use crate::log_limit::LogLimit;
 
 /// One interest in a policy or an endpoint, until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -110,6 +111,8 @@ pub struct ElementCore {
     proxies: Option<Proxies>,
     /// How many resolves there are only because other policy refers to them.
     followed: usize,
+    /// What servers may cause in the log, by address.
+    log: LogLimit<String>,
 }
 
 impl ElementCore {
@@ -131,6 +134,7 @@ impl ElementCore {
             health: Health::Down,
             proxies: None,
             followed: 0,
+            log: LogLimit::default(),
         }
     }
 

@@ -578,6 +578,7 @@ fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
         };
         json!({
             "connection": session.connection.0,
+            "address": session.address,
             "name": session.name,
             "roles": session.roles,
             "location": session.location,

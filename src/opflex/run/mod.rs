@@ -82,12 +82,6 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The host of a peer's address, by which what it may cause in the log counts:
-/// each connection has a port of its own.
-fn host(peer: &str) -> String {
-    peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()
-}
-
 /// Runs code of the application; a panic in it is logged and goes no further.
 fn guard(target: &str, call: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {

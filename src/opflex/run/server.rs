@@ -16,10 +16,11 @@ use super::control;
 use super::editing::{self, Edit, Editor};
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
-use super::{CallError, ServerConfig, StartError, host, now};
+use super::{CallError, ServerConfig, StartError, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
+use crate::opflex::peer::host;
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::server::{ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
@@ -195,6 +196,9 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
         Some(schema) => ServerCore::with_schema(config.settings.clone(), schema, now),
         None => ServerCore::new(config.settings.clone(), now),
     };
+    if config.settings.any_domain {
+        warn!(target: LOG, "elements of every domain are taken, whatever policy they are meant to have");
+    }
     let kept = match &config.keep {
         Some(path) => keeper::read(path)?,
         None => None,

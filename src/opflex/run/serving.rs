@@ -6,17 +6,17 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{debug, info, warn};
+use log::{Level, debug, info, log, warn};
 
 use super::connection::{Messages, Peers, deal};
 use super::editing::Job;
 use super::journal::Line;
 use super::server::LOG;
-use super::{control, guard, host, keeper};
+use super::{control, guard, keeper};
 use crate::log_limit::LogLimit;
 use crate::opflex::message::Incoming;
 use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
-use crate::opflex::peer::ConnectionId;
+use crate::opflex::peer::{ConnectionId, host};
 use crate::opflex::server::{self, ServerCore, Store, WalkId};
 use crate::printable::excerpt;
 use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
@@ -306,14 +306,15 @@ impl Core for Serving {
         }
         let connection = ConnectionId(id.sequence());
         if let Some(more) = self.log.admit(host(&request.peer), "connected", now) {
-            info!(target: LOG, "{connection} is {}{more}", request.peer);
+            info!(target: LOG, "{} ({connection}) is connected{more}", request.peer);
         }
-        self.peers.add(id, connection, request.peer);
+        self.peers.add(id, connection, request.peer.clone());
         if request.is_control {
             self.controls.insert(connection, None);
         } else {
             let dialled = request.dialled;
-            self.core.connected(connection, dialled, now, &mut self.wanted);
+            self.core
+                .connected(connection, request.peer, dialled, now, &mut self.wanted);
         }
         self.hand_on(actions);
         Ok((connection, ()))
@@ -364,7 +365,12 @@ impl Core for Serving {
     ) {
         if let Some((connection, peer)) = self.peers.remove(id) {
             if let Some(more) = self.log.admit(host(&peer), "ended", now) {
-                info!(target: LOG, "{connection} ({peer}) ended: {}{more}", excerpt(&reason));
+                // Who broke the protocol has been refused.
+                let level = match reason {
+                    EndReason::Protocol(_) => Level::Warn,
+                    _ => Level::Info,
+                };
+                log!(target: LOG, level, "{peer} ({connection}) ended: {}{more}", excerpt(&reason));
             }
             self.gone(connection, now);
             self.hand_on(actions);
@@ -385,7 +391,7 @@ impl Core for Serving {
     ) -> bool {
         if let Some((connection, peer)) = self.peers.remove(to) {
             if let Some(more) = self.log.admit(host(&peer), "too slow", now) {
-                warn!(target: LOG, "{connection} ({peer}) is too slow: its queue is full, it is disconnected{more}");
+                warn!(target: LOG, "{peer} ({connection}) is too slow: its queue is full, it is disconnected{more}");
             }
             actions.push(Action::End { id: to, abort: true });
             self.gone(connection, now);

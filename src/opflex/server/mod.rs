@@ -75,7 +75,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{error, info, warn};
+use log::{Level, error};
 
 pub use self::counters::RequestCounters;
 use self::endpoint_registry::EndpointRegistry;
@@ -90,7 +90,7 @@ pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 use super::message::{EndpointResolveResult, Incoming, Method, PolicyResolveResult, Reply};
 use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
-use super::peer::{Beat, CloseReason, ConnectionId};
+use super::peer::{Beat, CloseReason, ConnectionId, host};
 use super::rpc::{EncodeError, Frame, Id};
 use crate::log_limit::LogLimit;
 use crate::printable::excerpt;
@@ -158,7 +158,8 @@ pub struct ServerCore {
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
     last_xid: u64,
-    log: LogLimit<ConnectionId>,
+    /// What clients may cause in the log, by host.
+    log: LogLimit<String>,
 }
 
 impl ServerCore {
@@ -192,16 +193,18 @@ impl ServerCore {
         }
     }
 
-    /// A client connected. `dialled` is the address of ours that it reached,
-    /// `host:port`, where there is one.
+    /// A client connected from an address, which the log and
+    /// [`sessions`](Self::sessions) show. `dialled` is the address of ours that
+    /// it reached, `host:port`, where there is one.
     pub fn connected(
         &mut self,
         connection: ConnectionId,
+        address: String,
         dialled: Option<String>,
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        let session = Session::new(dialled, &self.settings, now);
+        let session = Session::new(address, dialled, &self.settings, now);
         self.timers.set(connection, session.deadline(&self.settings));
         self.sessions.insert(connection, session);
         self.echo(connection, 0, now, actions);
@@ -289,9 +292,9 @@ impl ServerCore {
             Incoming::Result { .. } | Incoming::BadResult { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
-                if let Some(more) = self.log.admit(connection, "failed there", now) {
-                    warn!("{connection}: {method} failed there: {}{more}", excerpt(&error));
-                }
+                self.log(connection, Level::Warn, "failed there", now, || {
+                    format!("{method} failed there: {}", excerpt(&error))
+                });
             }
         }
     }
@@ -485,6 +488,7 @@ impl ServerCore {
     pub fn sessions(&self) -> Vec<SessionInfo> {
         let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
             connection: *connection,
+            address: session.address.clone(),
             name: session.element.as_ref().map(|element| element.name.clone()),
             roles: session
                 .element
@@ -543,12 +547,34 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        if self.sessions.contains_key(&connection) {
-            if let Some(more) = self.log.admit(connection, "closed", now) {
-                info!("{connection} is closed: {}{more}", excerpt(&reason));
-            }
-            actions.push(Action::Close { connection, reason });
-            self.forget(connection, now, actions);
+        let Some(session) = self.sessions.get(&connection) else {
+            return;
+        };
+        // Nothing else tells an operator why an element is not there.
+        let level = match session.element {
+            None => Level::Warn,
+            Some(_) => Level::Info,
+        };
+        self.log(connection, level, "closed", now, || {
+            format!("closed: {}", excerpt(&reason))
+        });
+        actions.push(Action::Close { connection, reason });
+        self.forget(connection, now, actions);
+    }
+
+    /// A line of the log that a client causes.
+    fn log(
+        &mut self,
+        connection: ConnectionId,
+        level: Level,
+        kind: &'static str,
+        now: Instant,
+        text: impl FnOnce() -> String,
+    ) {
+        let address = self.sessions.get(&connection);
+        let address = address.map_or("", |session| session.address.as_str());
+        if let Some(more) = self.log.admit(host(address), kind, now) {
+            log::log!(level, "{address} ({connection}): {}{more}", text());
         }
     }
 

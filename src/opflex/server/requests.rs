@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{debug, info, warn};
+use log::{Level, debug};
 
 use super::refusal::Refusal;
 use super::resolves::{Resolve, Untold};
@@ -113,12 +113,10 @@ impl ServerCore {
     }
 
     fn tell_unknown(&mut self, connection: ConnectionId, method: Method, unknown: usize, now: Instant) {
-        if unknown > 0
-            && let Some(more) = self.log.admit(connection, "unknown to the model", now)
-        {
-            warn!(
-                "{connection}: {method}: {unknown} objects and properties unknown to the model are left out{more}"
-            );
+        if unknown > 0 {
+            self.log(connection, Level::Warn, "unknown to the model", now, || {
+                format!("{method}: {unknown} objects and properties unknown to the model are left out")
+            });
         }
     }
 
@@ -148,6 +146,7 @@ impl ServerCore {
             return Err(Refusal::new(ErrorCode::ESTATE, "no session"));
         };
         let before = session.element.as_ref().map(|element| element.name.clone());
+        let domain = identity.domain.clone();
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
         let name = session.element.as_ref().map(|element| element.name.clone());
@@ -155,9 +154,12 @@ impl ServerCore {
             self.names.remove(&before);
         }
         if let Some(name) = name {
-            if let Some(more) = self.log.admit(connection, "identity", now) {
-                info!("{connection} is {}{more}", excerpt(&name));
-            }
+            // Whoever takes any domain sees which ones come.
+            let domain = domain.filter(|domain| *domain != self.settings.domain);
+            let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
+            self.log(connection, Level::Info, "identity", now, || {
+                format!("it is {}{}", excerpt(&name), excerpt(&domain))
+            });
             let other = self
                 .names
                 .insert(name, connection)
@@ -199,9 +201,9 @@ impl ServerCore {
         match method {
             // Nothing else tells an operator why an element is not there.
             Some(Method::SendIdentity) => {
-                if let Some(more) = self.log.admit(connection, "identity refused", now) {
-                    warn!("{connection}: its identity is refused: {}{more}", excerpt(error));
-                }
+                self.log(connection, Level::Warn, "identity refused", now, || {
+                    format!("its identity is refused: {}", excerpt(error))
+                });
             }
             _ => debug!("{connection}: refused: {error}"),
         }

@@ -111,12 +111,19 @@ impl Resolvable {
         resolves: &[Resolve],
         limits: &ServerLimits,
     ) -> Result<(), Refusal> {
-        let unknown = |resolve: &&Resolve| self.tree.schema().is_some_and(|s| !s.knows(&resolve.subject));
-        if let Some(resolve) = resolves.iter().find(unknown) {
-            return Err(Refusal::error(format_args!(
-                "unknown subject {:?}",
-                &*resolve.subject
-            )));
+        // An empty answer would hide a typing error for ever.
+        for Resolve { subject, target, .. } in resolves {
+            if self.tree.schema().is_some_and(|schema| !schema.knows(subject)) {
+                return Err(Refusal::error(format_args!("unknown subject {:?}", &**subject)));
+            }
+            if let Target::Uri(uri) = target
+                && let Some(there) = self.tree.get(uri).filter(|there| *there.subject() != *subject)
+            {
+                let (is, asked) = (&**there.subject(), &**subject);
+                return Err(Refusal::error(format_args!(
+                    "{uri} is of the class {is:?}, not {asked:?}"
+                )));
+            }
         }
         let there = self.watchers.count(&connection);
         // What is resolved again is there already.

@@ -46,7 +46,8 @@ impl World {
         self.clients += 1;
         let connection = ConnectionId(self.clients);
         self.act(|server, now, actions| {
-            server.connected(connection, Some("10.0.0.9:8009".into()), now, actions)
+            let dialled = Some("10.0.0.9:8009".into());
+            server.connected(connection, "10.0.0.1:40000".into(), dialled, now, actions)
         });
         self.heard(connection);
         connection

@@ -46,11 +46,12 @@ fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
     );
     assert_eq!(resolve(&mut world, client, "/class4/missing/", 7200), json!([]));
     let other = json!([{"subject": "class5", "policy_uri": "/class4/test/", "prr": 7200}]);
+    // A typing error would go unseen for ever.
     assert_eq!(
-        world.ask(client, "policy_resolve", other)["result"],
-        json!({"policy": []})
+        world.ask(client, "policy_resolve", other)["error"]["message"],
+        "/class4/test/ is of the class \"class4\", not \"class5\""
     );
-    assert_eq!(world.server.sessions()[0].counters.unavailable, 2);
+    assert_eq!(world.server.sessions()[0].counters.unavailable, 1);
 }
 
 #[test]
