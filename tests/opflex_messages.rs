@@ -11,7 +11,7 @@
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request};
+use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request, Store};
 use ssntp::opflex::model::Target;
 use ssntp::opflex::rpc::{self, Error, Frame, Framing, Limits};
 
@@ -145,11 +145,11 @@ fn both_targets_of_the_draft_print_back() {
         {"subject": "c", "policy_uri": "/c/", "prr": -5, "status": "new", "policy_ident": null}]});
     match read(&text) {
         Incoming::Request {
-            request: Request::PolicyResolve(resolves),
+            request: Request::Resolve(_, resolves),
             ..
         } => {
             assert_eq!(resolves[0].target, Target::Uri("/c/".parse().unwrap()));
-            assert_eq!(resolves[0].prr, -5);
+            assert_eq!(resolves[0].prr, Some(-5));
         }
         other => panic!("{other:?}"),
     }
@@ -244,7 +244,7 @@ fn missing_params_are_an_empty_list() {
     for (method, expected) in [
         ("echo", Request::Echo(Default::default())),
         ("send_identity", Request::SendIdentity(Default::default())),
-        ("policy_resolve", Request::PolicyResolve(vec![])),
+        ("policy_resolve", Request::Resolve(Store::Policy, vec![])),
         ("state_report", Request::StateReport(vec![])),
     ] {
         for text in [
@@ -280,7 +280,7 @@ fn responses_are_read_by_the_method_in_their_id() {
         ("policy_resolve", json!({"policy": [{"uri": "/c/"}]})),
         ("policy_resolve", json!(null)),
         ("policy_resolve", json!([[]])),
-        ("endpoint_resolve", json!({"policy": []})),
+        ("endpoint_resolve", json!({"objects": []})),
         ("send_identity", json!([])),
         ("send_identity", json!({"peers": "localhost:8009"})),
         ("send_identity", json!({"peers": [{"role": []}]})),
@@ -299,11 +299,25 @@ fn one_object_that_is_none_costs_the_others_nothing() {
         let result = json!({member: objects});
         match read(&json!({"id": [method, 1], "result": result})) {
             Incoming::Result {
-                reply: Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects),
+                reply: Reply::Resolve(_, objects),
                 ..
             } => assert_eq!(objects.len(), 1),
             other => panic!("{method}: {other:?}"),
         }
+    }
+    let deletion = json!({"subject": "c", "uri": "/d/"});
+    for method in ["policy_update", "endpoint_update"] {
+        let update = json!({"replace": objects, "merge_children": [7], "delete": [deletion]});
+        match read(&json!({"id": [method, 1], "method": method, "params": [update]})) {
+            Incoming::Request {
+                request: Request::Update(_, updates),
+                ..
+            } => assert_eq!((updates[0].replace.len(), updates[0].delete.len()), (1, 1)),
+            other => panic!("{method}: {other:?}"),
+        }
+        // Where nothing can be used, whoever sent it is told.
+        let text = json!({"id": 1, "method": method, "params": [{"replace": [7]}]});
+        assert!(matches!(read(&text), Incoming::Refused { .. }), "{method}");
     }
 }
 

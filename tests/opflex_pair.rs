@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use ssntp::opflex::message::{Decoder, Method, Peer, Role};
-use ssntp::opflex::model::{ManagedObject, Uri};
+use ssntp::opflex::model::{Edit, ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
 use ssntp::opflex::policy_element::{self as element, ElementCore, Health, PeerState};
 use ssntp::opflex::rpc::{Framing, Limits};
@@ -277,7 +277,7 @@ impl Net {
 
     fn put(&mut self, address: &str, objects: Vec<ManagedObject>) {
         self.on_server(address, |server, now, actions| {
-            server.merge_policy(objects, now, actions).unwrap();
+            server.edit(Edit::Merge(objects), now, actions).unwrap();
         });
         self.run();
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use serde_json::{Value, json};
 use ssntp::opflex::message::{Decoder, Incoming};
-use ssntp::opflex::model::{ManagedObject, Uri};
+use ssntp::opflex::model::{Edit, ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
 use ssntp::opflex::policy_element::{self, ElementCore};
 use ssntp::opflex::server::{Action, ServerCore, Settings};
@@ -88,7 +88,7 @@ fn replay(capture: &str, domain: &str) {
     let mut server = ServerCore::new(Settings::new("server", domain), start);
     let mut actions = Vec::new();
     server
-        .merge_policy(objects(capture, "policy"), start, &mut actions)
+        .edit(Edit::Merge(objects(capture, "policy")), start, &mut actions)
         .unwrap();
     // The endpoints that the element resolved are declared by somebody else.
     let other = ConnectionId(0);

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 
 use super::pool::{Need, Verdict};
-use super::{Action, ElementCore, ElementEvent, Health, Subject};
+use super::{Action, ElementCore, ElementEvent, Health};
 use crate::opflex::message::{
-    ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, PolicyUpdate, Reply, Request, Role,
+    ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role,
 };
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
@@ -180,15 +180,7 @@ impl ElementCore {
         let method = request.method();
         let result = match request {
             Request::Echo(echo) => return send(connection, Frame::result(id, &echo.answer()), actions),
-            Request::PolicyUpdate(updates) => self.updated(Subject::Policy, updates, now, actions),
-            Request::EndpointUpdate(updates) => {
-                let updates = updates.into_iter().map(|update| PolicyUpdate {
-                    replace: update.replace,
-                    merge_children: Vec::new(),
-                    delete: update.delete,
-                });
-                self.updated(Subject::Endpoint, updates.collect(), now, actions)
-            }
+            Request::Update(what, updates) => self.updated(what, updates, now, actions),
             // A request of the wrong direction.
             _ => Err(ErrorResponse::new(
                 ErrorCode::EUNSUPPORTED,
@@ -310,7 +302,7 @@ impl ElementCore {
         if method != key.method() {
             return warn!("{connection}: an answer to {method} has the number of another request");
         }
-        if let Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects) = reply {
+        if let Reply::Resolve(_, objects) = reply {
             // What is not taken is asked for again, like what is not answered.
             if self.resolved(&key, objects, now, actions) {
                 self.held.answered(connection, xid);

@@ -8,9 +8,9 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
+use super::ELEMENT_LOG as LOG;
 use super::connection::{Messages, Peers, deal};
 use super::dial::{Dial, DialError, Dialer};
-use super::element::LOG;
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};

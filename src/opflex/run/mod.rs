@@ -74,6 +74,11 @@ pub use self::server::{Server, ServerHandle};
 pub use self::serving::ServerContext;
 pub use crate::transport::default_max_handshakes;
 
+/// The target of the log lines of a server.
+const SERVER_LOG: &str = "ssntp::opflex::server";
+/// The target of the log lines of an element.
+const ELEMENT_LOG: &str = "ssntp::opflex::policy_element";
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the dispatchers tell the cores the time"

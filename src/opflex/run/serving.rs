@@ -11,11 +11,10 @@ use log::{Level, debug, info, log, warn};
 use super::connection::{Messages, Peers, deal};
 use super::editing::Job;
 use super::journal::Line;
-use super::server::LOG;
-use super::{control, guard, keeper};
+use super::{SERVER_LOG as LOG, control, guard, keeper};
 use crate::log_limit::LogLimit;
 use crate::opflex::message::Incoming;
-use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
+use crate::opflex::model::{Changes, Edit, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::{ConnectionId, host};
 use crate::opflex::server::{self, ServerCore, Store, WalkId};
 use crate::printable::excerpt;
@@ -46,61 +45,16 @@ impl ServerContext<'_> {
         self.now
     }
 
-    /// See [`ServerCore::merge_policy`].
+    /// See [`ServerCore::edit`].
     ///
     /// # Errors
     /// The objects are malformed or not what the model allows.
-    pub fn merge_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        let changes = self.core.merge_policy(objects, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::replace_policy`].
-    ///
-    /// # Errors
-    /// As [`merge_policy`](Self::merge_policy).
-    pub fn replace_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        let changes = self.core.replace_policy(objects, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::update_policy`].
-    ///
-    /// # Errors
-    /// As [`merge_policy`](Self::merge_policy).
-    pub fn update_policy(
-        &mut self,
-        delete: &[Uri],
-        merge: Vec<ManagedObject>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.core.update_policy(delete, merge, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::reload_policy`].
-    ///
-    /// # Errors
-    /// As [`merge_policy`](Self::merge_policy).
-    pub fn reload_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        let changes = self.core.reload_policy(objects, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::delete_policy`].
-    pub fn delete_policy(&mut self, uris: &[Uri]) -> Changes {
-        let changes = self.core.delete_policy(uris, self.now, self.actions);
-        self.keep(&changes);
-        changes
-    }
-
-    fn keep(&mut self, changes: &Changes) {
+    pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
+        let changes = self.core.edit(edit, self.now, self.actions)?;
         if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {
-            edits.push(Line::of(changes, self.core.policy()));
+            edits.push(Line::of(&changes, self.core.policy()));
         }
+        Ok(changes)
     }
 
     /// See [`ServerCore::begin_walk`].
@@ -525,7 +479,7 @@ mod tests {
         let now = clock();
         let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
         let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
-        core.merge_policy(vec![long], now, &mut Vec::new()).unwrap();
+        core.edit(Edit::Merge(vec![long]), now, &mut Vec::new()).unwrap();
         let mut bench = Bench::new(core, 10, now);
         let (id, outbox) = bench.connect(false).unwrap();
         let resolve =
@@ -549,7 +503,7 @@ mod tests {
             |uri: String| ManagedObject::new("A", uri.parse().unwrap()).with("name", "x".repeat(10_000));
         let below = (0..1000).map(|n| object(format!("/a/{n}/")));
         let policy = std::iter::once(object("/a/".to_owned())).chain(below).collect();
-        core.merge_policy(policy, now, &mut Vec::new()).unwrap();
+        core.edit(Edit::Merge(policy), now, &mut Vec::new()).unwrap();
         let mut bench = Bench::new(core, 10, now);
         let (id, outbox) = bench.connect(false).unwrap();
         let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
@@ -563,7 +517,7 @@ mod tests {
             matches!(
                 message,
                 Incoming::Result {
-                    reply: crate::opflex::message::Reply::PolicyResolve(_),
+                    reply: crate::opflex::message::Reply::Resolve(..),
                     ..
                 }
             )

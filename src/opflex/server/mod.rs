@@ -2,7 +2,7 @@
 //! combination, as one state machine without sockets, threads or clock.
 //!
 //! ```text
-//!                 connected, message, disconnected, tick, merge_policy …
+//!                 connected, message, disconnected, tick, edit …
 //!                                      │
 //!            ┌─────────────────────────▼─────────────────────────┐
 //!            │ ServerCore  sessions ─ identity, echoes, counters │
@@ -34,7 +34,7 @@
 //!    │                  peers with this server  │
 //!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
 //!    │<──────────────────── objects, or none ───│ many: policy_update first
-//!    │<── policy_update ────────────────────────│ merge_policy at or below uri
+//!    │<── policy_update ────────────────────────│ an edit at or below uri
 //!    │ policy_unresolve {uri} ─────────────────>│ watch no more
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
@@ -81,15 +81,15 @@ pub use self::counters::RequestCounters;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
 pub use self::ownership::Declared;
-use self::push::Update;
 use self::resolves::Resolvable;
 pub use self::roll_up::{Interval, Row};
 pub use self::session::SessionInfo;
 use self::session::{Answer, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
-use super::message::{EndpointResolveResult, Incoming, Method, PolicyResolveResult, Reply};
-use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
+pub use super::message::Store;
+use super::message::{Incoming, Method, Reply, Update};
+use super::model::{Changes, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
 use super::peer::{Beat, CloseReason, ConnectionId, host};
 use super::rpc::{EncodeError, Frame, Id};
 use crate::log_limit::LogLimit;
@@ -114,25 +114,6 @@ pub enum Action {
         /// Why, for the log.
         reason: CloseReason,
     },
-}
-
-/// One of the two trees of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// The policy repository.
-    Policy,
-    /// The endpoint registry.
-    Endpoints,
-}
-
-impl Store {
-    /// The method that tells of its changes.
-    fn update(self) -> Method {
-        match self {
-            Self::Policy => Method::PolicyUpdate,
-            Self::Endpoints => Method::EndpointUpdate,
-        }
-    }
 }
 
 /// A walk that has begun and is not over.
@@ -316,22 +297,20 @@ impl ServerCore {
         let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
             return false;
         };
-        let resolvable = match of {
-            Store::Policy => &self.policy,
-            Store::Endpoints => &self.registry.endpoints,
+        let tree = match of {
+            Store::Policy => &self.policy.tree,
+            Store::Endpoints => &self.registry.endpoints.tree,
         };
-        let objects = untold.next(&resolvable.tree, self.settings.limits.message_bytes);
+        let objects = untold.next(tree, self.settings.limits.message_bytes);
         let is_over = untold.is_empty();
         let is_nothing = is_over && objects.is_empty();
-        let frame = match of {
-            Store::Policy if is_over => Frame::result(&id, &PolicyResolveResult { policy: objects }),
-            Store::Endpoints if is_over => Frame::result(&id, &EndpointResolveResult { endpoint: objects }),
-            _ => {
-                self.last_xid += 1;
-                let method = of.update();
-                let id = Id::call(method.name(), self.last_xid);
-                Frame::request(&id, method.name(), &[Update::coming(of, objects)])
-            }
+        let frame = if is_over {
+            Reply::resolved(of, &id, &objects)
+        } else {
+            self.last_xid += 1;
+            let method = of.update();
+            let id = Id::call(method.name(), self.last_xid);
+            Frame::request(&id, method.name(), &[Update::coming(of, objects)])
         };
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.counters.updates += u64::from(!is_over);
@@ -364,7 +343,7 @@ impl ServerCore {
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
         let changes = self.registry.expire(now);
-        self.tell_endpoints(&changes, now, actions);
+        self.tell(Store::Endpoints, &changes, now, actions);
     }
 
     /// All policy.
@@ -395,13 +374,11 @@ impl ServerCore {
             Store::Policy => &self.policy.tree,
             Store::Endpoints => &self.registry.endpoints.tree,
         };
-        match walk.step(tree, most) {
-            Some(objects) => Some((*store, objects)),
-            None => {
-                self.walks.remove(&id);
-                None
-            }
+        let next = walk.step(tree, most).map(|objects| (*store, objects));
+        if next.is_none() {
+            self.walks.remove(&id);
         }
+        next
     }
 
     /// Ends a walk that nobody goes on with.
@@ -419,69 +396,24 @@ impl ServerCore {
         &self.observer
     }
 
-    /// Puts policy in, in place of objects with the same URIs; their other
-    /// children stay. Who resolved it is told.
-    pub fn merge_policy(
+    /// Changes policy. Who resolved what changes is told.
+    ///
+    /// # Errors
+    /// The objects are malformed or not what the model allows; nothing changes.
+    pub fn edit(
         &mut self,
-        objects: Vec<ManagedObject>,
+        edit: Edit,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.merge(objects)?;
-        self.tell_policy(&changes, now, actions);
-        Ok(changes)
-    }
-
-    /// Puts policy in, in place of objects with the same URIs and everything
-    /// below them. Who resolved it is told.
-    pub fn replace_policy(
-        &mut self,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.replace(objects)?;
-        self.tell_policy(&changes, now, actions);
-        Ok(changes)
-    }
-
-    /// Removes policy with everything below it. Who resolved it is told.
-    pub fn delete_policy(&mut self, uris: &[Uri], now: Instant, actions: &mut Vec<Action>) -> Changes {
-        let changes = self.policy.tree.delete(uris);
-        self.tell_policy(&changes, now, actions);
-        changes
-    }
-
-    /// Removes policy with everything below it and puts other policy in, as one
-    /// edit: what goes and comes again within it stays. Who resolved it is told.
-    pub fn update_policy(
-        &mut self,
-        delete: &[Uri],
-        merge: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.update(delete, Vec::new(), merge)?;
-        self.tell_policy(&changes, now, actions);
+        let changes = self.policy.tree.edit(edit)?;
+        self.tell(Store::Policy, &changes, now, actions);
         Ok(changes)
     }
 
     /// A number that is another one after each edit that changed policy.
     pub fn policy_revision(&self) -> u64 {
         self.policy_revision
-    }
-
-    /// Makes these objects all the policy there is. Who resolved what changes
-    /// is told.
-    pub fn reload_policy(
-        &mut self,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.replace_all(objects)?;
-        self.tell_policy(&changes, now, actions);
-        Ok(changes)
     }
 
     /// The clients, in the order in which they connected.
@@ -590,16 +522,7 @@ impl ServerCore {
         }
         self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
-        self.tell_endpoints(&changes, now, actions);
-    }
-
-    fn tell_policy(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.policy_revision += u64::from(!changes.is_empty());
-        self.tell(Store::Policy, changes, now, actions);
-    }
-
-    fn tell_endpoints(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.tell(Store::Endpoints, changes, now, actions);
+        self.tell(Store::Endpoints, &changes, now, actions);
     }
 
     /// Tells walks and clients of an edit. An update is built once and sent to
@@ -609,6 +532,7 @@ impl ServerCore {
             Store::Policy => &self.policy,
             Store::Endpoints => &self.registry.endpoints,
         };
+        self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
         for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
             walk.changed(&resolvable.tree, changes);
         }

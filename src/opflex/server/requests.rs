@@ -6,11 +6,11 @@ use bytes::Bytes;
 use log::{Level, debug};
 
 use super::refusal::Refusal;
-use super::resolves::{Resolve, Untold};
+use super::resolves::{Interest, Resolvable, Untold};
 use super::session::Answer;
 use super::{Action, ServerCore, Store, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
-use crate::opflex::model::Name;
+use crate::opflex::model::{ManagedObject, Name};
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
 use crate::printable::excerpt;
@@ -39,69 +39,43 @@ impl ServerCore {
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
             )),
-            Request::PolicyResolve(resolves) => {
-                let resolves = resolves.into_iter().map(Resolve::policy).collect();
-                let untold = self.policy.resolve(connection, resolves, &limits, now);
-                match untold {
-                    Ok(untold) => return self.begin_answer(connection, id, Store::Policy, untold, actions),
+            Request::Resolve(of, resolves) => {
+                let interest = |resolve| Interest::of(resolve, default_prr);
+                let interests = resolves.into_iter().map(interest).collect();
+                let resolvable = self.resolvable_mut(of);
+                match resolvable.resolve(connection, interests, &limits, now) {
+                    Ok(untold) => return self.begin_answer(connection, id, of, untold, actions),
                     Err(refusal) => Err(refusal),
                 }
             }
-            Request::PolicyUnresolve(unresolves) => {
+            Request::Unresolve(of, unresolves) => {
                 let targets = unresolves.iter().map(|unresolve| &unresolve.target);
-                self.policy.unresolve(connection, targets);
+                self.resolvable_mut(of).unresolve(connection, targets);
                 Ok(done())
             }
             Request::EndpointDeclare(mut declares) => {
                 let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
-                let schema = self.registry.endpoints.tree.schema();
-                let unknown = schema.map_or(0, |schema| {
-                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
-                });
-                self.tell_unknown(connection, method, unknown, now);
+                self.leave_out_unknown(connection, method, objects, now);
                 let changes = self
                     .registry
                     .declare(&element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
-                    self.tell_endpoints(&changes, now, actions);
+                    self.tell(Store::Endpoints, &changes, now, actions);
                     done()
                 })
             }
             Request::EndpointUndeclare(undeclares) => {
                 let changes = self.registry.undeclare(&element, &undeclares);
-                self.tell_endpoints(&changes, now, actions);
-                Ok(done())
-            }
-            Request::EndpointResolve(resolves) => {
-                let resolve = |resolve| Resolve::endpoint(resolve, default_prr);
-                let resolves = resolves.into_iter().map(resolve).collect();
-                let untold = self
-                    .registry
-                    .endpoints
-                    .resolve(connection, resolves, &limits, now);
-                match untold {
-                    Ok(untold) => {
-                        return self.begin_answer(connection, id, Store::Endpoints, untold, actions);
-                    }
-                    Err(refusal) => Err(refusal),
-                }
-            }
-            Request::EndpointUnresolve(unresolves) => {
-                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
-                self.registry.endpoints.unresolve(connection, targets);
+                self.tell(Store::Endpoints, &changes, now, actions);
                 Ok(done())
             }
             Request::StateReport(mut reports) => {
                 let objects = reports.iter_mut().map(|report| &mut report.observable);
-                let schema = self.registry.endpoints.tree.schema();
-                let unknown = schema.map_or(0, |schema| {
-                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
-                });
-                self.tell_unknown(connection, method, unknown, now);
+                self.leave_out_unknown(connection, method, objects, now);
                 self.observer.report(&element, reports, now).map(|()| done())
             }
             // A request of the wrong direction, which no role takes.
-            Request::PolicyUpdate(_) | Request::EndpointUpdate(_) | Request::Custom(_) => Err(Refusal::new(
+            Request::Update(..) | Request::Custom(_) => Err(Refusal::new(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a server does not take {method}"),
             )),
@@ -112,7 +86,25 @@ impl ServerCore {
         }
     }
 
-    fn tell_unknown(&mut self, connection: ConnectionId, method: Method, unknown: usize, now: Instant) {
+    fn resolvable_mut(&mut self, of: Store) -> &mut Resolvable {
+        match of {
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.registry.endpoints,
+        }
+    }
+
+    /// Leaves out what the model does not know, as libopflex does, and says so.
+    fn leave_out_unknown<'a>(
+        &mut self,
+        connection: ConnectionId,
+        method: Method,
+        objects: impl Iterator<Item = &'a mut Vec<ManagedObject>>,
+        now: Instant,
+    ) {
+        let unknown: usize = match self.policy.tree.schema() {
+            Some(schema) => objects.map(|objects| schema.leave_out_unknown(objects)).sum(),
+            None => 0,
+        };
         if unknown > 0 {
             self.log(connection, Level::Warn, "unknown to the model", now, || {
                 format!("{method}: {unknown} objects and properties unknown to the model are left out")
