@@ -408,7 +408,8 @@ fn siblings(count: usize, directory: &Path) -> f64 {
 fn edits(count: usize, directory: &Path) -> [f64; 3] {
     const TIMES: usize = 1000;
     let start = |control: &Path, keep: &[&str]| {
-        let arguments = [&[control.to_str().unwrap(), &count.to_string()], keep].concat();
+        let size = count.to_string();
+        let arguments = [&[control.to_str().unwrap(), &size], keep].concat();
         let mut server = Other::start("serve-plain", &arguments);
         let address = server.line();
         let control = Control::connect(control, Duration::from_secs(120)).unwrap();

@@ -295,20 +295,6 @@ fn one_object_that_is_none_costs_the_others_nothing() {
             other => panic!("{method}: {other:?}"),
         }
     }
-    let deletion = json!({"subject": "c", "uri": "/d/"});
-    for method in ["policy_update", "endpoint_update"] {
-        let update = json!({"replace": objects, "merge_children": [7], "delete": [deletion]});
-        match read(&json!({"id": [method, 1], "method": method, "params": [update]})) {
-            Incoming::Request {
-                request: Request::Update(_, updates),
-                ..
-            } => assert_eq!((updates[0].replace.len(), updates[0].delete.len()), (1, 1)),
-            other => panic!("{method}: {other:?}"),
-        }
-        // Where nothing can be used, whoever sent it is told.
-        let text = json!({"id": 1, "method": method, "params": [{"replace": [7]}]});
-        assert!(matches!(read(&text), Incoming::Refused { .. }), "{method}");
-    }
 }
 
 #[test]

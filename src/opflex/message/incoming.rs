@@ -158,8 +158,8 @@ impl Request {
             Method::EndpointResolve => Self::Resolve(Store::Endpoints, objects(params)?),
             Method::PolicyUnresolve => Self::Unresolve(Store::Policy, objects(params)?),
             Method::EndpointUnresolve => Self::Unresolve(Store::Endpoints, objects(params)?),
-            Method::PolicyUpdate => Self::Update(Store::Policy, updates(params)?),
-            Method::EndpointUpdate => Self::Update(Store::Endpoints, updates(params)?),
+            Method::PolicyUpdate => Self::Update(Store::Policy, objects(params)?),
+            Method::EndpointUpdate => Self::Update(Store::Endpoints, objects(params)?),
             Method::EndpointDeclare => Self::EndpointDeclare(objects(params)?),
             Method::EndpointUndeclare => Self::EndpointUndeclare(objects(params)?),
             Method::StateReport => Self::StateReport(objects(params)?),
@@ -291,39 +291,17 @@ struct Resolved<O> {
     objects: O,
 }
 
-/// Updates. As in the result of a resolve, one object that is none must not cost
-/// the others.
-fn updates(params: Option<&Payload>) -> Result<Vec<Update>, String> {
-    let strict = objects(params);
-    let Err(fault) = strict else {
-        return strict;
-    };
-    let lenient: Vec<Update<Value>> = objects(params)?;
-    let update = |update: Update<Value>| Update {
-        replace: usable(update.replace),
-        merge_children: update.merge_children.map(usable),
-        delete: update.delete,
-    };
-    let updates: Vec<Update> = lenient.into_iter().map(update).collect();
-    let says = |update: &Update| {
-        let merges = update
-            .merge_children
-            .as_ref()
-            .is_some_and(|objects| !objects.is_empty());
-        merges || !update.replace.is_empty() || !update.delete.is_empty()
-    };
-    Some(updates)
-        .filter(|updates| updates.iter().any(says))
-        .ok_or(fault)
-}
-
-/// The managed objects among values of which some are none.
+/// The managed objects of an answer in which something is none: one of them must
+/// not cost the others.
 fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
     let came = values.len();
     let read = |value| serde_json::from_value::<Object<ManagedObject>>(value).ok();
     let objects = values.into_iter().filter_map(read).map(|Object(object)| object);
     let objects: Vec<_> = objects.collect();
-    debug!("{} of {came} objects can't be used", came - objects.len());
+    debug!(
+        "{} of {came} objects of an answer can't be used",
+        came - objects.len()
+    );
     objects
 }
 
