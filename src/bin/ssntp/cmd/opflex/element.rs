@@ -339,13 +339,6 @@ fn kind(kind: ChangeKind) -> &'static str {
     }
 }
 
-fn subject_name(subject: Store) -> &'static str {
-    match subject {
-        Store::Policy => "policy",
-        Store::Endpoints => "endpoint",
-    }
-}
-
 fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     match event {
         ElementEvent::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
@@ -397,7 +390,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (kind, what) = (kind(change.kind), subject_name(what));
+    let (kind, what) = (kind(change.kind), what.name());
     output.line(printable(&format!(
         "{what} {kind} {} {}",
         change.subject, change.uri
@@ -433,7 +426,7 @@ fn to_json(event: &ElementEvent) -> Option<Value> {
             target,
             found,
         } => json!({
-            "event": "resolved", "what": subject_name(*what), "subject": subject,
+            "event": "resolved", "what": what.name(), "subject": subject,
             "target": target.to_string(), "found": found,
         }),
         ElementEvent::Changed { what, objects } => {
@@ -446,7 +439,7 @@ fn to_json(event: &ElementEvent) -> Option<Value> {
                     })
                 })
                 .collect();
-            json!({ "event": "changed", "what": subject_name(*what), "objects": objects })
+            json!({ "event": "changed", "what": what.name(), "objects": objects })
         }
         ElementEvent::Refused {
             address,
