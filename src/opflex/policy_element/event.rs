@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::opflex::message::{ErrorResponse, Method, Proxies};
+use crate::opflex::message::{ErrorResponse, Method, Proxies, Store};
 use crate::opflex::model::{ChangeKind, ManagedObject, Name, Target, Uri};
 use crate::opflex::peer::{CloseReason, ConnectionId};
 
@@ -86,7 +86,7 @@ pub enum ElementEvent {
     /// A resolve was answered for the first time.
     Resolved {
         /// Policy or endpoint.
-        what: Subject,
+        what: Store,
         /// The class.
         subject: Name,
         /// Which object.
@@ -97,7 +97,7 @@ pub enum ElementEvent {
     /// Policy or endpoints that are held changed, in the order of their URIs.
     Changed {
         /// Policy or endpoints.
-        what: Subject,
+        what: Store,
         /// The objects.
         objects: Vec<ObjectChange>,
     },
@@ -133,15 +133,6 @@ pub enum ElementEvent {
     /// So many events before this one are lost, because nobody took them in
     /// time. Only what runs the element tells it.
     Missed(u64),
-}
-
-/// What an event is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Subject {
-    /// Policy.
-    Policy,
-    /// Endpoints.
-    Endpoint,
 }
 
 /// One object that changed.

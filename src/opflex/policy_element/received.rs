@@ -6,8 +6,8 @@ use std::time::Instant;
 use log::{debug, warn};
 
 use super::held::{Item, Key};
-use super::{Action, ElementCore, ElementEvent, ObjectChange, Subject, send};
-use crate::opflex::message::{ErrorCode, ErrorResponse, PolicyUpdate};
+use super::{Action, ElementCore, ElementEvent, ObjectChange, Store, send};
+use crate::opflex::message::{ErrorCode, ErrorResponse, Update};
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, Reference, Target, Tree, Uri};
 
 impl ElementCore {
@@ -58,16 +58,19 @@ impl ElementCore {
     /// A server pushes changes: all of them are carried out, or none.
     pub(super) fn updated(
         &mut self,
-        what: Subject,
-        updates: Vec<PolicyUpdate>,
+        what: Store,
+        updates: Vec<Update>,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<(), Box<ErrorResponse>> {
         let refuse = |text: String| Box::new(ErrorResponse::new(ErrorCode::ERROR, text));
         let objects = || {
-            updates
-                .iter()
-                .flat_map(|update| update.replace.iter().chain(&update.merge_children))
+            updates.iter().flat_map(|update| {
+                update
+                    .replace
+                    .iter()
+                    .chain(update.merge_children.iter().flatten())
+            })
         };
         if !self.has_room(what, objects()) {
             return Err(refuse("too many objects".to_owned()));
@@ -77,7 +80,7 @@ impl ElementCore {
         checks.try_for_each(|check| check.map_err(|error| refuse(error.to_string())))?;
         for update in updates {
             let replace = self.wanted(what, update.replace);
-            let merge = self.wanted(what, update.merge_children);
+            let merge = self.wanted(what, update.merge_children.unwrap_or_default());
             let delete: Vec<Uri> = update.delete.into_iter().map(|deletion| deletion.uri).collect();
             let changes = self.tree_mut(what).update(&delete, replace, merge);
             let changes = changes.map_err(|error| refuse(error.to_string()))?;
@@ -142,8 +145,8 @@ impl ElementCore {
         }
         let held = &self.held;
         let tree = match what {
-            Subject::Policy => &mut self.policy,
-            Subject::Endpoint => &mut self.endpoints,
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.endpoints,
         };
         for root in roots {
             tree.prune(&root, |uri| held.holders(*what, uri).next().is_some());
@@ -152,7 +155,7 @@ impl ElementCore {
 
     /// Leaves out the objects that nothing held asks for. One that fits an
     /// identifier that was resolved is asked for, with all that is below it.
-    fn wanted(&mut self, what: Subject, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+    fn wanted(&mut self, what: Store, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
         if self.held.has_idents(what) {
             for object in &objects {
                 for ident in self.tree(what).idents_of(object) {
@@ -172,7 +175,7 @@ impl ElementCore {
         wanted
     }
 
-    fn changed(&mut self, what: Subject, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+    fn changed(&mut self, what: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
         if changes.is_empty() {
             return;
         }
@@ -185,7 +188,7 @@ impl ElementCore {
         };
         let objects = changes.iter().map(change).collect();
         actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
-        if what == Subject::Policy {
+        if what == Store::Policy {
             self.follow_changes(changes, now, actions);
         }
     }
@@ -195,7 +198,7 @@ impl ElementCore {
     fn follow_changes(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
         let mut references = Vec::new();
         for change in changes {
-            let mut holders = self.held.holders(Subject::Policy, &change.uri);
+            let mut holders = self.held.holders(Store::Policy, &change.uri);
             let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
             drop(holders);
             if !is_followed {
@@ -241,7 +244,7 @@ impl ElementCore {
 
     /// What the objects of a resolve refer to.
     fn references_of(&self, key: &Key) -> Vec<Reference> {
-        let Key::Resolve(Subject::Policy, _, target) = key else {
+        let Key::Resolve(Store::Policy, _, target) = key else {
             return Vec::new();
         };
         let Some(item) = self.held.get(key) else {
@@ -262,28 +265,21 @@ impl ElementCore {
     }
 
     /// Whether the objects can be taken without going beyond the limit.
-    fn has_room<'a>(&self, what: Subject, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
+    fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
         tree.len() + coming <= most
     }
 
-    pub(super) fn tree(&self, what: Subject) -> &Tree {
+    fn tree_mut(&mut self, what: Store) -> &mut Tree {
         match what {
-            Subject::Policy => &self.policy,
-            Subject::Endpoint => &self.endpoints,
-        }
-    }
-
-    fn tree_mut(&mut self, what: Subject) -> &mut Tree {
-        match what {
-            Subject::Policy => &mut self.policy,
-            Subject::Endpoint => &mut self.endpoints,
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.endpoints,
         }
     }
 }
 
 /// The resolve of what a policy refers to.
 fn key_of(reference: Reference) -> Key {
-    Key::Resolve(Subject::Policy, reference.subject, Target::Uri(reference.uri))
+    Key::Resolve(Store::Policy, reference.subject, Target::Uri(reference.uri))
 }

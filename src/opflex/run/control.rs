@@ -38,14 +38,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::editing::{self, Edit};
-use super::server::LOG;
+use super::editing;
 use super::serving::ServingEvents;
-use super::{ServerContext, keeper, now};
+use super::{SERVER_LOG as LOG, ServerContext, keeper, now};
 use crate::opflex::message::{
     Custom, CustomResult, Decoder, ErrorCode, ErrorResponse, Incoming, Method, Reply, Request,
 };
-use crate::opflex::model::{ManagedObject, Name, ObjectRef, Tree, Uri};
+use crate::opflex::model::{Edit, ManagedObject, Name, ObjectRef, Tree, Uri};
 use crate::opflex::rpc::{Frame, Framing, Id, Limits};
 use crate::opflex::server::{Exported, SessionInfo, Store, WalkId};
 use crate::transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
@@ -578,6 +577,7 @@ fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
         };
         json!({
             "connection": session.connection.0,
+            "address": session.address,
             "name": session.name,
             "roles": session.roles,
             "location": session.location,

@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::serving::{ServingEvents, call, copy_policy};
 use super::{CallError, keeper};
-use crate::opflex::model::{ManagedObject, Tree, Uri};
+use crate::opflex::model::{Edit, ManagedObject, Tree, Uri};
 use crate::transport::threads;
 
 /// Objects that are edited in one go.
@@ -32,19 +32,6 @@ const JOBS: usize = 16;
 /// meanwhile, before it is made in one go.
 const TRIES: usize = 3;
 
-/// What is to be done with policy.
-#[derive(Debug)]
-pub(super) enum Edit {
-    /// Put objects in; what else is below them stays.
-    Merge(Vec<ManagedObject>),
-    /// Put objects in, in place of everything below them.
-    Replace(Vec<ManagedObject>),
-    /// Make these all the policy there is.
-    Reload(Vec<ManagedObject>),
-    /// Remove these and everything below them.
-    Delete(Vec<Uri>),
-}
-
 /// Makes an edit, and waits until it is kept, where it is. How many objects
 /// changed.
 pub(super) fn edit(
@@ -54,10 +41,8 @@ pub(super) fn edit(
 ) -> Result<usize, CallError> {
     let changed = match edit {
         Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects)?,
-        Edit::Merge(objects) => run(events, move |cx| cx.merge_policy(objects))??.len(),
-        Edit::Replace(objects) => run(events, move |cx| cx.replace_policy(objects))??.len(),
         Edit::Reload(objects) => reload(events, objects)?,
-        Edit::Delete(uris) => run(events, move |cx| cx.delete_policy(&uris))?.len(),
+        edit => run(events, move |cx| cx.edit(edit))??.len(),
     };
     if let Some(keeper) = keeper.filter(|_| changed > 0) {
         keeper.wait()?;
@@ -92,7 +77,7 @@ fn in_pieces(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usiz
         if piece.is_empty() {
             return Ok(changed);
         }
-        changed += run(events, move |cx| cx.merge_policy(piece))??.len();
+        changed += run(events, move |cx| cx.edit(Edit::Merge(piece)))??.len();
     }
 }
 
@@ -108,14 +93,14 @@ fn reload(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usize, 
         let (delete, mut merge) = difference(&there, &wanted);
         let rest = merge.split_off(merge.len().min(AT_ONCE));
         let first = run(events, move |cx| {
-            (cx.core().policy_revision() == revision).then(|| cx.update_policy(&delete, merge))
+            (cx.core().policy_revision() == revision).then(|| cx.edit(Edit::Update(delete, merge)))
         })?;
         if let Some(first) = first {
             return Ok(first?.len() + in_pieces(events, rest)?);
         }
     }
-    let objects = wanted.to_objects();
-    Ok(run(events, move |cx| cx.reload_policy(objects))??.len())
+    let all = Edit::Reload(wanted.to_objects());
+    Ok(run(events, move |cx| cx.edit(all))??.len())
 }
 
 /// What is to be deleted and then merged, parents first, to make one policy

@@ -6,6 +6,7 @@ use clap::value_parser;
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::opflex::Server;
+use ssntp::opflex::model::Edit;
 use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
@@ -101,7 +102,10 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 
 fn reread(server: &Server, path: &std::path::Path) -> Result<(), Failure> {
     let objects = load_objects(path)?;
-    let changed = server.handle().reload_policy(objects).map_err(Failure::new)?;
+    let changed = server
+        .handle()
+        .edit(Edit::Reload(objects))
+        .map_err(Failure::new)?;
     log::info!("{}: {changed} objects changed", path.display());
     Ok(())
 }
