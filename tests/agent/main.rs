@@ -28,6 +28,7 @@
 )]
 
 mod cluster;
+#[cfg(feature = "fleet")]
 mod fleet;
 mod policy;
 mod processes;

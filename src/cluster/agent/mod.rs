@@ -87,10 +87,11 @@
 //! | `store` | the state directory |
 //! | `tree` | directories that instances write to: removed and measured |
 //! | [`driver`] | what runs an instance |
-//! | `fleet` | [`Fleet`]: simulated agents by the thousand, to load a cluster |
+//! | `fleet` | `Fleet`: simulated agents by the thousand, to load a cluster; with the feature of that name |
 
 mod control;
 pub mod driver;
+#[cfg(feature = "fleet")]
 mod fleet;
 mod policy;
 mod runner;
@@ -98,6 +99,7 @@ mod store;
 mod tree;
 mod worker;
 
+#[cfg(feature = "fleet")]
 pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};
 pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};
