@@ -16,6 +16,8 @@
 
 mod agent;
 mod bench;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod bridge;
 mod cert;
 mod cnci;
 mod decode;

@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Send(cmd::send::Args),
     #[cfg(feature = "cli")]
     Server(cmd::server::Args),
+    #[cfg(feature = "cli")]
+    Session(cmd::session::Args),
 }
 
 impl Args {

@@ -17,6 +17,7 @@
 //! | `scheduler` | the server of a cluster |
 //! | `send` | send frames |
 //! | `server` | filter and route; `dev`: with throw-away certificates |
+//! | `session/` | a session for programs in any language |
 
 pub(crate) mod agent;
 #[cfg(feature = "cli")]
@@ -47,6 +48,8 @@ pub(crate) mod scheduler;
 pub(crate) mod send;
 #[cfg(feature = "cli")]
 pub(crate) mod server;
+#[cfg(feature = "cli")]
+pub(crate) mod session;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -83,5 +86,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Send(args) => send::run(args),
         #[cfg(feature = "cli")]
         Command::Server(args) => server::run(args),
+        #[cfg(feature = "cli")]
+        Command::Session(args) => session::run(args),
     }
 }

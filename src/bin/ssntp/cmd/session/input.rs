@@ -1,0 +1,271 @@
+//! The lines that are read, and what is done about each.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, Read};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use ssntp::client::{Client, Request};
+use ssntp::proto::{Frame, FrameKind, Operands};
+use uuid::Uuid;
+
+use super::line::{Error, Id, Line, answer, payload};
+use super::{FLUSH, write};
+use crate::failure::Failure;
+
+/// The longest line, in bytes: the longest payload as base64, or as text whose
+/// every character is escaped by one more, and the rest of the line.
+const MAX_LINE: u64 = (32 << 20) + (64 << 10);
+/// How many requests may wait for answers, each with a thread. An answer may have
+/// 16 MiB, and waits for whoever reads the output.
+const MAX_REQUESTS: usize = 32;
+/// How many requests of others may wait for replies, and the bytes of them.
+const MAX_ASKED: usize = 1024;
+const MAX_ASKED_BYTES: usize = 64 << 20;
+/// The longest time that a line may give: a day.
+const LONGEST: f64 = 86400.0;
+
+/// Requests of others that wait for replies, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Asked(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    last: u64,
+    bytes: usize,
+    requests: VecDeque<(u64, Request)>,
+}
+
+impl Asked {
+    /// Keeps a request until it is answered, under the number that is returned,
+    /// and gives back those that there is no room for any more.
+    pub(super) fn keep(&self, request: Request) -> (u64, Vec<Request>) {
+        let mut kept = lock(&self.0);
+        kept.last += 1;
+        kept.bytes += request.payload().len();
+        let number = kept.last;
+        kept.requests.push_back((number, request));
+        let mut pushed_out = Vec::new();
+        while kept.requests.len() > MAX_ASKED || kept.bytes > MAX_ASKED_BYTES {
+            let Some((_, old)) = kept.requests.pop_front() else {
+                break;
+            };
+            kept.bytes -= old.payload().len();
+            pushed_out.push(old);
+        }
+        (number, pushed_out)
+    }
+
+    fn take(&self, number: u64) -> Result<Request, Error> {
+        let mut kept = lock(&self.0);
+        let at = kept.requests.iter().position(|(other, _)| *other == number);
+        let taken = at.and_then(|at| kept.requests.remove(at));
+        let (_, request) = taken.ok_or_else(|| {
+            let why = format!("no request {number} waits for a reply");
+            Error::new("no_such_request", why)
+        })?;
+        kept.bytes -= request.payload().len();
+        Ok(request)
+    }
+}
+
+/// The thread that reads.
+pub(super) struct Input {
+    client: Arc<Client>,
+    asked: Arc<Asked>,
+    operands: Operands,
+    timeout: Duration,
+    /// A word for each request that may be asked; its thread gives it back.
+    free: (Sender<()>, Receiver<()>),
+}
+
+impl Input {
+    pub(super) fn new(
+        client: &Arc<Client>,
+        asked: &Arc<Asked>,
+        operands: Operands,
+        timeout: Duration,
+    ) -> Self {
+        let free = bounded(MAX_REQUESTS);
+        for _ in 0..MAX_REQUESTS {
+            let _ = free.0.try_send(());
+        }
+        Self {
+            client: Arc::clone(client),
+            asked: Arc::clone(asked),
+            operands,
+            timeout,
+            free,
+        }
+    }
+
+    /// Reads on a thread of its own, which is never joined: it may wait for ever.
+    /// The channel says how the input ended, once all of it is answered and sent.
+    pub(super) fn start(self) -> Result<Receiver<Result<(), Failure>>, Failure> {
+        let (end, ended) = bounded(1);
+        let reading = move || {
+            let done = self.read();
+            let _ = end.send(done);
+        };
+        let thread = std::thread::Builder::new().name("ssntp-stdin".into());
+        thread.spawn(reading).map_err(cannot_start)?;
+        Ok(ended)
+    }
+
+    fn read(&self) -> Result<(), Failure> {
+        let mut stdin = io::stdin().lock();
+        let failed = |e| Failure::new(format!("standard input: {e}"));
+        loop {
+            let mut line = Vec::new();
+            let got = (&mut stdin).take(MAX_LINE + 1).read_until(b'\n', &mut line);
+            if got.map_err(failed)? == 0 {
+                break;
+            }
+            if line.len() as u64 > MAX_LINE && line.last() != Some(&b'\n') {
+                drop(line);
+                stdin.skip_until(b'\n').map_err(failed)?;
+                let why = format!("the line is longer than {MAX_LINE} bytes");
+                write(&answer(&Id::None, Err(Error::new("long_line", why))))?;
+            } else if !line.trim_ascii().is_empty() {
+                self.take(&line)?;
+            }
+        }
+        // Each request is answered, by its time limit at last.
+        for _ in 0..MAX_REQUESTS {
+            let _ = self.free.1.recv();
+        }
+        // It ends early when the client does.
+        self.client.flush(FLUSH);
+        Ok(())
+    }
+
+    /// Does what a line asks for. Fails where the answer cannot be written.
+    fn take(&self, line: &[u8]) -> Result<(), Failure> {
+        let line = match Line::read(line) {
+            Ok(line) => line,
+            Err((id, error)) => return write(&answer(&id, Err(error))),
+        };
+        let id = line.id().clone();
+        match self.act(line) {
+            Ok(true) => write(&answer(&id, Ok(None))),
+            // Its thread answers.
+            Ok(false) => Ok(()),
+            Err(error) => write(&answer(&id, Err(error))),
+        }
+    }
+
+    /// Whether it is done already.
+    fn act(&self, line: Line) -> Result<bool, Error> {
+        match line {
+            Line::Send {
+                operand,
+                payload: text,
+                payload_base64,
+                timeout,
+                ..
+            } => {
+                let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
+                if !self.operands.may_be_sent(frame.kind()) {
+                    let why = format!("{operand} is not sent: it is a request, or the handshake's");
+                    return Err(Error::new("bad_operand", why));
+                }
+                let left = self.connected(self.limit(timeout)?)?;
+                let sent = self.client.send_timeout(frame, left);
+                sent.map_err(|unsent| Error::from(unsent.fault()))?;
+            }
+            Line::Request {
+                id,
+                operand,
+                to,
+                payload: text,
+                payload_base64,
+                timeout,
+            } => {
+                let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
+                let limit = self.limit(timeout)?;
+                self.ask(id, to.unwrap_or_default(), frame, limit)?;
+                return Ok(false);
+            }
+            Line::Reply {
+                request,
+                payload: text,
+                payload_base64,
+                ..
+            } => {
+                let payload = payload(text, payload_base64)?;
+                self.client.reply(&self.asked.take(request)?, payload)?;
+            }
+            Line::Refuse { request, reason, .. } => {
+                self.client.refuse(&self.asked.take(request)?, &reason)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn kind(&self, operand: &str) -> Result<FrameKind, Error> {
+        let kind = self.operands.kind(operand);
+        kind.map_err(|e| Error::new("unknown_operand", e))
+    }
+
+    fn limit(&self, timeout: Option<f64>) -> Result<Duration, Error> {
+        match timeout {
+            None => Ok(self.timeout),
+            Some(seconds) if (0.0..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+            Some(_) => {
+                let why = format!("timeout is not a number of seconds from 0 to {LONGEST}");
+                Err(Error::new("bad_line", why))
+            }
+        }
+    }
+
+    fn connected(&self, limit: Duration) -> Result<Duration, Error> {
+        connected(&self.client, limit)
+    }
+
+    /// Asks on a thread of its own, which writes the answer.
+    fn ask(&self, id: Id, whom: Uuid, frame: Frame, limit: Duration) -> Result<(), Error> {
+        if self.free.1.try_recv().is_err() {
+            let why = format!("{MAX_REQUESTS} requests wait for answers, as many as may");
+            return Err(Error::new("too_many", why));
+        }
+        let (client, free) = (Arc::clone(&self.client), self.free.0.clone());
+        let asking = move || {
+            let asked = connected(&client, limit);
+            let reply = asked.and_then(|left| Ok(client.request_to(whom, frame, left)?));
+            // Nobody reads it any more: the main thread sees that for itself.
+            let _ = write(&answer(&id, reply.map(Some)));
+            drop(client);
+            let _ = free.try_send(());
+        };
+        let thread = std::thread::Builder::new().name("ssntp-request".into());
+        if let Err(e) = thread.spawn(asking) {
+            let _ = self.free.0.try_send(());
+            return Err(Error::new("failed", cannot_start(e)));
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a session, and says how much of the time is left then.
+fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
+    let began = now();
+    match client.handle().wait_connected(Some(limit)) {
+        Ok(true) => Ok(limit.saturating_sub(began.elapsed())),
+        Ok(false) => Err(Error::new("not_connected", "no session stands at present")),
+        Err(why) => Err(Error::new("ended", why)),
+    }
+}
+
+fn cannot_start(error: io::Error) -> Failure {
+    Failure::new(format!("cannot start a thread: {error}"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,203 @@
+//! `ssntp session --json`: a session for programs in any language, by lines of
+//! JSON on the standard input and output. `docs/session.md` says what stands in
+//! the lines.
+//!
+//! ```text
+//!  stdin ─ lines ─▶ ssntp-stdin ─ send, reply ─────────────▶ client ─▶ server
+//!                        │ a thread for each request, at most 32 ─▶
+//!                        ▼ answers
+//!  stdout ◀─ whole lines ┴◀─ main thread ◀─ bounded channel of events ◀─ server
+//! ```
+//!
+//! Nothing is queued here: each thread holds the one line that it reads or writes.
+//! A reader that stops reading stops the main thread, whose channel fills, and
+//! then nothing more is read from the server.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `base64` | payloads that are no text |
+//! | `input` | the lines that are read, and what is done about each |
+//! | `line` | what stands in a line, read and written |
+
+mod base64;
+mod input;
+mod line;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use serde_json::{Value, json};
+use ssntp::client::{Backoff, Client, ClientError, ClientEvent, DialError};
+use ssntp::proto::Operands;
+
+use self::input::{Asked, Input};
+use crate::application::Applications;
+use crate::connection::{Connection, closed};
+use crate::failure::Failure;
+use crate::output::{Output, reader_is_gone};
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Hold a session for a program, by lines of JSON on standard input and output
+///
+/// Connects again whenever the connection is lost, and ends when the standard input
+/// does. docs/session.md says what stands in the lines.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    applications: Applications,
+    /// Speak JSON, one object a line: there is no other form yet
+    #[arg(long)]
+    json: bool,
+    /// How long a line may wait for a session and for room to send, and a request
+    /// for its answer, where the line does not say
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    timeout: Seconds,
+}
+
+/// The pauses between attempts: a program waits at the other end of the pipe.
+const BACKOFF: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    factor: 2.0,
+    cap: Duration::from_secs(5),
+};
+/// Between two looks at whether the output is still read, and why no session stands.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long the last frames may take to leave.
+const FLUSH: Duration = Duration::from_secs(30);
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    if !args.json {
+        return Err(Failure::usage("--json is needed: there is no other form yet"));
+    }
+    let done = hold(&args);
+    if let Err(failure) = &done
+        && failure.is_failure()
+    {
+        // A program sees the reason where it looks; the user, on standard error.
+        write(&json!({ "event": "closed", "reason": failure.to_string() }))?;
+    }
+    done
+}
+
+fn hold(args: &Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let operands = args.applications.operands()?;
+    let config = args.connection.config(&stop)?.tracing(true);
+    let config = config.operands(operands.clone()).backoff(BACKOFF);
+    let client = Arc::new(Client::start(config).map_err(Failure::new)?);
+    let asked = Arc::new(Asked::default());
+    let input = Input::new(&client, &asked, operands.clone(), args.timeout.into());
+    let ended = input.start()?;
+    Session {
+        client: &client,
+        asked: &asked,
+        operands,
+        unreachable: String::new(),
+    }
+    .run(&stop, &ended)
+}
+
+/// What the main thread does.
+struct Session<'a> {
+    client: &'a Client,
+    asked: &'a Asked,
+    operands: Operands,
+    /// Why no session stands, as it was last told.
+    unreachable: String,
+}
+
+impl Session<'_> {
+    /// Writes what comes until the input ends, or a signal comes.
+    fn run(&mut self, stop: &Stop, ended: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
+        let events = self.client.events();
+        loop {
+            crossbeam_channel::select! {
+                recv(stop.channel()) -> _ => break,
+                recv(events) -> event => match event {
+                    Ok(event) => self.tell(event)?,
+                    Err(_) => return Err(closed(self.client.handle().ended().unwrap_or(ClientError::Closed))),
+                },
+                recv(ended) -> end => {
+                    if let Ok(end) = end {
+                        end?;
+                    }
+                    break;
+                }
+                default(LOOK) => {
+                    if reader_is_gone() {
+                        return Ok(());
+                    }
+                    self.tell_of_failures()?;
+                }
+            }
+        }
+        self.client.close();
+        // What had arrived before.
+        for event in self.client.events() {
+            if !matches!(event, ClientEvent::Closed(_)) {
+                self.tell(event)?;
+            }
+        }
+        write(&json!({ "event": "closed", "reason": ClientError::Closed.to_string() }))
+    }
+
+    fn tell(&mut self, event: ClientEvent) -> Result<(), Failure> {
+        match event {
+            ClientEvent::Frame(frame) => write(&line::frame(&frame, &self.operands)),
+            ClientEvent::Request(request) => {
+                let mut shown = line::request(&request, &self.operands);
+                let (number, pushed_out) = self.asked.keep(request);
+                for old in pushed_out {
+                    // A reply that does not leave is missed by an asker who has waited
+                    // for long, if it waits at all.
+                    let _ = self.client.refuse(&old, "queue_full");
+                }
+                shown["request"] = number.into();
+                write(&shown)
+            }
+            ClientEvent::Connected(server) => {
+                self.unreachable.clear();
+                write(&json!({
+                    "event": "connected",
+                    "uuid": self.client.uuid(),
+                    "role": self.client.role().to_string(),
+                    "server": {
+                        "uuid": server.uuid(),
+                        "role": server.role().to_string(),
+                        "name": server.name(),
+                        "address": server.address().to_string(),
+                        "tracing": server.tracing(),
+                    },
+                }))
+            }
+            ClientEvent::Disconnected { reason, retrying } => write(&json!({
+                "event": "disconnected", "reason": reason.to_string(), "retrying": retrying,
+            })),
+            ClientEvent::Closed(why) => Err(closed(why)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells why no session stands, once for each reason.
+    fn tell_of_failures(&mut self) -> Result<(), Failure> {
+        let failures = self.client.handle().failures();
+        let why: Vec<_> = failures.iter().map(DialError::to_string).collect();
+        let why = why.join("; ");
+        if why.is_empty() || why == self.unreachable || self.client.is_connected() {
+            return Ok(());
+        }
+        self.unreachable.clone_from(&why);
+        write(&json!({ "event": "unreachable", "reason": why }))
+    }
+}
+
+/// Writes one line, whole, and waits until the pipe has it.
+fn write(line: &Value) -> Result<(), Failure> {
+    let mut output = Output::new();
+    output.json(line)?;
+    output.flush()
+}
