@@ -4,6 +4,7 @@
 SSNTP_PROGRAM where the program is.
 """
 
+import faulthandler
 import os
 import threading
 import unittest
@@ -33,12 +34,12 @@ class Sessions(unittest.TestCase):
             controller.wait_connected(LIMIT)
             sent = ["load: 1", "gr\u00fcn\n", b"\x00\xff", b""]
             for payload in sent:
-                agent.send("Scaled", payload)
+                agent.send("STATS", payload)
             frames = iter(controller)
             for payload in sent:
                 frame = next(frames)
                 expected = payload.encode() if isinstance(payload, str) else payload
-                self.assertEqual((frame.type, frame.operand, frame.payload), ("EVENT", "Scaled", expected))
+                self.assertEqual((frame.type, frame.operand, frame.payload), ("COMMAND", "STATS", expected))
 
     def test_a_request_is_answered_or_refused(self) -> None:
         with session("agent") as asked, session("controller") as asker:
@@ -114,4 +115,6 @@ class Sessions(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    # A test that waits for ever says where.
+    faulthandler.dump_traceback_later(5 * LIMIT, exit=True)
     unittest.main()

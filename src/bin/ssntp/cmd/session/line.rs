@@ -59,6 +59,10 @@ pub(super) enum Id {
 
 impl Line {
     pub(super) fn read(bytes: &[u8]) -> Result<Self, (Id, Error)> {
+        // An array would be read as the members in their order.
+        if !bytes.trim_ascii_start().starts_with(b"{") {
+            return Err((Id::None, Error::new("bad_line", "it is no JSON object")));
+        }
         match serde_json::from_slice::<Self>(bytes) {
             Ok(line) if line.id().fits() => Ok(line),
             Ok(_) => {
