@@ -322,6 +322,12 @@ impl ElementCore {
         })
     }
 
+    /// The objects that the element declares and reports behind a place in the
+    /// order in which that began, each with its place.
+    pub(crate) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        self.held.told_after(place)
+    }
+
     /// How many resolves, declarations and reports no server has answered yet,
     /// as they are now.
     pub fn unanswered(&self) -> usize {

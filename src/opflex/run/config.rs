@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::LocalSocket;
 use crate::opflex::model::{FileError, ManagedObject, ModelError, Schema};
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::{policy_element, server};
@@ -38,6 +39,9 @@ pub struct ServerConfig {
     /// The Unix socket for [`Control`](super::Control). Whoever may open it may
     /// change policy: only the user of the server can. Default none.
     pub control: Option<PathBuf>,
+    /// The Unix socket that agent-ovs's `gbp_inspect` sees the server through:
+    /// its policy, its endpoints and what was reported. Default none.
+    pub inspector: Option<LocalSocket>,
     /// How clients end their messages. Default with a NUL.
     pub framing: Framing,
     /// How long and deep a message may be.
@@ -73,6 +77,7 @@ impl ServerConfig {
             policy: Vec::new(),
             keep: None,
             control: None,
+            inspector: None,
             framing: Framing::default(),
             limits: rpc::Limits::default(),
             queue: Limits::default(),
@@ -143,6 +148,9 @@ pub struct ElementConfig {
     pub limits: rpc::Limits,
     /// How much may wait for one server.
     pub queue: Limits,
+    /// The Unix socket that agent-ovs's `gbp_inspect` sees the element through:
+    /// what it has resolved, declares and reports. Default none.
+    pub inspector: Option<LocalSocket>,
     /// Events that may wait to be taken. Default 16,384.
     pub events: usize,
     /// How long a server may take no byte of what is sent. Default 30 s.
@@ -164,6 +172,7 @@ impl ElementConfig {
             framing: Framing::default(),
             limits: rpc::Limits::default(),
             queue: Limits::default(),
+            inspector: None,
             events: 16_384,
             write_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(1),

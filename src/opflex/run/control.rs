@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::editing::{self, Edit};
+use super::inspector::{QUERY, Query};
 use super::server::LOG;
 use super::serving::ServingEvents;
 use super::{ServerContext, keeper, now};
@@ -58,7 +59,6 @@ const ENDPOINTS: &str = "ssntp.endpoint_dump";
 const REPORTS: &str = "ssntp.report_dump";
 const MORE: &str = "ssntp.dump_more";
 const SESSIONS: &str = "ssntp.sessions";
-const QUERY: &str = "org.opendaylight.opflex.policy_query";
 
 /// Objects in one piece of a dump.
 const PIECE: usize = 500;
@@ -433,14 +433,6 @@ struct Wire<'a, T> {
     result: T,
 }
 
-#[derive(Deserialize)]
-struct Query {
-    subject: String,
-    policy_uri: Option<Uri>,
-    #[serde(default)]
-    recursive: bool,
-}
-
 fn answer(
     cx: &mut ServerContext<'_>,
     walk: &mut Option<WalkId>,
@@ -473,7 +465,7 @@ fn answer(
         }
         SESSIONS => reply(id, method, json!({ "sessions": sessions(cx) })),
         QUERY => {
-            let policy = found(cx.core().policy(), &params(call)?)?;
+            let policy = found(cx.core().policy(), &Query::all(call)?)?;
             reply(id, method, json!({ "policy": policy }))
         }
         other => {
@@ -546,22 +538,26 @@ fn refused(why: impl fmt::Display) -> Box<ErrorResponse> {
     Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
 }
 
-fn found(tree: &Tree, query: &Query) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
-    let roots: Vec<ObjectRef<'_>> = match &query.policy_uri {
-        Some(uri) => tree
-            .get(uri)
-            .filter(|object| object.subject().as_str() == query.subject)
-            .into_iter()
-            .collect(),
-        None => tree.class(&query.subject).take(QUERIED + 1).collect(),
-    };
-    let below = roots.iter().flat_map(|root| {
-        let most = if query.recursive { usize::MAX } else { 1 };
-        tree.subtree(root.uri()).take(most)
-    });
-    let found: Vec<_> = below.take(QUERIED + 1).map(|object| object.to_object()).collect();
-    if found.len() > QUERIED {
-        return Err(refused(format_args!("more than {QUERIED} objects: take {DUMP}")));
+fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
+    let mut found = Vec::new();
+    for query in queries {
+        let roots: Vec<ObjectRef<'_>> = match &query.policy_uri {
+            Some(uri) => tree
+                .get(uri)
+                .filter(|object| *object.subject() == query.subject)
+                .into_iter()
+                .collect(),
+            None => tree.class(&query.subject).take(QUERIED + 1).collect(),
+        };
+        let below = roots.iter().flat_map(|root| {
+            let most = if query.recursive { usize::MAX } else { 1 };
+            tree.subtree(root.uri()).take(most)
+        });
+        let room = QUERIED + 1 - found.len();
+        found.extend(below.take(room).map(|object| object.to_object()));
+        if found.len() > QUERIED {
+            return Err(refused(format_args!("more than {QUERIED} objects: take {DUMP}")));
+        }
     }
     Ok(found)
 }

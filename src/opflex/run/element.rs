@@ -10,8 +10,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::engaging::{ElementContext, Engaging, EngagingEvents, Released};
-use super::{CallError, ElementConfig, StartError, guard, now};
+use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
+use super::inspector::Inspector;
+use super::{CallError, ElementConfig, StartError, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
 use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
@@ -36,6 +37,7 @@ pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 pub struct PolicyElement {
     handle: ElementHandle,
     events: Receiver<core::ElementEvent>,
+    inspector: Option<Inspector>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -72,14 +74,21 @@ impl PolicyElement {
         let runner = Runner::new(engaging, settings, move || watch.is_empty());
         let dispatcher = threads::spawn("opflex-element", move || dispatch::run(runner, &queue))
             .map_err(StartError::Thread)?;
-        Ok(Self {
+        let mut element = Self {
             handle: ElementHandle {
-                events: sender,
+                events: sender.clone(),
                 released,
             },
             events,
+            inspector: None,
             dispatcher: Some(dispatcher),
-        })
+        };
+        // From here on, dropping `element` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, sender, LOG));
+        element.inspector = inspector.transpose()?;
+        Ok(element)
     }
 
     /// A handle for other threads.
@@ -132,6 +141,9 @@ impl Drop for PolicyElement {
     fn drop(&mut self) {
         let events = &self.handle.events;
         let _ = events.send(DispatchEvent::Stop);
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
         let (reply, dials) = crossbeam_channel::bounded(1);
@@ -181,17 +193,7 @@ impl ElementHandle {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
-            guard(LOG, || {
-                engaging.call(now, |cx| {
-                    let _ = reply.send(call(cx));
-                });
-            });
-            engaging.hand_on(now, actions);
-        }));
-        self.events.send(call).map_err(|_| CallError::Stopped)?;
-        self.events.answer(&result).ok_or(CallError::Stopped)
+        engaging::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
     /// Wants a policy, and all changes of it, for as long as the reference

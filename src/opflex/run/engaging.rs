@@ -11,6 +11,7 @@ use log::{debug, info, warn};
 use super::connection::{Messages, Peers, deal};
 use super::dial::{Dial, DialError, Dialer};
 use super::element::LOG;
+use super::guard;
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
@@ -78,6 +79,25 @@ impl ElementContext<'_> {
         self.core
             .resolve_endpoint(subject, target, self.now, self.actions)
     }
+}
+
+/// Has something done on the dispatcher. `None` where it is not: the element has
+/// stopped, or the call panicked.
+pub(super) fn call<T: Send + 'static>(
+    events: &EngagingEvents,
+    call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+        guard(LOG, || {
+            engaging.call(now, |cx| {
+                let _ = reply.send(call(cx));
+            });
+        });
+        engaging.hand_on(now, actions);
+    }));
+    events.send(call).ok()?;
+    events.answer(&result)
 }
 
 /// All state of an element.

@@ -14,6 +14,7 @@ use log::warn;
 use super::connection::enter;
 use super::control;
 use super::editing::{self, Edit, Editor};
+use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
 use super::{CallError, ServerConfig, StartError, host, now};
@@ -43,6 +44,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     acceptance: Option<Acceptance>,
+    inspector: Option<Inspector>,
     keeper: Option<Keeper>,
     editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
@@ -118,11 +120,16 @@ impl Server {
             handle,
             addresses,
             acceptance: None,
+            inspector: None,
             keeper,
             editor,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, events.clone(), LOG));
+        server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
             acceptor: config.tls,
@@ -174,6 +181,9 @@ impl Drop for Server {
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
+        }
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
         }
         if let Some(editor) = self.editor.take() {
             editor.stop();

@@ -13,6 +13,7 @@ use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
 use super::load_objects;
+use super::local::InspectorArgs;
 use super::printing::{print_object, print_properties};
 use super::tls::ClientTls;
 use crate::failure::Failure;
@@ -70,6 +71,8 @@ pub(super) struct Args {
     /// Answer updates, as the draft asks and a libopflex server does not bear
     #[arg(long)]
     acknowledge: bool,
+    #[command(flatten)]
+    inspector: InspectorArgs,
     #[command(flatten)]
     tls: ClientTls,
     /// Print one JSON object a line
@@ -167,6 +170,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     settings.acknowledge_updates = args.acknowledge;
     let mut config = ElementConfig::new(settings);
     config.tls = args.tls.connector()?;
+    config.inspector = args.inspector.socket();
     let load = |path: &Option<PathBuf>| path.as_deref().map(load_objects).transpose();
     let (endpoints, reports) = (load(&args.declare)?, load(&args.report)?);
     let element = PolicyElement::start(config).map_err(Failure::new)?;

@@ -7,12 +7,13 @@
 //! | `policy` | change the policy of a running server |
 //! | `show` | `endpoints`, `reports`, `sessions`: what a running server has |
 //!
-//! `identity` and `tls` are flags of these, `control` is the way to a running
+//! `identity`, `local` and `tls` are flags of these, `control` is the way to a running
 //! server, and `printing` how objects are shown.
 
 mod control;
 mod element;
 mod identity;
+mod local;
 mod policy;
 mod printing;
 mod serve;

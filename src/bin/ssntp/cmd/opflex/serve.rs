@@ -10,6 +10,7 @@ use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
 use super::identity::IdentityArgs;
+use super::local::InspectorArgs;
 use super::tls::ServerTls;
 use super::{load_model, load_objects};
 use crate::failure::Failure;
@@ -47,6 +48,8 @@ pub(super) struct Args {
     /// `sessions` talk to
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    inspector: InspectorArgs,
     /// The most clients at a time [default: what the system allows]
     ///
     /// Where vm.max_map_count allows fewer than N, the program starts itself
@@ -68,6 +71,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     config.tls = args.tls.acceptor()?;
     config.keep = args.persist;
     config.control = args.control;
+    config.inspector = args.inspector.socket();
     config.max_connections = args.max_connections.map(|n| n as usize);
     if let Some(path) = &args.policy {
         config.policy = load_objects(path)?;
