@@ -77,6 +77,8 @@ pub(super) struct Item {
     pub(super) answered: bool,
     /// What is resolved by identifier: the topmost objects that it brought.
     pub(super) roots: BTreeSet<Uri>,
+    /// It holds policy of before, which no server has confirmed.
+    pub(super) is_start_policy: bool,
     /// An alarm was raised, since nobody answers.
     alarmed: bool,
     /// Its place among what is declared and reported.

@@ -102,6 +102,8 @@ pub struct ElementCore {
     references: HashMap<ReferenceId, (Key, bool)>,
     next_reference: u64,
     policy: Tree,
+    /// What resolves bring that no server has answered.
+    start_policy: Tree,
     endpoints: Tree,
     /// When to look for what nobody wants any more.
     sweep: Option<Instant>,
@@ -126,12 +128,20 @@ impl ElementCore {
             references: HashMap::new(),
             next_reference: 1,
             policy: Tree::new(),
+            start_policy: Tree::new(),
             endpoints: Tree::new(),
             sweep: None,
             health: Health::Down,
             proxies: None,
             followed: 0,
         }
+    }
+
+    /// Begins with policy of before: a resolve that no server has answered yet
+    /// brings what is here. To be called before anything is resolved.
+    pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
+        self.start_policy = Tree::new();
+        self.start_policy.merge(policy).map(drop)
     }
 
     /// Wants a policy and all changes of it, until [`release`](Self::release).
@@ -366,8 +376,10 @@ impl ElementCore {
         self.next_reference += 1;
         self.references.insert(reference, (key.clone(), follow));
         if is_new {
+            self.bring_start_policy(&key, actions);
             self.ask_all(&key, now, actions);
-        } else if begins_to_follow {
+        }
+        if begins_to_follow {
             self.follow(&key, now, actions);
         }
         reference

@@ -151,6 +151,12 @@ pub struct ElementConfig {
     /// The Unix socket that agent-ovs's `gbp_inspect` sees the element through:
     /// what it has resolved, declares and reports. Default none.
     pub inspector: Option<LocalSocket>,
+    /// The Unix socket where programs on this host get what is resolved and
+    /// its changes, as lines of JSON. Default none.
+    pub serve: Option<LocalSocket>,
+    /// The policy that a resolve brings as long as no server has answered it.
+    /// Default none.
+    pub start_policy: Vec<ManagedObject>,
     /// Events that may wait to be taken. Default 16,384.
     pub events: usize,
     /// How long a server may take no byte of what is sent. Default 30 s.
@@ -173,6 +179,8 @@ impl ElementConfig {
             limits: rpc::Limits::default(),
             queue: Limits::default(),
             inspector: None,
+            serve: None,
+            start_policy: Vec::new(),
             events: 16_384,
             write_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(1),
@@ -251,6 +259,13 @@ pub enum CallError {
     Model(ModelError),
     /// The policy is changed, but could not be written to its file.
     Keep(io::Error),
+    /// The policy is not the one that was to be changed. Nothing was changed.
+    Revision {
+        /// The revision that it was to have.
+        wanted: u64,
+        /// The one that it has.
+        is: u64,
+    },
 }
 
 impl fmt::Display for CallError {
@@ -260,6 +275,9 @@ impl fmt::Display for CallError {
             Self::OnDispatcher => f.write_str("a call inside a call"),
             Self::Model(e) => e.fmt(f),
             Self::Keep(e) => write!(f, "policy is changed, but not kept: {e}"),
+            Self::Revision { wanted, is } => {
+                write!(f, "policy has changed: its revision is {is}, not {wanted}")
+            }
         }
     }
 }
@@ -269,7 +287,7 @@ impl std::error::Error for CallError {
         match self {
             Self::Model(e) => Some(e),
             Self::Keep(e) => Some(e),
-            Self::Stopped | Self::OnDispatcher => None,
+            Self::Stopped | Self::OnDispatcher | Self::Revision { .. } => None,
         }
     }
 }

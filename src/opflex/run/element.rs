@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
 use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
+use super::feed::{Feed, FeedServer};
 use super::inspector::Inspector;
 use super::{CallError, ElementConfig, StartError, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
@@ -38,6 +39,7 @@ pub struct PolicyElement {
     handle: ElementHandle,
     events: Receiver<core::ElementEvent>,
     inspector: Option<Inspector>,
+    feed: Option<FeedServer>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -62,9 +64,12 @@ impl PolicyElement {
             parting: config.write_timeout,
             grace: config.grace,
         };
-        let core = ElementCore::new(config.settings, seed, now());
+        let feed = Feed::new(config.settings.name.clone(), config.settings.domain.clone());
+        let mut core = ElementCore::new(config.settings, seed, now());
+        core.start_with(config.start_policy).map_err(StartError::Policy)?;
         let engaging = Engaging::new(
             core,
+            feed,
             dialer,
             Released::clone(&released),
             tell,
@@ -81,13 +86,16 @@ impl PolicyElement {
             },
             events,
             inspector: None,
+            feed: None,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `element` ends what runs already.
         let inspector = config
             .inspector
-            .map(|socket| Inspector::start(&socket, sender, LOG));
+            .map(|socket| Inspector::start(&socket, sender.clone(), LOG));
         element.inspector = inspector.transpose()?;
+        let feed = config.serve.map(|socket| FeedServer::start(&socket, sender));
+        element.feed = feed.transpose()?;
         Ok(element)
     }
 
@@ -143,6 +151,9 @@ impl Drop for PolicyElement {
         let _ = events.send(DispatchEvent::Stop);
         if let Some(inspector) = self.inspector.take() {
             inspector.stop();
+        }
+        if let Some(feed) = self.feed.take() {
+            feed.stop();
         }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.

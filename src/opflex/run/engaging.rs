@@ -11,6 +11,7 @@ use log::{debug, info, warn};
 use super::connection::{Messages, Peers, deal};
 use super::dial::{Dial, DialError, Dialer};
 use super::element::LOG;
+use super::feed::Feed;
 use super::guard;
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
@@ -100,9 +101,23 @@ pub(super) fn call<T: Send + 'static>(
     events.answer(&result)
 }
 
+/// Has something done with the feed on the dispatcher. `None` as with [`call`].
+pub(super) fn feed<T: Send + 'static>(
+    events: &EngagingEvents,
+    call: impl FnOnce(&mut Feed, &ElementCore) -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, _, _| {
+        let _ = reply.send(call(&mut engaging.feed, &engaging.core));
+    }));
+    events.send(call).ok()?;
+    events.answer(&result)
+}
+
 /// All state of an element.
 pub(super) struct Engaging {
     core: ElementCore,
+    feed: Feed,
     peers: Peers,
     dialer: Dialer,
     /// Attempts whose threads have not been joined.
@@ -153,6 +168,7 @@ impl Engaging {
     /// An element that tells of at most so many events that nobody has taken.
     pub(super) fn new(
         core: ElementCore,
+        feed: Feed,
         dialer: Dialer,
         released: Released,
         tell: Sender<core::ElementEvent>,
@@ -160,6 +176,7 @@ impl Engaging {
     ) -> Self {
         Self {
             core,
+            feed,
             peers: Peers::default(),
             dialer,
             dials: HashMap::new(),
@@ -220,7 +237,10 @@ impl Engaging {
                         }
                         self.peers.end(connection, actions);
                     }
-                    core::Action::Tell(event) => self.tell.tell(event),
+                    core::Action::Tell(event) => {
+                        self.feed.tell(&event);
+                        self.tell.tell(event);
+                    }
                 }
             }
         }
@@ -362,6 +382,7 @@ impl Core for Engaging {
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.core.stop(now, &mut self.wanted);
         self.hand_on(now, actions);
+        self.feed.end();
         for dial in self.dials.values() {
             dial.cancel.cancel();
         }

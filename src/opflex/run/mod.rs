@@ -29,6 +29,7 @@
 //! | frames for one connection | [`Limits`](crate::transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | connections of an inspector | 8 | the slowest is cut, or who comes waits |
+//! | readers of an element's feed | 16, and 32 MiB for each | who comes is refused; the slow one is let go |
 //! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
@@ -47,6 +48,7 @@
 //! | `journal` | edits behind that file |
 //! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `inspector` | what `gbp_inspect` of agent-ovs sees a server or an element through |
+//! | `feed` | what an element has, and its changes, for programs on the same host |
 //! | `local` | [`LocalSocket`]: Unix sockets for programs on the same host |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //! | `engaging` | what the element's dispatcher runs |
@@ -62,6 +64,7 @@ mod dial;
 mod editing;
 mod element;
 mod engaging;
+mod feed;
 mod inspector;
 mod journal;
 mod keeper;

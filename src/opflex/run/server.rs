@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Receiver;
 use log::warn;
@@ -22,7 +22,7 @@ use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
 use crate::opflex::model::{ManagedObject, Uri};
 use crate::opflex::rpc::{self, Framing};
-use crate::opflex::server::{ServerCore, SessionInfo};
+use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
@@ -32,6 +32,9 @@ use crate::transport::{
 
 /// The target of the log lines of this side.
 pub(super) const LOG: &str = "ssntp::opflex::server";
+
+/// Agents that are copied in one go.
+const AGENTS: usize = 500;
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
@@ -213,7 +216,18 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
     // Nobody is connected, so nobody is told.
     core.merge_policy(policy, now, &mut Vec::new())
         .map_err(StartError::Policy)?;
+    core.begin_at_revision(first_revision());
     Ok(core)
+}
+
+/// Microseconds since 1970: beyond the revisions that an earlier process of the
+/// same server has given to its policy, which has changed less often than that,
+/// and exact in the numbers of JSON.
+fn first_revision() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "no clock but this outlives a process")]
+    let wall = SystemTime::now();
+    let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
 /// What a listener is, and so what its clients dialled.
@@ -399,11 +413,29 @@ impl ServerHandle {
         self.with(|cx| cx.core().sessions())
     }
 
+    /// All agents that told a name since the server began, those that have left
+    /// included, in the order of their names.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
+        let mut agents: Vec<AgentInfo> = Vec::new();
+        loop {
+            let last = agents.last().map(|agent| agent.name.clone());
+            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS))?;
+            let is_over = next.len() < AGENTS;
+            agents.extend(next);
+            if is_over {
+                return Ok(agents);
+            }
+        }
+    }
+
     fn edit(&self, edit: Edit) -> Result<usize, CallError> {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        editing::edit(&self.events, self.keeper.as_ref(), edit)
+        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
     }
 }
 

@@ -8,7 +8,7 @@ use log::{debug, info, warn};
 use super::refusal::Refusal;
 use super::resolves::{Resolve, Untold};
 use super::session::Answer;
-use super::{Action, ServerCore, Store, send};
+use super::{Action, RequestCounters, ServerCore, Store, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
 use crate::opflex::model::Name;
 use crate::opflex::peer::{CloseReason, ConnectionId};
@@ -113,6 +113,9 @@ impl ServerCore {
     }
 
     fn tell_unknown(&mut self, connection: ConnectionId, method: Method, unknown: usize, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.left_out += unknown as u64;
+        }
         if unknown > 0
             && let Some(more) = self.log.admit(connection, "unknown to the model", now)
         {
@@ -151,6 +154,16 @@ impl ServerCore {
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
         let name = session.element.as_ref().map(|element| element.name.clone());
+        if before != name {
+            // What it asked for counts for the name that it told last.
+            if let Some(before) = &before {
+                let most = self.settings.limits.agents;
+                self.agents.left(before, &RequestCounters::default(), most);
+            }
+            if let Some(name) = &name {
+                self.agents.came(name, now);
+            }
+        }
         if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
             self.names.remove(&before);
         }

@@ -16,12 +16,34 @@ pub(super) struct InspectorArgs {
     inspector_group: bool,
 }
 
+/// An element for the programs beside it.
+#[derive(Debug, clap::Args)]
+pub(super) struct ServeArgs {
+    /// The Unix socket that programs on this host get the policy and the
+    /// endpoints from that are resolved, and their changes, as JSON lines
+    #[arg(long, value_name = "PATH")]
+    serve: Option<PathBuf>,
+    /// Let the group of that socket's file use it too
+    #[arg(long, requires = "serve")]
+    serve_group: bool,
+}
+
 impl InspectorArgs {
     pub(super) fn socket(self) -> Option<LocalSocket> {
-        let socket = LocalSocket::new(self.inspector?);
-        Some(match self.inspector_group {
-            true => socket.for_group(),
-            false => socket,
-        })
+        socket(self.inspector?, self.inspector_group)
     }
+}
+
+impl ServeArgs {
+    pub(super) fn socket(self) -> Option<LocalSocket> {
+        socket(self.serve?, self.serve_group)
+    }
+}
+
+fn socket(path: PathBuf, for_group: bool) -> Option<LocalSocket> {
+    let socket = LocalSocket::new(path);
+    Some(match for_group {
+        true => socket.for_group(),
+        false => socket,
+    })
 }
