@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A blocking byte stream, read by one thread while another writes.
@@ -103,31 +105,77 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// Writes all of the bytes.
-pub(crate) fn write_all(stream: &dyn Duplex, mut bytes: &[u8]) -> io::Result<()> {
+/// The writing end of a stream. It counts each byte as the system takes it, so
+/// that a peer that takes one long frame slowly is told from one that takes
+/// nothing.
+#[derive(Debug)]
+pub(crate) struct WriteHalf {
+    stream: Arc<dyn Duplex>,
+    written: Arc<AtomicU64>,
+}
+
+impl WriteHalf {
+    pub(crate) fn new(stream: Arc<dyn Duplex>) -> Self {
+        Self {
+            stream,
+            written: Arc::default(),
+        }
+    }
+
+    /// What is written from now on counts here.
+    pub(crate) fn count_in(&mut self, written: Arc<AtomicU64>) {
+        self.written = written;
+    }
+
+    /// Writes all of the bytes.
+    pub(crate) fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        write_all(&*self.stream, bytes, |written| self.count(written))
+    }
+
+    /// Writes what the system takes without waiting, and says how much that
+    /// was. An error is not told here: it comes up again when the rest is
+    /// written.
+    pub(crate) fn try_write_all(&self, bytes: &[u8]) -> usize {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match self.stream.try_write(&bytes[sent..]) {
+                Ok(written) if written > 0 => sent += written,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                _ => break,
+            }
+        }
+        self.count(sent);
+        sent
+    }
+
+    /// Nothing more will be written.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Write)
+    }
+
+    fn count(&self, written: usize) {
+        self.written.fetch_add(written as u64, Ordering::Relaxed);
+    }
+}
+
+/// Writes all of the bytes, and tells of each part that the system has taken.
+pub(crate) fn write_all(
+    stream: &dyn Duplex,
+    mut bytes: &[u8],
+    mut each: impl FnMut(usize),
+) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written..],
+            Ok(written) => {
+                each(written);
+                bytes = &bytes[written..];
+            }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
     }
     Ok(())
-}
-
-/// Writes what the system takes without waiting, and says how much that was.
-/// An error is not told here: it comes up again when the rest is written.
-pub(crate) fn try_write_all(stream: &dyn Duplex, bytes: &[u8]) -> usize {
-    let mut sent = 0;
-    while sent < bytes.len() {
-        match stream.try_write(&bytes[sent..]) {
-            Ok(written) if written > 0 => sent += written,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            _ => break,
-        }
-    }
-    sent
 }
 
 /// Whether an error is the read or write timeout of a stream: the kind

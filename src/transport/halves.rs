@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::deadline::{deadline, left};
-use super::duplex::{is_timeout, try_write_all, write_all};
+use super::duplex::{WriteHalf, is_timeout};
 use super::outgoing::Outgoing;
 use super::{BufferPool, Duplex, Inbox};
 
@@ -61,6 +61,13 @@ pub trait Transmit: Send + fmt::Debug {
     /// # Errors
     /// As [`transmit`](Self::transmit).
     fn finish(&mut self) -> io::Result<()>;
+
+    /// Counts what the system takes from now on, as it takes it: the bytes of a
+    /// long item before it has all of them. What does not count is judged by
+    /// whole items.
+    fn count_in(&mut self, written: Arc<AtomicU64>) {
+        let _ = written;
+    }
 
     /// Gives buffers back: nothing is to be sent for now.
     fn idle(&mut self);
@@ -153,7 +160,7 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
             buffer: None,
         }),
         transmit: Box::new(PlainTransmit {
-            stream: Arc::clone(&stream),
+            stream: WriteHalf::new(Arc::clone(&stream)),
             pool: pool.clone(),
             buffer: None,
             rest: Vec::new(),
@@ -209,7 +216,7 @@ impl Receive for PlainReceive {
 
 #[derive(Debug)]
 struct PlainTransmit {
-    stream: Arc<dyn Duplex>,
+    stream: WriteHalf,
     pool: BufferPool,
     buffer: Option<Box<[u8]>>,
     /// What was begun and is not sent.
@@ -219,7 +226,7 @@ struct PlainTransmit {
 impl PlainTransmit {
     fn send_rest(&mut self) -> io::Result<()> {
         let rest = std::mem::take(&mut self.rest);
-        write_all(&*self.stream, &rest)
+        self.stream.write_all(&rest)
     }
 }
 
@@ -230,7 +237,7 @@ impl Transmit for PlainTransmit {
         }
         for part in item.parts() {
             let sent = match self.rest.is_empty() {
-                true => try_write_all(&*self.stream, part),
+                true => self.stream.try_write_all(part),
                 false => 0,
             };
             self.rest.extend_from_slice(&part[sent..]);
@@ -247,17 +254,17 @@ impl Transmit for PlainTransmit {
         let mut used = 0;
         for part in batch.iter().flat_map(Outgoing::parts) {
             if part.len() > buffer.len() - used {
-                write_all(&*self.stream, &buffer[..used])?;
+                self.stream.write_all(&buffer[..used])?;
                 used = 0;
             }
             if part.len() > buffer.len() {
-                write_all(&*self.stream, part)?;
+                self.stream.write_all(part)?;
             } else {
                 buffer[used..used + part.len()].copy_from_slice(part);
                 used += part.len();
             }
         }
-        write_all(&*self.stream, &buffer[..used])
+        self.stream.write_all(&buffer[..used])
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -266,7 +273,11 @@ impl Transmit for PlainTransmit {
 
     fn finish(&mut self) -> io::Result<()> {
         self.send_rest()?;
-        self.stream.shutdown(Shutdown::Write)
+        self.stream.finish()
+    }
+
+    fn count_in(&mut self, written: Arc<AtomicU64>) {
+        self.stream.count_in(written);
     }
 
     fn idle(&mut self) {

@@ -24,7 +24,8 @@
 //! # Who is waited for
 //!
 //! A receiver that takes at least 4 MiB or 20,000 frames a second while others
-//! wait for it is waited for as long as it likes. One that takes less for as
+//! wait for it is waited for as long as it likes; of a frame in its writer's
+//! hand counts what the system has. One that takes less for as
 //! long as the *patience* is slow: its line is delivered up to the limit of its
 //! queue or its share of the budget, what does not fit meets the policy of the
 //! core, and nobody waits for it again before its queue has drained to half of
@@ -425,7 +426,7 @@ impl<I> Flow<I> {
             }),
         }
         if sender != to && way.watched.is_none() {
-            way.watched = Some((now, way.outbox.sent()));
+            way.watched = Some((now, way.outbox.progress()));
             self.awaited.push(to);
         }
         if let Some(sender) = self.ways.get_mut(sender) {
@@ -534,14 +535,14 @@ impl<I> Flow<I> {
             if waited < self.patience {
                 continue;
             }
-            let mut done = way.outbox.sent();
+            let mut done = way.outbox.progress();
             done -= before;
             let seconds = waited.as_secs_f64();
             #[expect(clippy::cast_precision_loss, reason = "a pace")]
             let kept_up =
                 done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
             if kept_up {
-                way.watched = Some((now, way.outbox.sent()));
+                way.watched = Some((now, way.outbox.progress()));
                 continue;
             }
             let half = way.mark(&self.budget) / 2;

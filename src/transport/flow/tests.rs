@@ -1,7 +1,11 @@
+use std::net::Shutdown;
+
 use super::*;
+use crate::transport::halves::plain;
 use crate::transport::outbox::Limits;
 use crate::transport::outbox::tests::{Wire, item, long};
 use crate::transport::table::Numbers;
+use crate::transport::{BufferPool, Duplex, memory, threads};
 
 /// The length of an item that is a batch of its own and takes 256 KiB and a
 /// half of memory at most.
@@ -421,6 +425,37 @@ fn a_receiver_with_a_pace_of_bytes_or_frames_is_waited_for_on() {
             assert!(net.flow.tick(net.at(1999)).is_empty());
             assert_eq!(net.flow.tick(net.at(2000)).len(), 1);
         }
+    }
+}
+
+#[test]
+fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
+    for (taken, kept) in [(5 << 20, true), (3 << 20, false)] {
+        let mut net = Net::new(1 << 40);
+        let [sender, receiver] = [net.peer(4), net.peer(4)];
+        let (here, there) = memory::pair();
+        let halves = plain(Arc::new(here), BufferPool::new());
+        receiver.outbox.open(halves.transmit);
+        net.send_item(&sender, &receiver, long(16 << 20));
+        net.send_item(&sender, &receiver, item("behind"));
+        let writer = threads::spawn("writer", {
+            let outbox = receiver.outbox.clone();
+            move || drop(Wire::step(&outbox))
+        })
+        .unwrap();
+        let (mut left, mut buffer) = (taken, vec![0; 64 << 10]);
+        while left > 0 {
+            let most = left.min(buffer.len());
+            left -= there.read(&mut buffer[..most]).unwrap();
+        }
+        // What the system holds counts as taken; it is less than a mebibyte.
+        while receiver.outbox.progress().bytes < taken as u64 {
+            std::thread::yield_now();
+        }
+        assert_eq!(receiver.outbox.sent().items, 0, "it is still at it");
+        assert_eq!(net.flow.tick(net.at(1000)).is_empty(), kept, "{taken} bytes");
+        there.shutdown(Shutdown::Both).unwrap();
+        writer.join().unwrap();
     }
 }
 

@@ -41,6 +41,7 @@ pub(super) mod tests;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -114,6 +115,8 @@ struct OutboxState {
     entrance: Sender<Place>,
     exit: Receiver<Place>,
     sending: Mutex<Option<Sending>>,
+    /// Bytes that the system has, those of items that it has a part of included.
+    written: Arc<AtomicU64>,
     budget: Budget,
 }
 
@@ -161,6 +164,7 @@ impl Outbox {
                 entrance,
                 exit,
                 sending: Mutex::new(None),
+                written: Arc::default(),
                 budget,
             }),
         }
@@ -355,6 +359,16 @@ impl Outbox {
         self.ledger().sent()
     }
 
+    /// How far it has come: what the system has taken, and in the bytes what it
+    /// has of an item that it has a part of.
+    pub(crate) fn progress(&self) -> Load {
+        let sent = self.sent();
+        Load {
+            bytes: sent.bytes.max(self.shared.written.load(Ordering::Relaxed)),
+            ..sent
+        }
+    }
+
     /// Frames that were taken and that nobody will send. Final once the
     /// connection has ended; what was dropped is not among them.
     pub(crate) fn lost(&self) -> u64 {
@@ -484,7 +498,8 @@ impl Outbox {
     }
 
     /// Begins to send with `transmit`.
-    pub(crate) fn open(&self, transmit: Box<dyn Transmit>) {
+    pub(crate) fn open(&self, mut transmit: Box<dyn Transmit>) {
+        transmit.count_in(Arc::clone(&self.shared.written));
         *self.sending() = Some(Sending {
             transmit,
             begun: None,

@@ -80,7 +80,7 @@ pub(super) fn agree(
         let opened = incoming.open(opener, inbox);
         // Sent even where opening failed: then this is the alert that tells
         // the peer why.
-        write_all(stream, &sealer.take_pending()?)?;
+        write_all(stream, &sealer.take_pending()?, |_| {})?;
         opened?;
         if let Some(agreed) = opener.agreed()? {
             return Ok(agreed);

@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::io;
-use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::split::{OVERHEAD, RECORD, Sealed, Sealer};
-use crate::transport::duplex::{try_write_all, write_all};
+use crate::transport::duplex::WriteHalf;
 use crate::transport::halves::{AT_ONCE, Tried};
 use crate::transport::{BufferPool, Duplex, Outgoing, Transmit};
 
 pub(super) struct TlsTransmit {
-    stream: Arc<dyn Duplex>,
+    stream: WriteHalf,
     sealer: Sealer,
     pool: BufferPool,
     /// In two: its front is staging, where short parts become one record; the
@@ -67,7 +67,7 @@ fn each_record<'a>(
 impl TlsTransmit {
     pub(super) fn new(stream: Arc<dyn Duplex>, sealer: Sealer, pool: BufferPool) -> Self {
         Self {
-            stream,
+            stream: WriteHalf::new(stream),
             sealer,
             pool,
             buffer: None,
@@ -81,7 +81,7 @@ impl TlsTransmit {
 
     fn send_rest(&mut self) -> io::Result<()> {
         let rest = std::mem::take(&mut self.rest);
-        write_all(&*self.stream, &rest)
+        self.stream.write_all(&rest)
     }
 
     /// Seals a short item and sends what the system takes of it; the rest of
@@ -97,7 +97,7 @@ impl TlsTransmit {
             return Tried::Not;
         };
         let sent = if before.is_empty() {
-            try_write_all(&*self.stream, &out[..len])
+            self.stream.try_write_all(&out[..len])
         } else {
             0
         };
@@ -136,20 +136,20 @@ impl Transmit for TlsTransmit {
         let mut used = 0;
         each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
             if out.len() - used < RECORD + OVERHEAD {
-                write_all(&*self.stream, &out[..used])?;
+                self.stream.write_all(&out[..used])?;
                 used = 0;
             }
             let sealed = self.sealer.seal(data, &mut out[used..])?;
             if !sealed.before.is_empty() {
-                write_all(&*self.stream, &out[..used])?;
-                write_all(&*self.stream, &sealed.before)?;
+                self.stream.write_all(&out[..used])?;
+                self.stream.write_all(&sealed.before)?;
                 out.copy_within(used..used + sealed.len, 0);
                 used = 0;
             }
             used += sealed.len;
             Ok(())
         })?;
-        write_all(&*self.stream, &out[..used])?;
+        self.stream.write_all(&out[..used])?;
         self.buffer = Some(buffer);
         Ok(())
     }
@@ -166,13 +166,17 @@ impl Transmit for TlsTransmit {
 
     fn flush(&mut self) -> io::Result<()> {
         self.send_rest()?;
-        write_all(&*self.stream, &self.sealer.take_pending()?)
+        self.stream.write_all(&self.sealer.take_pending()?)
     }
 
     fn finish(&mut self) -> io::Result<()> {
         self.send_rest()?;
-        write_all(&*self.stream, &self.sealer.close_notify()?)?;
-        self.stream.shutdown(Shutdown::Write)
+        self.stream.write_all(&self.sealer.close_notify()?)?;
+        self.stream.finish()
+    }
+
+    fn count_in(&mut self, written: Arc<AtomicU64>) {
+        self.stream.count_in(written);
     }
 
     fn idle(&mut self) {
