@@ -300,3 +300,13 @@ fn a_definition_file_that_is_none_is_refused_with_its_place() {
     let imported = Imported::read([("a.mdl", circle)]).unwrap();
     assert_eq!(imported.classes(), 3);
 }
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_a_definition_file_or_is_refused(text in "(module|class|type|member|contained|parent|to|[a-z\\[\\]{};#=\"/é\n ]){0,60}") {
+        if let Ok(imported) = Imported::read([("a.mdl", text.as_str())]) {
+            let text = imported.text(Format::Json).unwrap();
+            Schema::read(text.as_bytes(), Format::Json).unwrap();
+        }
+    }
+}

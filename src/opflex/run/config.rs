@@ -154,6 +154,9 @@ pub struct ElementConfig {
     /// The Unix socket where programs on this host get what is resolved and
     /// its changes, as lines of JSON. Default none.
     pub serve: Option<LocalSocket>,
+    /// Bytes of lines that may wait there for one program. Default 32 MiB: an
+    /// edit of all that a large policy has is some ten megabytes.
+    pub serve_queue: usize,
     /// The policy that a resolve brings as long as no server has answered it.
     /// Default none.
     pub start_policy: Vec<ManagedObject>,
@@ -180,6 +183,7 @@ impl ElementConfig {
             queue: Limits::default(),
             inspector: None,
             serve: None,
+            serve_queue: 32 << 20,
             start_policy: Vec::new(),
             events: 16_384,
             write_timeout: Duration::from_secs(30),

@@ -64,7 +64,8 @@ impl PolicyElement {
             parting: config.write_timeout,
             grace: config.grace,
         };
-        let feed = Feed::new(config.settings.name.clone(), config.settings.domain.clone());
+        let (name, domain) = (config.settings.name.clone(), config.settings.domain.clone());
+        let feed = Feed::new(name, domain, config.serve_queue);
         let mut core = ElementCore::new(config.settings, seed, now());
         core.start_with(config.start_policy).map_err(StartError::Policy)?;
         let engaging = Engaging::new(

@@ -15,8 +15,10 @@
 //! | what | bound | when full |
 //! |---|---|---|
 //! | readers | 16 | who comes is told so, and let go |
-//! | lines for one of them | 32 MiB | no more come; the last line says that it is too slow |
+//! | lines for one of them | [`ElementConfig::serve_queue`] | no more come; the last line says that it is too slow |
 //! | one who takes nothing | 30 s | the connection ends |
+//!
+//! [`ElementConfig::serve_queue`]: super::ElementConfig::serve_queue
 //!
 //! The lines are described in `docs/opflex-tools.md`.
 
@@ -41,9 +43,6 @@ use crate::opflex::policy_element::{ElementCore, ElementEvent, ObjectChange, Sub
 use crate::transport::{Acceptance, Duplex, Newcomer};
 
 const READERS: usize = 16;
-/// Bytes of lines that may wait for one reader. An edit of all that a large
-/// policy has is some ten megabytes.
-const WAITING: usize = 32 << 20;
 /// Objects of the trees in one line, or changes.
 const STEP: usize = 500;
 /// About how many bytes of the trees are put into one line.
@@ -156,6 +155,8 @@ pub(super) struct Feed {
     /// Who the element is, for the first line.
     name: String,
     domain: String,
+    /// Bytes of lines that may wait for one reader.
+    most: usize,
     readers: HashMap<u64, Reader>,
     last: u64,
     is_over: bool,
@@ -190,10 +191,11 @@ impl Told {
 }
 
 impl Feed {
-    pub(super) fn new(name: String, domain: String) -> Self {
+    pub(super) fn new(name: String, domain: String, most: usize) -> Self {
         Self {
             name,
             domain,
+            most,
             ..Self::default()
         }
     }
@@ -273,6 +275,7 @@ impl Feed {
         if self.readers.is_empty() {
             return;
         }
+        let most = self.most;
         let slow = match event {
             ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => {
                 self.tell_changes(*what, objects)
@@ -280,12 +283,12 @@ impl Feed {
             other => {
                 let text = text_of(other);
                 self.readers
-                    .extract_if(|_, reader| !reader.takes(&text))
+                    .extract_if(|_, reader| !reader.takes(&text, most))
                     .collect::<Vec<_>>()
             }
         };
         for (_, reader) in slow {
-            warn!(target: LOG, "a reader of the feed is too slow: {WAITING} bytes wait for it, it is let go");
+            warn!(target: LOG, "a reader of the feed is too slow: {most} bytes wait for it, it is let go");
             let _ = reader
                 .lines
                 .send(Line::End("too slow: too much waits; connect again"));
@@ -294,6 +297,7 @@ impl Feed {
 
     /// Returns those who are too slow.
     fn tell_changes(&mut self, what: Subject, objects: &[ObjectChange]) -> Vec<(u64, Reader)> {
+        let most = self.most;
         // One text for all who have come to everything.
         let shared: Vec<Bytes> = match self
             .readers
@@ -308,12 +312,12 @@ impl Feed {
         };
         let takes = |reader: &mut Reader| {
             if matches!(reader.told, Told::All) {
-                return shared.iter().all(|text| reader.takes(text));
+                return shared.iter().all(|text| reader.takes(text, most));
             }
             objects.chunks(STEP).all(|some| {
                 let known = |change: &&ObjectChange| reader.told.has(what, &change.uri);
                 let known: Vec<_> = some.iter().filter(known).collect();
-                known.is_empty() || reader.takes(&changes(what, known.into_iter()))
+                known.is_empty() || reader.takes(&changes(what, known.into_iter()), most)
             })
         };
         self.readers.extract_if(|_, reader| !takes(reader)).collect()
@@ -330,8 +334,8 @@ impl Feed {
 
 impl Reader {
     /// Puts a line in. False where too much waits already.
-    fn takes(&mut self, text: &Bytes) -> bool {
-        let has_room = self.waiting.load(Ordering::Relaxed) + text.len() <= WAITING;
+    fn takes(&mut self, text: &Bytes, most: usize) -> bool {
+        let has_room = self.waiting.load(Ordering::Relaxed) + text.len() <= most;
         if has_room {
             self.say(text);
         }

@@ -29,7 +29,7 @@
 //! | frames for one connection | [`Limits`](crate::transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | connections of an inspector | 8 | the slowest is cut, or who comes waits |
-//! | readers of an element's feed | 16, and 32 MiB for each | who comes is refused; the slow one is let go |
+//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for each | who comes is refused; the slow one is let go |
 //! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
