@@ -7,7 +7,8 @@
 ))]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -433,6 +434,58 @@ fn an_ordinary_certificate_and_a_key_under_a_passphrase_serve_and_connect() {
     ];
     let once = run(dir, &[&element[..], &own, &["--tls-any-name"]].concat());
     assert!(once.status.success(), "{once:?}");
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn who_is_refused_stands_in_the_log_with_address_and_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    let mut command = opflex(dir.path(), &serve);
+    let mut server = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let listening = line(&mut BufReader::new(server.stdout.take().unwrap()));
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let mut log = BufReader::new(server.stderr.take().unwrap());
+    let mut warning = |part: &str| loop {
+        let text = line(&mut log);
+        if text.contains(part) {
+            assert!(text.contains("WARN") && text.contains("127.0.0.1:"), "{text}");
+            return;
+        }
+    };
+
+    let element = [
+        "element",
+        "--connect",
+        address,
+        "--json",
+        "--watch",
+        "--domain",
+        "elsewhere",
+    ];
+    let (mut element, mut events) = start(dir.path(), &element);
+    warning("the domain is \"default\" here, and \"elsewhere\" there");
+    let reason = loop {
+        let event: Value = serde_json::from_str(&line(&mut events)).unwrap();
+        if let Some(reason) = event["reason"].as_str() {
+            break reason.to_owned();
+        }
+    };
+    assert!(reason.contains("and \"elsewhere\" there"), "{reason}");
+    element.kill().unwrap();
+    element.wait().unwrap();
+
+    let mut raw = TcpStream::connect(address).unwrap();
+    raw.write_all(b"{\"id\":1,\"method\":\"policy_resolve\",\"params\":[]}\0")
+        .unwrap();
+    warning("closed: policy_resolve before the identity");
+    raw = TcpStream::connect(address).unwrap();
+    raw.write_all(b"GET / HTTP/1.1\r\n\r\n\0").unwrap();
+    warning("ended: protocol error");
     end(server, Signal::TERM);
 }
 

@@ -92,7 +92,7 @@ fn a_program_beside_an_element_gets_the_policy_and_its_changes() {
         ServerConfig::new(server_settings("pr1")).policy(vec![object("/a/", "a"), object("/a/b/", "b")]),
     );
     let (element, policy) = begin(feeding(&address, &socket));
-    until_value(&element, Subject::Policy, "/a/b/", Some("b"));
+    until_value(&element, Store::Policy, "/a/b/", Some("b"));
     assert_eq!(
         std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
         0o600
@@ -118,10 +118,10 @@ fn a_program_beside_an_element_gets_the_policy_and_its_changes() {
     assert_eq!(reader.policy, of(&[("/a/", "a"), ("/a/b/", "b")]));
     let handle = server.handle();
     handle
-        .merge_policy(vec![object("/a/b/", "b2"), object("/a/c/", "c")])
+        .edit(Edit::Merge(vec![object("/a/b/", "b2"), object("/a/c/", "c")]))
         .unwrap();
-    handle.delete_policy(vec![uri("/a/c/")]).unwrap();
-    handle.merge_policy(vec![object("/a/d/", "d")]).unwrap();
+    handle.edit(Edit::Delete(vec![uri("/a/c/")])).unwrap();
+    handle.edit(Edit::Merge(vec![object("/a/d/", "d")])).unwrap();
     let wanted = of(&[("/a/", "a"), ("/a/b/", "b2"), ("/a/d/", "d")]);
     reader.until_policy(|policy| *policy == wanted);
     // What nobody wants any more goes.
@@ -144,7 +144,7 @@ fn a_program_that_comes_while_a_large_policy_changes_ends_with_what_is_there() {
     };
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).policy(policy("0")));
     let (element, _policy) = begin(feeding(&address, &socket));
-    until_value(&element, Subject::Policy, "/a/2999/", Some("0"));
+    until_value(&element, Store::Policy, "/a/2999/", Some("0"));
     let handle = server.handle();
     let mut readers = Vec::new();
     for round in 1..5 {
@@ -152,7 +152,7 @@ fn a_program_that_comes_while_a_large_policy_changes_ends_with_what_is_there() {
         let value = round.to_string();
         let mut next = policy(&value);
         next.truncate(3001 - 100 * round);
-        handle.reload_policy(next).unwrap();
+        handle.edit(Edit::Reload(next)).unwrap();
     }
     for reader in &mut readers {
         reader.until_policy(|policy| policy.len() == 2601 && policy.values().all(|value| value == "4"));
@@ -172,7 +172,7 @@ fn a_program_that_reads_too_slowly_is_let_go_and_told_so() {
     let mut config = feeding(&address, &socket);
     config.serve_queue = 1 << 20;
     let (element, _policy) = begin(config);
-    until_value(&element, Subject::Policy, "/a/", Some("a"));
+    until_value(&element, Store::Policy, "/a/", Some("a"));
     let mut slow = Reader::connect(&socket);
     slow.until("complete");
     // One who takes what comes loses nothing by it.
@@ -181,7 +181,7 @@ fn a_program_that_reads_too_slowly_is_let_go_and_told_so() {
     let handle = server.handle();
     // Some two hundred kilobytes each time.
     for value in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"] {
-        handle.merge_policy(large(value)).unwrap();
+        handle.edit(Edit::Merge(large(value))).unwrap();
         quick.until_policy(|policy| {
             policy.len() == 201 && policy.iter().skip(1).all(|(_, name)| name.starts_with(value))
         });
@@ -274,7 +274,7 @@ fn a_long_answer_takes_the_place_of_the_policy_to_start_with() {
     let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
     until(|| element.unanswered().unwrap() == 0);
     assert_eq!(
-        element.objects(Subject::Policy, &uri("/a/")).unwrap(),
+        element.objects(Store::Policy, &uri("/a/")).unwrap(),
         policy(0..3000)
             .into_iter()
             .map(|mut object| {

@@ -177,7 +177,7 @@ fn an_inspector_sees_what_an_element_resolved_declares_and_reports() {
     config.inspector = Some(LocalSocket::new(&socket).for_group());
     let element = PolicyElement::start(config).unwrap();
     let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
-    until_value(&element, Subject::Policy, "/a/", Some("a"));
+    until_value(&element, Store::Policy, "/a/", Some("a"));
     element
         .declare(vec![named("Ep", "/e/"), named("Ip", "/e/ip/")])
         .unwrap();

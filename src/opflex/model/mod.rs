@@ -4,7 +4,7 @@
 //! ```text
 //!   file ─── ManagedObject::read_all ──┐                      ┌── subtree ──> resolve results
 //!   messages ── replace, merge_children ┼──> Tree ── Changes ──┤
-//!   API ────── merge, replace, delete ──┘     │                └── Watchers ──> who is to be told
+//!   API ────── Edit ────────────────────┘     │                └── Watchers ──> who is to be told
 //!                                          Schema (optional)
 //! ```
 //!
@@ -47,6 +47,6 @@ pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
-pub use self::tree::{Change, ChangeKind, Changes, ObjectRef, Tree, Walk};
+pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree, Walk};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub use self::watchers::{Watch, Watchers};

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::opflex::message::{ErrorResponse, Method, Proxies};
+use crate::opflex::message::{ErrorResponse, Method, Proxies, Store};
 use crate::opflex::model::{ChangeKind, ManagedObject, Name, Target, Uri};
 use crate::opflex::peer::{CloseReason, ConnectionId};
 
@@ -88,7 +88,7 @@ pub enum ElementEvent {
     /// A resolve was answered for the first time.
     Resolved {
         /// Policy or endpoint.
-        what: Subject,
+        what: Store,
         /// The class.
         subject: Name,
         /// Which object.
@@ -99,14 +99,14 @@ pub enum ElementEvent {
     /// Policy or endpoints that are held changed, in the order of their URIs.
     Changed {
         /// Policy or endpoints.
-        what: Subject,
+        what: Store,
         /// The objects.
         objects: Vec<ObjectChange>,
     },
     /// Objects went because nobody wants them any more.
     Forgotten {
         /// Policy or endpoints.
-        what: Subject,
+        what: Store,
         /// The objects.
         objects: Vec<ObjectChange>,
     },
@@ -171,11 +171,11 @@ impl ElementEvent {
                 target,
                 found,
             } => json!({
-                "event": "resolved", "what": what.name(), "subject": subject,
+                "event": "resolved", "what": name_of(*what), "subject": subject,
                 "target": target.to_string(), "found": found,
             }),
             Self::Changed { what, objects } | Self::Forgotten { what, objects } => {
-                json!({ "event": "changed", "what": what.name(), "objects": objects })
+                json!({ "event": "changed", "what": name_of(*what), "objects": objects })
             }
             Self::Refused {
                 address,
@@ -200,15 +200,6 @@ impl ElementEvent {
     }
 }
 
-/// What an event is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Subject {
-    /// Policy.
-    Policy,
-    /// Endpoints.
-    Endpoint,
-}
-
 /// One object that changed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ObjectChange {
@@ -223,12 +214,10 @@ pub struct ObjectChange {
     pub object: Option<ManagedObject>,
 }
 
-impl Subject {
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Policy => "policy",
-            Self::Endpoint => "endpoint",
-        }
+/// What policy and endpoints are called in JSON.
+pub(crate) fn name_of(what: Store) -> &'static str {
+    match what {
+        Store::Policy => "policy",
+        Store::Endpoints => "endpoint",
     }
 }

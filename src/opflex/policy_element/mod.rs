@@ -60,15 +60,18 @@ use std::time::Instant;
 
 use log::warn;
 
-pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState, Subject};
+pub(crate) use self::event::name_of;
+pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
 use super::deadlines::after;
+pub use super::message::Store;
 use super::message::{Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
 use super::rpc::Random;
+use crate::log_limit::LogLimit;
 
 /// One interest in a policy or an endpoint, until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,7 +82,7 @@ pub struct ReferenceId(u64);
 #[non_exhaustive]
 pub struct Wanted {
     /// Policy or endpoint.
-    pub what: Subject,
+    pub what: Store,
     /// The class.
     pub subject: Name,
     /// Which object.
@@ -112,6 +115,8 @@ pub struct ElementCore {
     proxies: Option<Proxies>,
     /// How many resolves there are only because other policy refers to them.
     followed: usize,
+    /// What servers may cause in the log, by address.
+    log: LogLimit<String>,
 }
 
 impl ElementCore {
@@ -134,6 +139,7 @@ impl ElementCore {
             health: Health::Down,
             proxies: None,
             followed: 0,
+            log: LogLimit::default(),
         }
     }
 
@@ -155,7 +161,7 @@ impl ElementCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> ReferenceId {
-        let key = Key::Resolve(Subject::Policy, subject.into(), target.into());
+        let key = Key::Resolve(Store::Policy, subject.into(), target.into());
         self.refer(key, follow, now, actions)
     }
 
@@ -168,7 +174,7 @@ impl ElementCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> ReferenceId {
-        let key = Key::Resolve(Subject::Endpoint, subject.into(), target.into());
+        let key = Key::Resolve(Store::Endpoints, subject.into(), target.into());
         self.refer(key, false, now, actions)
     }
 
@@ -298,6 +304,14 @@ impl ElementCore {
         &self.endpoints
     }
 
+    /// Either of these.
+    pub fn tree(&self, what: Store) -> &Tree {
+        match what {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.endpoints,
+        }
+    }
+
     /// How much of what should be connected is.
     pub fn health(&self) -> Health {
         self.health
@@ -346,14 +360,12 @@ impl ElementCore {
 
     /// The topmost objects that a resolve in force brought: the object itself,
     /// or those with the identifier, in the order of their URIs.
-    pub fn found(&self, what: Subject, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
-        let tree = self.tree(what);
+    pub fn found(&self, what: Store, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
         match target {
-            Target::Uri(uri) => tree
-                .get(uri)
-                .map(|object| object.uri().clone())
-                .into_iter()
-                .collect(),
+            Target::Uri(uri) => {
+                let object = self.tree(what).get(uri);
+                object.map(|object| object.uri().clone()).into_iter().collect()
+            }
             Target::Ident(_) => {
                 let item = self.held.get(&Key::Resolve(what, subject.into(), target.clone()));
                 item.map_or_else(Vec::new, |item| item.roots.iter().cloned().collect())

@@ -6,8 +6,8 @@ use std::time::Instant;
 use log::{debug, warn};
 
 use super::held::{Item, Key};
-use super::{Action, ElementCore, ElementEvent, ObjectChange, Subject, send};
-use crate::opflex::message::{ErrorCode, ErrorResponse, PolicyUpdate};
+use super::{Action, ElementCore, ElementEvent, ObjectChange, Store, send};
+use crate::opflex::message::{ErrorCode, ErrorResponse, Update};
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Tree, Uri};
 
 impl ElementCore {
@@ -59,7 +59,7 @@ impl ElementCore {
 
     /// Puts in what the policy to start with has of a resolve.
     pub(super) fn bring_start_policy(&mut self, key: &Key, actions: &mut Vec<Action>) {
-        let Key::Resolve(Subject::Policy, subject, target) = key else {
+        let Key::Resolve(Store::Policy, subject, target) = key else {
             return;
         };
         let start = &self.start_policy;
@@ -79,14 +79,14 @@ impl ElementCore {
         };
         let objects = roots.iter().flat_map(|root| start.subtree(root));
         let objects: Vec<_> = objects.map(|object| object.to_object()).collect();
-        if objects.is_empty() || !self.has_room(Subject::Policy, objects.iter()) {
+        if objects.is_empty() || !self.has_room(Store::Policy, objects.iter()) {
             return;
         }
         for root in &roots {
             self.held.add_root(key, root);
         }
         match self.policy.update(&[], objects, Vec::new()) {
-            Ok(changes) => self.tell_changes(Subject::Policy, &changes, actions),
+            Ok(changes) => self.tell_changes(Store::Policy, &changes, actions),
             Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
         }
         if let Some(item) = self.held.get_mut(key) {
@@ -96,11 +96,14 @@ impl ElementCore {
 
     /// What resolves hold of the policy to start with, which a server has just
     /// begun to answer: a long answer begins with updates.
-    fn outdated(&mut self, what: Subject, update: &PolicyUpdate) -> Vec<Uri> {
-        if what != Subject::Policy || self.start_policy.is_empty() {
+    fn outdated(&mut self, what: Store, update: &Update) -> Vec<Uri> {
+        if what != Store::Policy || self.start_policy.is_empty() {
             return Vec::new();
         }
-        let objects = update.replace.iter().chain(&update.merge_children);
+        let objects = update
+            .replace
+            .iter()
+            .chain(update.merge_children.iter().flatten());
         let uris = objects.map(|object| &object.uri);
         let keys: HashSet<Key> = uris
             .flat_map(|uri| self.held.holders(what, uri))
@@ -127,16 +130,19 @@ impl ElementCore {
     /// A server pushes changes: all of them are carried out, or none.
     pub(super) fn updated(
         &mut self,
-        what: Subject,
-        updates: Vec<PolicyUpdate>,
+        what: Store,
+        updates: Vec<Update>,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<(), Box<ErrorResponse>> {
         let refuse = |text: String| Box::new(ErrorResponse::new(ErrorCode::ERROR, text));
         let objects = || {
-            updates
-                .iter()
-                .flat_map(|update| update.replace.iter().chain(&update.merge_children))
+            updates.iter().flat_map(|update| {
+                update
+                    .replace
+                    .iter()
+                    .chain(update.merge_children.iter().flatten())
+            })
         };
         if !self.has_room(what, objects()) {
             return Err(refuse("too many objects".to_owned()));
@@ -147,7 +153,7 @@ impl ElementCore {
         for update in updates {
             let mut delete = self.outdated(what, &update);
             let replace = self.wanted(what, update.replace);
-            let merge = self.wanted(what, update.merge_children);
+            let merge = self.wanted(what, update.merge_children.unwrap_or_default());
             delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
             let changes = self.tree_mut(what).update(&delete, replace, merge);
             let changes = changes.map_err(|error| refuse(error.to_string()))?;
@@ -212,8 +218,8 @@ impl ElementCore {
         }
         let held = &self.held;
         let tree = match what {
-            Subject::Policy => &mut self.policy,
-            Subject::Endpoint => &mut self.endpoints,
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.endpoints,
         };
         let pruned: Vec<Changes> = roots
             .iter()
@@ -229,7 +235,7 @@ impl ElementCore {
 
     /// Leaves out the objects that nothing held asks for. One that fits an
     /// identifier that was resolved is asked for, with all that is below it.
-    fn wanted(&mut self, what: Subject, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+    fn wanted(&mut self, what: Store, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
         if self.held.has_idents(what) {
             for object in &objects {
                 for ident in self.tree(what).idents_of(object) {
@@ -249,14 +255,14 @@ impl ElementCore {
         wanted
     }
 
-    fn changed(&mut self, what: Subject, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+    fn changed(&mut self, what: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
         self.tell_changes(what, changes, actions);
-        if what == Subject::Policy {
+        if what == Store::Policy {
             self.follow_changes(changes, now, actions);
         }
     }
 
-    fn tell_changes(&self, what: Subject, changes: &Changes, actions: &mut Vec<Action>) {
+    fn tell_changes(&self, what: Store, changes: &Changes, actions: &mut Vec<Action>) {
         if changes.is_empty() {
             return;
         }
@@ -264,7 +270,7 @@ impl ElementCore {
         actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
     }
 
-    fn changes_of(&self, what: Subject, changes: &Changes) -> Vec<ObjectChange> {
+    fn changes_of(&self, what: Store, changes: &Changes) -> Vec<ObjectChange> {
         let tree = self.tree(what);
         let change = |change: &crate::opflex::model::Change| ObjectChange {
             kind: change.kind,
@@ -280,7 +286,7 @@ impl ElementCore {
     fn follow_changes(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
         let mut references = Vec::new();
         for change in changes {
-            let mut holders = self.held.holders(Subject::Policy, &change.uri);
+            let mut holders = self.held.holders(Store::Policy, &change.uri);
             let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
             drop(holders);
             if !is_followed {
@@ -327,7 +333,7 @@ impl ElementCore {
 
     /// What the objects of a resolve refer to.
     fn references_of(&self, key: &Key) -> Vec<Reference> {
-        let Key::Resolve(Subject::Policy, _, target) = key else {
+        let Key::Resolve(Store::Policy, _, target) = key else {
             return Vec::new();
         };
         let Some(item) = self.held.get(key) else {
@@ -348,28 +354,21 @@ impl ElementCore {
     }
 
     /// Whether the objects can be taken without going beyond the limit.
-    fn has_room<'a>(&self, what: Subject, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
+    fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
         tree.len() + coming <= most
     }
 
-    pub(super) fn tree(&self, what: Subject) -> &Tree {
+    fn tree_mut(&mut self, what: Store) -> &mut Tree {
         match what {
-            Subject::Policy => &self.policy,
-            Subject::Endpoint => &self.endpoints,
-        }
-    }
-
-    fn tree_mut(&mut self, what: Subject) -> &mut Tree {
-        match what {
-            Subject::Policy => &mut self.policy,
-            Subject::Endpoint => &mut self.endpoints,
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.endpoints,
         }
     }
 }
 
 /// The resolve of what a policy refers to.
 fn key_of(reference: Reference) -> Key {
-    Key::Resolve(Subject::Policy, reference.subject, Target::Uri(reference.uri))
+    Key::Resolve(Store::Policy, reference.subject, Target::Uri(reference.uri))
 }

@@ -43,15 +43,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::editing::{self, Edit, Edited};
+use super::editing::{self, Edited};
 use super::inspector::{QUERY, Query};
-use super::server::LOG;
 use super::serving::ServingEvents;
-use super::{ServerContext, keeper, now};
+use super::{SERVER_LOG as LOG, ServerContext, keeper, now};
 use crate::opflex::message::{
     Custom, CustomResult, Decoder, ErrorCode, ErrorResponse, Incoming, Method, Reply, Request,
 };
-use crate::opflex::model::{ManagedObject, Name, ObjectRef, Tree, Uri};
+use crate::opflex::model::{Edit, ManagedObject, Name, ObjectRef, Tree, Uri};
 use crate::opflex::rpc::{Frame, Framing, Id, Limits};
 use crate::opflex::server::{AgentInfo, Exported, RequestCounters, SessionInfo, Store, WalkId};
 use crate::transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
@@ -652,6 +651,7 @@ fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
         let mut shown = counted(&session.counters);
         let about = json!({
             "connection": session.connection.0,
+            "address": session.address,
             "name": session.name,
             "roles": session.roles,
             "location": session.location,

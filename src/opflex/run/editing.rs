@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::serving::{ServingEvents, call, copy_policy};
 use super::{CallError, ServerContext, keeper};
-use crate::opflex::model::{Changes, ManagedObject, ModelError, Tree, Uri};
+use crate::opflex::model::{Edit, ManagedObject, Tree, Uri};
 use crate::transport::threads;
 
 /// Objects that are edited in one go.
@@ -31,19 +31,6 @@ const JOBS: usize = 16;
 /// How often a reload begins again because somebody else has changed policy
 /// meanwhile, before it is made in one go.
 const TRIES: usize = 3;
-
-/// What is to be done with policy.
-#[derive(Debug)]
-pub(super) enum Edit {
-    /// Put objects in; what else is below them stays.
-    Merge(Vec<ManagedObject>),
-    /// Put objects in, in place of everything below them.
-    Replace(Vec<ManagedObject>),
-    /// Make these all the policy there is.
-    Reload(Vec<ManagedObject>),
-    /// Remove these and everything below them.
-    Delete(Vec<Uri>),
-}
 
 /// What came of an edit.
 #[derive(Clone, Copy, Debug)]
@@ -64,10 +51,8 @@ pub(super) fn edit(
 ) -> Result<Edited, CallError> {
     let edited = match edit {
         Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects, at)?,
-        Edit::Merge(objects) => change(events, at, move |cx| cx.merge_policy(objects))?,
-        Edit::Replace(objects) => change(events, at, move |cx| cx.replace_policy(objects))?,
         Edit::Reload(objects) => reload(events, objects, at)?,
-        Edit::Delete(uris) => change(events, at, move |cx| Ok(cx.delete_policy(&uris)))?,
+        edit => change(events, at, edit)?,
     };
     if let Some(keeper) = keeper.filter(|_| edited.changed > 0) {
         keeper.wait()?;
@@ -83,17 +68,13 @@ fn run<T: Send + 'static>(
 }
 
 /// Changes policy in one go. With `at`, only where that is its revision.
-fn change(
-    events: &ServingEvents,
-    at: Option<u64>,
-    what: impl FnOnce(&mut ServerContext<'_>) -> Result<Changes, ModelError> + Send + 'static,
-) -> Result<Edited, CallError> {
+fn change(events: &ServingEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
     run(events, move |cx| {
         let is = cx.core().policy_revision();
         if let Some(wanted) = at.filter(|wanted| *wanted != is) {
             return Err(CallError::Revision { wanted, is });
         }
-        let changed = what(cx)?.len();
+        let changed = cx.edit(edit)?.len();
         let revision = cx.core().policy_revision();
         Ok(Edited { changed, revision })
     })?
@@ -112,7 +93,7 @@ fn merge_in_pieces(
     }
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
     let rest = objects.split_off(objects.len().min(AT_ONCE));
-    let begun = change(events, at, move |cx| cx.merge_policy(objects))?;
+    let begun = change(events, at, Edit::Merge(objects))?;
     in_pieces(events, rest, begun)
 }
 
@@ -128,7 +109,7 @@ fn in_pieces(
         if piece.is_empty() {
             return Ok(edited);
         }
-        let next = change(events, None, move |cx| cx.merge_policy(piece))?;
+        let next = change(events, None, Edit::Merge(piece))?;
         edited.changed += next.changed;
         edited.revision = next.revision;
     }
@@ -145,17 +126,14 @@ fn reload(events: &ServingEvents, objects: Vec<ManagedObject>, at: Option<u64>) 
         };
         let (delete, mut merge) = difference(&there, &wanted);
         let rest = merge.split_off(merge.len().min(AT_ONCE));
-        let first = change(events, Some(at.unwrap_or(revision)), move |cx| {
-            cx.update_policy(&delete, merge)
-        });
+        let first = change(events, Some(at.unwrap_or(revision)), Edit::Update(delete, merge));
         match first {
             Err(CallError::Revision { .. }) if at.is_none() => {}
             Err(other) => return Err(other),
             Ok(begun) => return in_pieces(events, rest, begun),
         }
     }
-    let objects = wanted.to_objects();
-    change(events, at, move |cx| cx.reload_policy(objects))
+    change(events, at, Edit::Reload(wanted.to_objects()))
 }
 
 /// What is to be deleted and then merged, parents first, to make one policy

@@ -13,14 +13,11 @@ use super::dial::Dialer;
 use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
 use super::feed::{Feed, FeedServer};
 use super::inspector::Inspector;
-use super::{CallError, ElementConfig, StartError, now};
+use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
-use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
+use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::{Budget, PATIENCE, threads};
-
-/// The target of the log lines of this side.
-pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 
 /// A running policy element: connects to its servers, keeps what is resolved
 /// up to date, declares endpoints and reports state.
@@ -318,14 +315,11 @@ impl ElementHandle {
     ///
     /// # Errors
     /// [`CallError`].
-    pub fn objects(&self, what: Subject, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
+    pub fn objects(&self, what: Store, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
         let uri = uri.clone();
         self.with(move |cx| {
-            let tree = match what {
-                Subject::Policy => cx.core().policy(),
-                Subject::Endpoint => cx.core().endpoints(),
-            };
-            tree.subtree(&uri).map(|object| object.to_object()).collect()
+            let objects = cx.core().tree(what).subtree(&uri);
+            objects.map(|object| object.to_object()).collect()
         })
     }
 
@@ -335,17 +329,14 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn found(
         &self,
-        what: Subject,
+        what: Store,
         subject: impl Into<Name>,
         target: &Target,
     ) -> Result<Vec<ManagedObject>, CallError> {
         let (subject, target) = (subject.into(), target.clone());
         self.with(move |cx| {
             let core = cx.core();
-            let tree = match what {
-                Subject::Policy => core.policy(),
-                Subject::Endpoint => core.endpoints(),
-            };
+            let tree = core.tree(what);
             let roots = core.found(what, subject, &target);
             let objects = roots.iter().flat_map(|root| tree.subtree(root));
             objects.map(|object| object.to_object()).collect()

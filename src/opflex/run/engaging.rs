@@ -6,13 +6,12 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
-use log::{debug, info, warn};
+use log::{debug, warn};
 
 use super::connection::{Messages, Peers, deal};
 use super::dial::{Dial, DialError, Dialer};
-use super::element::LOG;
 use super::feed::Feed;
-use super::guard;
+use super::{ELEMENT_LOG as LOG, guard};
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
@@ -211,7 +210,6 @@ impl Engaging {
             let _ = dial.thread.join();
         }
         if let Some(why) = failed {
-            info!(target: LOG, "{connection}: not connected: {why}");
             let why = format!("not connected: {why}");
             self.core.failed(connection, why, now, &mut self.wanted);
             self.hand_on(now, actions);
@@ -334,7 +332,7 @@ impl Core for Engaging {
         actions: &mut Vec<Action>,
     ) {
         if let Some((connection, address)) = self.peers.remove(id) {
-            info!(target: LOG, "{connection} ({address}) ended: {reason}");
+            debug!(target: LOG, "{connection} ({address}) ended: {reason}");
             let why = format!("the connection ended: {reason}");
             self.core.failed(connection, why, now, &mut self.wanted);
             self.hand_on(now, actions);

@@ -34,12 +34,11 @@ use log::{debug, warn};
 use serde::Serialize;
 use serde_json::json;
 
-use super::StartError;
-use super::element::LOG;
 use super::engaging::{self, EngagingEvents};
 use super::local::{LOOK, LocalSocket, write_all};
+use super::{ELEMENT_LOG as LOG, StartError};
 use crate::opflex::model::{ChangeKind, Tree, Uri};
-use crate::opflex::policy_element::{ElementCore, ElementEvent, ObjectChange, Subject};
+use crate::opflex::policy_element::{ElementCore, ElementEvent, ObjectChange, Store, name_of};
 use crate::transport::{Acceptance, Duplex, Newcomer};
 
 const READERS: usize = 16;
@@ -179,13 +178,13 @@ enum Told {
 }
 
 impl Told {
-    fn has(&self, what: Subject, uri: &Uri) -> bool {
+    fn has(&self, what: Store, uri: &Uri) -> bool {
         match (self, what) {
-            (Self::Policy(last), Subject::Policy) | (Self::Endpoints(last), Subject::Endpoint) => {
+            (Self::Policy(last), Store::Policy) | (Self::Endpoints(last), Store::Endpoints) => {
                 last.as_ref().is_some_and(|last| uri <= last)
             }
-            (Self::Policy(_), Subject::Endpoint) => false,
-            (Self::Endpoints(_), Subject::Policy) | (Self::All, _) => true,
+            (Self::Policy(_), Store::Endpoints) => false,
+            (Self::Endpoints(_), Store::Policy) | (Self::All, _) => true,
         }
     }
 }
@@ -233,13 +232,13 @@ impl Feed {
             return false;
         };
         let (what, last, next) = match &reader.told {
-            Told::Policy(last) => (Subject::Policy, last.clone(), Told::Endpoints(None)),
-            Told::Endpoints(last) => (Subject::Endpoint, last.clone(), Told::All),
+            Told::Policy(last) => (Store::Policy, last.clone(), Told::Endpoints(None)),
+            Told::Endpoints(last) => (Store::Endpoints, last.clone(), Told::All),
             Told::All => return false,
         };
         let tree: &Tree = match what {
-            Subject::Policy => core.policy(),
-            Subject::Endpoint => core.endpoints(),
+            Store::Policy => core.policy(),
+            Store::Endpoints => core.endpoints(),
         };
         let mut bytes = 0;
         let objects = tree.after(last.as_ref()).take(STEP).take_while(|object| {
@@ -257,8 +256,8 @@ impl Feed {
             .collect();
         reader.told = match (objects.last(), what) {
             (None, _) => next,
-            (Some(last), Subject::Policy) => Told::Policy(Some(last.uri.clone())),
-            (Some(last), Subject::Endpoint) => Told::Endpoints(Some(last.uri.clone())),
+            (Some(last), Store::Policy) => Told::Policy(Some(last.uri.clone())),
+            (Some(last), Store::Endpoints) => Told::Endpoints(Some(last.uri.clone())),
         };
         if !objects.is_empty() {
             reader.say(&changes(what, objects.iter()));
@@ -296,7 +295,7 @@ impl Feed {
     }
 
     /// Returns those who are too slow.
-    fn tell_changes(&mut self, what: Subject, objects: &[ObjectChange]) -> Vec<(u64, Reader)> {
+    fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) -> Vec<(u64, Reader)> {
         let most = self.most;
         // One text for all who have come to everything.
         let shared: Vec<Bytes> = match self
@@ -351,7 +350,7 @@ impl Reader {
 
 /// Changes in one line; the same as [`ElementEvent::to_json`], made once and
 /// not twice.
-fn changes<'a>(what: Subject, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
+fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
     #[derive(Serialize)]
     struct Changed<'a> {
         event: &'a str,
@@ -360,7 +359,7 @@ fn changes<'a>(what: Subject, objects: impl Iterator<Item = &'a ObjectChange>) -
     }
     line(&Changed {
         event: "changed",
-        what: what.name(),
+        what: name_of(what),
         objects: objects.collect(),
     })
 }

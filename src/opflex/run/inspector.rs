@@ -92,30 +92,30 @@ impl Inspector {
 /// The way to what is shown, which belongs to a dispatcher.
 pub(super) trait Shown: Send + Sync + 'static {
     /// Has it looked at, on the dispatcher; `None` once that has stopped.
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Store) -> T + Send + 'static) -> Option<T>;
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T>;
 }
 
 impl Shown for ServingEvents {
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Store) -> T + Send + 'static) -> Option<T> {
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T> {
         serving::call(self, |cx| look(cx.core()))
     }
 }
 
 impl Shown for EngagingEvents {
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Store) -> T + Send + 'static) -> Option<T> {
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T> {
         engaging::call(self, |cx| look(cx.core()))
     }
 }
 
 /// What is shown: trees, and objects that stand in none.
-pub(super) trait Store {
+pub(super) trait Contents {
     fn trees(&self) -> [&Tree; 2];
     /// What stands in no tree behind a place, in the order of the places, which
     /// several objects may share.
     fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
 }
 
-impl Store for ServerCore {
+impl Contents for ServerCore {
     fn trees(&self) -> [&Tree; 2] {
         [self.policy(), self.endpoints()]
     }
@@ -125,7 +125,7 @@ impl Store for ServerCore {
     }
 }
 
-impl Store for ElementCore {
+impl Contents for ElementCore {
     fn trees(&self) -> [&Tree; 2] {
         [self.policy(), self.endpoints()]
     }
@@ -332,7 +332,7 @@ fn scan(
 
 impl Scan {
     /// Looks at some objects. False at the end.
-    fn step(&mut self, store: &dyn Store, found: &mut Vec<ManagedObject>) -> bool {
+    fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
         let (mut looked_at, mut bytes) = (0, 0);
         let mut is_over = true;
         if let Part::Tree(index) = self.part {

@@ -83,18 +83,17 @@ pub use self::server::{Server, ServerHandle};
 pub use self::serving::ServerContext;
 pub use crate::transport::default_max_handshakes;
 
+/// The target of the log lines of a server.
+const SERVER_LOG: &str = "ssntp::opflex::server";
+/// The target of the log lines of an element.
+const ELEMENT_LOG: &str = "ssntp::opflex::policy_element";
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the dispatchers tell the cores the time"
 )]
 fn now() -> Instant {
     Instant::now()
-}
-
-/// The host of a peer's address, by which what it may cause in the log counts:
-/// each connection has a port of its own.
-fn host(peer: &str) -> String {
-    peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()
 }
 
 /// Runs code of the application; a panic in it is logged and goes no further.

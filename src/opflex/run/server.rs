@@ -13,14 +13,15 @@ use log::warn;
 
 use super::connection::enter;
 use super::control;
-use super::editing::{self, Edit, Editor};
+use super::editing::{self, Editor};
 use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
-use super::{CallError, ServerConfig, StartError, host, now};
+use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
-use crate::opflex::model::{ManagedObject, Uri};
+use crate::opflex::model::{Edit, ManagedObject};
+use crate::opflex::peer::host;
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
@@ -29,9 +30,6 @@ use crate::transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
     memory_for_queues, plain, threads,
 };
-
-/// The target of the log lines of this side.
-pub(super) const LOG: &str = "ssntp::opflex::server";
 
 /// Agents that are copied in one go.
 const AGENTS: usize = 500;
@@ -208,13 +206,16 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
         Some(schema) => ServerCore::with_schema(config.settings.clone(), schema, now),
         None => ServerCore::new(config.settings.clone(), now),
     };
+    if config.settings.any_domain {
+        warn!(target: LOG, "elements of every domain are taken, whatever policy they are meant to have");
+    }
     let kept = match &config.keep {
         Some(path) => keeper::read(path)?,
         None => None,
     };
     let policy = kept.unwrap_or_else(|| config.policy.clone());
     // Nobody is connected, so nobody is told.
-    core.merge_policy(policy, now, &mut Vec::new())
+    core.edit(Edit::Merge(policy), now, &mut Vec::new())
         .map_err(StartError::Policy)?;
     core.begin_at_revision(first_revision());
     Ok(core)
@@ -356,41 +357,17 @@ impl ServerHandle {
         serving::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
-    /// Puts policy in; see [`ServerCore::merge_policy`]. More than a thousand
-    /// objects are checked as a whole and then put in piece by piece. How many
-    /// objects changed.
+    /// Changes policy. More than a thousand objects to be merged are checked as a
+    /// whole and then put in piece by piece. What a reload changes is found out on
+    /// this thread, and put in like that. How many objects changed.
     ///
     /// # Errors
     /// [`CallError`].
-    pub fn merge_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        self.edit(Edit::Merge(objects))
-    }
-
-    /// Puts policy in, in place of what is below it; see
-    /// [`ServerCore::replace_policy`]. How many objects changed.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn replace_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        self.edit(Edit::Replace(objects))
-    }
-
-    /// Makes these objects all the policy there is. What differs is found out
-    /// on this thread; more than a thousand objects of it are put in piece by
-    /// piece. How many objects changed.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn reload_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        self.edit(Edit::Reload(objects))
-    }
-
-    /// Removes policy with everything below it. How many objects went.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn delete_policy(&self, uris: Vec<Uri>) -> Result<usize, CallError> {
-        self.edit(Edit::Delete(uris))
+    pub fn edit(&self, edit: Edit) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
     }
 
     /// All policy as it is now, parents first. It is copied in steps, so that
@@ -429,13 +406,6 @@ impl ServerHandle {
                 return Ok(agents);
             }
         }
-    }
-
-    fn edit(&self, edit: Edit) -> Result<usize, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
-        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
     }
 }
 

@@ -38,6 +38,7 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 pub use self::changes::{Change, ChangeKind, Changes};
+pub use self::edit::Edit;
 use self::index::{Index, Names};
 pub use self::walk::Walk;
 use super::managed_object::find;

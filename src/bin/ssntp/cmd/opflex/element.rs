@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::select;
 use ssntp::opflex::PolicyElement;
 use ssntp::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
-use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Subject};
+use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
 use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
@@ -97,7 +97,7 @@ pub(super) struct Args {
 /// Something to be resolved.
 #[derive(Debug)]
 struct Wanted {
-    what: Subject,
+    what: Store,
     subject: Name,
     target: Target,
 }
@@ -106,20 +106,20 @@ impl Args {
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let mut wanted = policies(&self.resolve)?;
         for three in self.resolve_ident.chunks(3) {
-            wanted.push(by_ident("--resolve-ident", Subject::Policy, three)?);
+            wanted.push(by_ident("--resolve-ident", Store::Policy, three)?);
         }
         for two in self.resolve_endpoint.chunks(2) {
             let [subject, text] = two else {
                 continue;
             };
             wanted.push(Wanted {
-                what: Subject::Endpoint,
+                what: Store::Endpoints,
                 subject: subject.as_str().into(),
                 target: uri("--resolve-endpoint", text)?.into(),
             });
         }
         for three in self.resolve_endpoint_ident.chunks(3) {
-            wanted.push(by_ident("--resolve-endpoint-ident", Subject::Endpoint, three)?);
+            wanted.push(by_ident("--resolve-endpoint-ident", Store::Endpoints, three)?);
         }
         Ok(wanted)
     }
@@ -142,7 +142,7 @@ fn uri(flag: &str, text: &str) -> Result<Uri, Failure> {
 }
 
 /// What clap has counted.
-fn by_ident(flag: &str, what: Subject, three: &[String]) -> Result<Wanted, Failure> {
+fn by_ident(flag: &str, what: Store, three: &[String]) -> Result<Wanted, Failure> {
     let [subject, context, name] = three else {
         return Err(Failure::usage(format!("{flag} takes three values")));
     };
@@ -169,7 +169,7 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
         }
         let uri = uri("--resolve", argument)?;
         wanted.push(Wanted {
-            what: Subject::Policy,
+            what: Store::Policy,
             subject: subject.take().map_or_else(
                 || ElementHandle::class_of(&uri),
                 |subject| subject.as_str().into(),
@@ -215,8 +215,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         .map(|wanted| {
             let (subject, target) = (wanted.subject.clone(), wanted.target.clone());
             match wanted.what {
-                Subject::Policy => element.resolve_policy(subject, target, args.follow),
-                Subject::Endpoint => element.resolve_endpoint(subject, target),
+                Store::Policy => element.resolve_policy(subject, target, args.follow),
+                Store::Endpoints => element.resolve_endpoint(subject, target),
             }
         })
         .collect::<Result<Vec<Reference>, _>>()
@@ -418,8 +418,15 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     }
 }
 
-fn print_change(output: &mut Output, what: Subject, change: &ObjectChange) -> Result<(), Failure> {
-    let (kind, what) = (change.kind.name(), what.name());
+fn name_of(what: Store) -> &'static str {
+    match what {
+        Store::Policy => "policy",
+        Store::Endpoints => "endpoint",
+    }
+}
+
+fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
+    let (kind, what) = (change.kind.name(), name_of(what));
     output.line(printable(&format!(
         "{what} {kind} {} {}",
         change.subject, change.uri

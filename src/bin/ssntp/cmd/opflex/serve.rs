@@ -6,6 +6,7 @@ use clap::value_parser;
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::opflex::Server;
+use ssntp::opflex::model::Edit;
 use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
@@ -122,9 +123,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 fn read_again(server: &Server, source: &mut Source) {
     let changed = source
         .read()
-        .and_then(|objects| server.handle().reload_policy(objects).map_err(Failure::new));
+        .and_then(|objects| server.handle().edit(Edit::Reload(objects)).map_err(Failure::new));
     match changed {
-        Ok(changed) => log::warn!(
+        Ok(changed) => log::info!(
             "{}: read again: {changed} objects changed",
             source.path().display()
         ),
