@@ -54,7 +54,7 @@ fn main() {
     match argument(1) {
         Some("serve") => serve(&arguments[2], argument(3)),
         Some("echo-to") => echo_to(),
-        Some("element") => element(&arguments[2], argument(3)),
+        Some("element-of") => element(&arguments[2], argument(3)),
         Some("crowd-of") => crowd_of(&arguments[2], &arguments[3]),
         Some("serve-plain") => serve_plain(&arguments[2], &arguments[3], argument(4)),
         Some("statistics") => statistics(argument(2).map_or(10, |minutes| minutes.parse().unwrap())),
@@ -503,7 +503,7 @@ fn certificates(directory: &Path) -> String {
 }
 
 fn elements(how: &str, address: &str, certificates: Option<&str>) {
-    let mut element = Other::start("element", &[&[address], certificates.as_slice()].concat());
+    let mut element = Other::start("element-of", &[&[address], certificates.as_slice()].concat());
     element.line();
     let idle = element.rss_mb();
     element.go_on();

@@ -197,7 +197,7 @@ impl Reply {
 
     /// The same of a resolve, however its objects are held.
     pub(crate) fn resolved(of: Store, id: &Id, objects: &impl Serialize) -> Result<Bytes, EncodeError> {
-        Frame::result(id, &BTreeMap::from([(of.result(), objects)]))
+        Frame::result(id, &BTreeMap::from([(of.name(), objects)]))
     }
 
     fn read(method: Method, result: &Payload) -> Result<Self, serde_json::Error> {

@@ -45,8 +45,8 @@ impl Store {
         }
     }
 
-    /// What the result of a resolve calls its objects.
-    pub(super) const fn result(self) -> &'static str {
+    /// What the result of a resolve calls it, and JSON elsewhere.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Policy => "policy",
             Self::Endpoints => "endpoint",

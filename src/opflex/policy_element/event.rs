@@ -171,11 +171,11 @@ impl ElementEvent {
                 target,
                 found,
             } => json!({
-                "event": "resolved", "what": name_of(*what), "subject": subject,
+                "event": "resolved", "what": what.name(), "subject": subject,
                 "target": target.to_string(), "found": found,
             }),
             Self::Changed { what, objects } | Self::Forgotten { what, objects } => {
-                json!({ "event": "changed", "what": name_of(*what), "objects": objects })
+                json!({ "event": "changed", "what": what.name(), "objects": objects })
             }
             Self::Refused {
                 address,
@@ -212,12 +212,4 @@ pub struct ObjectChange {
     pub uri: Uri,
     /// The object as it is now, unless it is gone.
     pub object: Option<ManagedObject>,
-}
-
-/// What policy and endpoints are called in JSON.
-pub(crate) fn name_of(what: Store) -> &'static str {
-    match what {
-        Store::Policy => "policy",
-        Store::Endpoints => "endpoint",
-    }
 }

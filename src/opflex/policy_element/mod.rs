@@ -60,7 +60,6 @@ use std::time::Instant;
 
 use log::warn;
 
-pub(crate) use self::event::name_of;
 pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;

@@ -38,7 +38,7 @@ use super::engaging::{self, EngagingEvents};
 use super::local::{LOOK, LocalSocket, write_all};
 use super::{ELEMENT_LOG as LOG, StartError};
 use crate::opflex::model::{ChangeKind, Tree, Uri};
-use crate::opflex::policy_element::{ElementCore, ElementEvent, ObjectChange, Store, name_of};
+use crate::opflex::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 use crate::transport::{Acceptance, Duplex, Newcomer};
 
 const READERS: usize = 16;
@@ -359,7 +359,7 @@ fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> 
     }
     line(&Changed {
         event: "changed",
-        what: name_of(what),
+        what: what.name(),
         objects: objects.collect(),
     })
 }

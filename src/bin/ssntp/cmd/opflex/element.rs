@@ -418,15 +418,8 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     }
 }
 
-fn name_of(what: Store) -> &'static str {
-    match what {
-        Store::Policy => "policy",
-        Store::Endpoints => "endpoint",
-    }
-}
-
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (kind, what) = (change.kind.name(), name_of(what));
+    let (kind, what) = (change.kind.name(), what.name());
     output.line(printable(&format!(
         "{what} {kind} {} {}",
         change.subject, change.uri
