@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use log::warn;
@@ -26,7 +26,7 @@ use super::driver::{
     VolumeError, VolumeFault,
 };
 use super::policy::Policy;
-use super::store::{PASS, Store, make_dirs};
+use super::store::{PASS, Store, make_dirs, millis};
 use super::tree;
 use crate::cluster::machine::Facts;
 use crate::transport::threads;
@@ -264,7 +264,8 @@ impl Shared {
             }
             queues.launches.insert(instance, job.cancel.clone());
         }
-        let result = self.try_launch(&job);
+        let mut began = 0;
+        let result = self.try_launch(&job, &mut began);
         self.queues().launches.remove(&instance);
         let running = match (&result, &self.store) {
             (Ok(handle), Some(store)) => Some(Running {
@@ -279,6 +280,9 @@ impl Shared {
             }
             _ => None,
         };
+        if result.is_ok() {
+            self.done(Done::Began { instance, began });
+        }
         self.done(Done::Launched { instance, result });
         // Only now: its end must not be known before its beginning.
         if let Some(running) = running {
@@ -286,7 +290,8 @@ impl Shared {
         }
     }
 
-    fn try_launch(&self, job: &LaunchJob) -> Result<Handle, LaunchError> {
+    /// Gives the run, and in `began` when it did.
+    fn try_launch(&self, job: &LaunchJob, began: &mut u64) -> Result<Handle, LaunchError> {
         let unsaved = |e: io::Error| LaunchError::io("its state cannot be saved", &e);
         let store = self.store().map_err(unsaved)?;
         let place = store.place(job.instance);
@@ -318,7 +323,10 @@ impl Shared {
             cancel: &job.cancel,
         };
         job.driver.launch(&launch, &mut |handle| {
-            store.save(job.instance, &job.record.running(handle))
+            let mut record = job.record.running(handle);
+            record.started = millis(wall_clock());
+            *began = record.started;
+            store.save(job.instance, &record)
         })
     }
 
@@ -390,7 +398,10 @@ impl Shared {
             place: subject.place.clone(),
             handle: handle.clone(),
         };
-        warn!("instance {}: {why}: it is killed", subject.place.instance());
+        let instance = subject.place.instance();
+        warn!("instance {instance}: {why}: it is killed");
+        // First: it is a part of how it ends.
+        self.done(Done::Condemned { instance, why });
         warn_of(&running, "killed", driver.kill(&running));
     }
 
@@ -419,6 +430,11 @@ impl Shared {
         // Once the agent is gone, nobody has to know.
         let _ = self.inputs.send(Input::Done(done));
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "when an instance was started")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }
 
 fn warn_of(running: &Running, what: &str, result: io::Result<()>) {

@@ -11,7 +11,8 @@ use crate::payload::{
 use crate::proto::{Command, ErrorCode, Frame, FrameKind};
 
 /// A command that was not carried out. Shown as a sentence:
-/// `instance 0f7a… was not started: no node has the room (full_cloud)`.
+/// `instance 0f7a… was not started: no node has the room (full_cloud)`, with more
+/// before the protocol's word where more is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
@@ -34,6 +35,8 @@ pub struct Failure {
     pub public_ip: String,
     /// Why, in the protocol's word.
     pub reason: String,
+    /// Why in full, as whoever failed says; empty where it says no more.
+    pub detail: String,
 }
 
 impl Failure {
@@ -50,6 +53,7 @@ impl Failure {
             cnci: Id::default(),
             public_ip: String::new(),
             reason: String::new(),
+            detail: String::new(),
         };
         Ok(Some(match error {
             ErrorCode::START_FAILURE => {
@@ -58,6 +62,7 @@ impl Failure {
                     node: failed.node_uuid,
                     instance: failed.instance_uuid,
                     reason: failed.reason.to_string(),
+                    detail: failed.detail,
                     ..made(Command::START.into())
                 }
             }
@@ -76,6 +81,7 @@ impl Failure {
                     node: failed.node_uuid,
                     instance: failed.instance_uuid,
                     reason: failed.reason.to_string(),
+                    detail: failed.detail,
                     ..made(Command::RESTART.into())
                 }
             }
@@ -229,6 +235,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.subject(f)?;
         write!(f, ": {}", self.words())?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
         match self.reason.as_str() {
             "" => write!(f, " ({})", self.error),
             reason => write!(f, " ({reason})"),

@@ -13,6 +13,7 @@ use crate::payload::{
     InvalidFrameTypeReason, Payload, PublicIpFailureReason, RestartFailure, RestartFailureReason,
     StartFailure, StartFailureReason, StopFailure, StopFailureReason, UnassignPublicIpFailure, yaml,
 };
+use crate::printable::excerpt;
 use crate::proto::{Command, Frame, FrameKind, FrameType};
 use crate::server::{Context, SessionInfo};
 
@@ -111,6 +112,7 @@ fn failure(frame: &Frame, why: Why<'_>) -> Option<Frame> {
                 instance_uuid: about.instance_uuid,
                 reason: reason(why, StartFailureReason::FullCloud),
                 restart: about.restart,
+                detail: detail(why),
             })
         }
         Command::STOP => {
@@ -135,6 +137,7 @@ fn failure(frame: &Frame, why: Why<'_>) -> Option<Frame> {
                 node_uuid: about.workload_agent_uuid,
                 instance_uuid: about.instance_uuid,
                 reason: reason(why, RestartFailureReason::NoInstance),
+                detail: detail(why),
             })
         }
         Command::ATTACH_VOLUME => {
@@ -181,6 +184,14 @@ fn failure(frame: &Frame, why: Why<'_>) -> Option<Frame> {
         }
         _ => return None,
     })
+}
+
+/// What a payload is refused for, as its sender may read it.
+fn detail(why: Why<'_>) -> String {
+    match why {
+        Why::Unreadable(error) => excerpt(error).to_string(),
+        Why::NotConnected => String::new(),
+    }
 }
 
 fn reason<'a, R: From<&'a payload::Error>>(why: Why<'a>, not_connected: R) -> R {

@@ -27,6 +27,10 @@ pub struct StartFailure {
     pub reason: StartFailureReason,
     /// Whether the START was to start an instance again; default: false.
     pub restart: bool,
+    /// Why in full, for people, in one line of at most 200 characters. A key of this
+    /// project, which others ignore; default: empty. Left out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
 }
 
 payload!(StartFailure = ErrorCode::START_FAILURE);

@@ -106,7 +106,8 @@ impl Control {
             self.settings.node
         );
         self.job(Job::Remove { instance: id, driver });
-        self.start_failed(id.into(), StartFailureReason::LaunchFailure, restart);
+        let why = "its agent ended before it ran";
+        self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
     }
 
     /// The record is lost: the START and the system have to tell.

@@ -12,10 +12,10 @@ use crate::payload::{
     DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
     StartFailureReason,
 };
+use crate::printable::excerpt;
 use crate::proto::Frame;
 
-/// The exit code of what SIGKILL ended.
-const KILLED: i32 = 128 + 9;
+const SIGKILL: i32 = 9;
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
 
@@ -49,13 +49,19 @@ impl Control {
         let Phase::Launching { restart } = instance.phase else {
             return;
         };
+        let detail = excerpt(error).to_string();
         if restart {
             instance.phase = Phase::Stopped;
+            // How its last run ended stays, and so does when.
+            instance.record.detail = format!("it was not started again: {detail}");
+            let record = instance.record.clone();
+            self.job(Job::Save { instance: id, record });
             let node_uuid = self.settings.node.into();
             self.tell(&RestartFailure {
                 node_uuid,
                 instance_uuid: id.into(),
                 reason: error.fault.into(),
+                detail,
             });
             if removes(after) {
                 self.end(id, after, now);
@@ -64,7 +70,7 @@ impl Control {
         } else {
             let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
             self.instances.remove(&id);
-            self.start_failed(id.into(), error.fault.into(), restart);
+            self.start_failed(id.into(), error.fault.into(), detail, restart);
             self.tell_after(id, after);
         }
         self.announce(true);
@@ -72,12 +78,19 @@ impl Control {
 
     /// A START came to nothing. That is said again in the next session, if it
     /// begins soon: what was said last in this one may be lost with it.
-    pub(super) fn start_failed(&mut self, instance: Id, reason: StartFailureReason, restart: bool) {
+    pub(super) fn start_failed(
+        &mut self,
+        instance: Id,
+        reason: StartFailureReason,
+        detail: String,
+        restart: bool,
+    ) {
         let failure = StartFailure {
             node_uuid: self.settings.node.into(),
             instance_uuid: instance,
             reason,
             restart,
+            detail,
         };
         self.tell(&failure);
         if self.connected {
@@ -112,7 +125,10 @@ impl Control {
         }
         let exit = match instance.phase {
             // Nobody saw it, but we did it.
-            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit::code(KILLED),
+            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
+                signal: Some(SIGKILL),
+                ..Exit::code(128 + SIGKILL)
+            },
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
@@ -248,6 +264,9 @@ impl Control {
                     "does not end, and is killed"
                 }
             );
+            if !killed {
+                instance.record.detail = "it did not end when it was asked to, and was killed".into();
+            }
             instance.phase = Phase::Terminating {
                 deadline: now + HUNG,
                 killed: true,

@@ -131,6 +131,7 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
             node,
             before,
             state,
+            ..
         } => {
             json!({"instance": instance, "node": node, "before": before.as_str(), "state": state.as_str()})
         }

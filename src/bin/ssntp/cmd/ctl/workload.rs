@@ -244,6 +244,7 @@ impl Keys {
             command: self.command,
             env: self.env,
             dir: self.dir,
+            ..Start::default()
         }
     }
 }
