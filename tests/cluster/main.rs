@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `verbs` | each command of `ssntp ctl` does what it says |
 //! | `failures` | each failure is told in words |
+//! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
@@ -28,6 +29,7 @@
 
 mod crashes;
 mod demo;
+mod ends;
 mod failures;
 mod lists;
 mod processes;
