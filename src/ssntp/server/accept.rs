@@ -107,6 +107,9 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
             return;
         }
     };
+    if !newcomer.heard() {
+        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+    }
     let bad_traces = Arc::new(AtomicU64::new(0));
     let request = Request {
         connect,

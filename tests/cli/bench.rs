@@ -1,11 +1,6 @@
 //! `ssntp bench` as a program: its cases, its exit codes and its JSON. What it
 //! measures is no matter of tests.
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "a test fails by panicking"
-)]
 
 use std::process::{Command, Output};
 

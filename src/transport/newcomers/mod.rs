@@ -23,6 +23,9 @@
 //! While all slots are taken, each listener has one newcomer at hand, and the
 //! others wait in the kernel's backlog.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -378,8 +381,16 @@ enum Fate {
     UnderWay,
     /// Its input is over, since the server stops; it is told so.
     Stopping,
+    /// Its part is done, and what it is answered is on its way.
+    Heard,
     Cut,
     Admitted,
+}
+
+impl Fate {
+    fn is_under_way(self) -> bool {
+        matches!(self, Self::UnderWay | Self::Heard)
+    }
 }
 
 const READ: usize = 0;
@@ -394,7 +405,7 @@ impl Progress {
 
     /// How long it has waited in sum, where it waits and that is too long.
     fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
-        if self.fate != Fate::UnderWay {
+        if !self.fate.is_under_way() {
             return None;
         }
         let waits = self.since.iter().flatten();
@@ -442,11 +453,23 @@ impl Newcomer {
         self.progress().fate == Fate::Stopping
     }
 
+    /// All that it has to say has been received. A session may stand for it
+    /// from here on, and things may be sent to that, so a stop ends the session
+    /// and not the newcomer's input. False where it was cut or stopped before
+    /// this.
+    pub(crate) fn heard(&self) -> bool {
+        let mut progress = self.progress();
+        if progress.fate == Fate::UnderWay {
+            progress.fate = Fate::Heard;
+        }
+        progress.fate == Fate::Heard
+    }
+
     /// The handshake is over: from here on its reads may wait, and it is
     /// neither cut nor stopped. False where it was before this.
     pub(crate) fn admitted(&self) -> bool {
         let mut progress = self.progress();
-        if progress.fate == Fate::UnderWay {
+        if progress.fate.is_under_way() {
             progress.fate = Fate::Admitted;
         }
         self.unwatched.store(true, Ordering::Relaxed);
@@ -473,7 +496,7 @@ impl Newcomer {
         true
     }
 
-    /// Ends its input, unless it is admitted: then it is its session that
+    /// Ends its input, unless all of it was heard: then it is its session that
     /// ends. It can still be told why.
     fn stop(&self) {
         let mut progress = self.progress();
@@ -527,345 +550,5 @@ impl Duplex for Newcomer {
     }
     fn local(&self) -> Option<SocketAddr> {
         self.stream.local()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use crossbeam_channel::{Sender, bounded, unbounded};
-
-    use super::super::memory::{self, Faults, MemoryListener, MemoryStream};
-    use super::*;
-
-    const LIMIT: Duration = Duration::from_secs(20);
-    const LONG: Duration = Duration::from_secs(3600);
-    /// Whoever waits at all may be cut.
-    const NONE: Patience = Patience {
-        silent: Duration::ZERO,
-        in_sum: LONG,
-    };
-    const ENDLESS: Patience = Patience {
-        silent: LONG,
-        in_sum: LONG,
-    };
-
-    fn handshakes(max: usize, serve: Box<Serve>, spawn: Box<Spawn>, patience: Patience) -> Handshakes {
-        Handshakes {
-            idle: LONG,
-            spawn,
-            patience,
-            ..Handshakes::new("test", "test", max, serve)
-        }
-    }
-
-    fn really() -> Box<Spawn> {
-        Box::new(|name: String, body: Body| threads::spawn(name, body))
-    }
-
-    /// Answers the first byte with itself; `p` makes it panic.
-    fn echo() -> Box<Serve> {
-        Box::new(|newcomer: &Arc<Newcomer>| {
-            let mut byte = [0];
-            if let Ok(1) = newcomer.stream().read(&mut byte) {
-                assert_ne!(byte[0], b'p', "as asked for");
-                newcomer.admitted();
-                let _ = newcomer.stream().write(&byte);
-            }
-        })
-    }
-
-    struct Running {
-        place: MemoryListener,
-        acceptance: Acceptance,
-    }
-
-    impl Running {
-        fn start(handshakes: Handshakes) -> Self {
-            let place = MemoryListener::new();
-            let listeners = vec![Listener::memory(place.clone())];
-            Self {
-                place,
-                acceptance: Acceptance::start_with(listeners, handshakes).unwrap(),
-            }
-        }
-
-        fn connect(&self) -> MemoryStream {
-            let client = self.place.connect(Faults::default(), Faults::default()).unwrap();
-            client.set_read_timeout(Some(LIMIT)).unwrap();
-            client
-        }
-
-        /// What a client that sends this byte receives.
-        fn ask(&self, byte: u8) -> usize {
-            let client = self.connect();
-            let _ = client.write(&[byte]);
-            client.read(&mut [0]).unwrap()
-        }
-
-        /// Waits until so many slots are taken.
-        fn taken(&self, slots: usize) {
-            let end = now() + LIMIT;
-            while self.acceptance.handshakes.lock().taken.len() != slots {
-                assert!(now() < end, "not {slots} slots");
-                std::thread::yield_now();
-            }
-        }
-
-        fn stop(self) {
-            let (done, stopped) = bounded(1);
-            let stopping = threads::spawn("stops", move || {
-                self.acceptance.stop();
-                done.send(()).unwrap();
-            });
-            stopped.recv_timeout(LIMIT).expect("it does not stop");
-            stopping.unwrap().join().unwrap();
-        }
-    }
-
-    #[test]
-    fn a_thread_that_cannot_be_started_costs_one_newcomer_alone() {
-        let left = Arc::new(AtomicUsize::new(5));
-        let failures = Arc::clone(&left);
-        let spawn = move |name: String, body: Body| {
-            let fails =
-                failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-            match fails {
-                Ok(_) => Err(io::ErrorKind::WouldBlock.into()),
-                Err(_) => threads::spawn(name, body),
-            }
-        };
-        let running = Running::start(handshakes(2, echo(), Box::new(spawn), ENDLESS));
-        // One that is under way when it begins, and stays so: nobody is idle.
-        left.store(0, Ordering::Relaxed);
-        let before = running.connect();
-        running.taken(1);
-        left.store(5, Ordering::Relaxed);
-        for _ in 0..5 {
-            assert_eq!(running.ask(b'x'), 0, "refused at once");
-        }
-        for _ in 0..3 {
-            assert_eq!(running.ask(b'x'), 1);
-        }
-        before.write(b"x").unwrap();
-        assert_eq!(before.read(&mut [0]).unwrap(), 1);
-        running.taken(0);
-        running.stop();
-    }
-
-    #[test]
-    fn a_handshake_that_panics_gives_its_slot_back() {
-        let running = Running::start(handshakes(1, echo(), really(), ENDLESS));
-        for _ in 0..3 {
-            assert_eq!(running.ask(b'p'), 0);
-            assert_eq!(running.ask(b'x'), 1);
-        }
-        running.taken(0);
-        running.stop();
-    }
-
-    #[test]
-    fn a_thread_that_has_served_serves_again_and_only_if_it_is_idle() {
-        let started = Arc::new(AtomicUsize::new(0));
-        let counts = Arc::clone(&started);
-        let spawn = move |name: String, body: Body| {
-            counts.fetch_add(1, Ordering::Relaxed);
-            threads::spawn(name, body)
-        };
-        let running = Running::start(handshakes(3, echo(), Box::new(spawn), ENDLESS));
-        // Until a newcomer finds a thread that is idle again.
-        let end = now() + LIMIT;
-        loop {
-            let before = started.load(Ordering::Relaxed);
-            assert_eq!(running.ask(b'x'), 1);
-            if started.load(Ordering::Relaxed) == before {
-                break;
-            }
-            assert!(now() < end, "each has a thread of its own");
-        }
-        // Each is served before those that came before it: none waits for another.
-        let clients = [running.connect(), running.connect(), running.connect()];
-        running.taken(3);
-        for client in clients.into_iter().rev() {
-            client.write(b"x").unwrap();
-            assert_eq!(client.read(&mut [0]).unwrap(), 1);
-        }
-        running.taken(0);
-        running.stop();
-    }
-
-    #[test]
-    fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
-        let running = Running::start(handshakes(3, echo(), really(), NONE));
-        let oldest = [running.connect(), running.connect(), running.connect()];
-        running.taken(3);
-        // Only who waits for its peer is cut, not who waits for a core of this host.
-        let all_wait = || {
-            let state = running.acceptance.handshakes.lock();
-            let mut newcomers = state.taken.values();
-            newcomers.all(|newcomer| newcomer.progress().since[READ].is_some())
-        };
-        while !all_wait() {
-            std::thread::yield_now();
-        }
-        let _silent: Vec<_> = (0..6).map(|_| running.connect()).collect();
-        assert_eq!(running.ask(b'x'), 1);
-        for client in oldest {
-            assert_eq!(client.read(&mut [0]).unwrap(), 0, "the oldest are cut");
-        }
-        running.stop();
-    }
-
-    #[test]
-    fn only_time_spent_waiting_for_the_peer_counts() {
-        let start = now();
-        let at = |millis| start + Duration::from_millis(millis);
-        let too_long = |progress: &Progress, millis| progress.waited_too_long(at(millis), PATIENCE).is_some();
-        let mut silent = Progress::default();
-        assert!(!too_long(&silent, 3_600_000), "it computes");
-        silent.since[READ] = Some(at(0));
-        assert!(!too_long(&silent, 249));
-        assert!(too_long(&silent, 250));
-
-        // A byte each 200 ms, and 800 ms of work of ours for it.
-        let mut drips = Progress::default();
-        for byte in 0..9 {
-            drips.since[READ] = Some(at(byte * 1000));
-            assert!(!too_long(&drips, byte * 1000 + 199));
-            drips.end(READ, at(byte * 1000 + 200));
-            assert!(!too_long(&drips, byte * 1000 + 999), "it computes");
-        }
-        drips.since[WRITE] = Some(at(9_000));
-        assert!(!too_long(&drips, 9_199));
-        assert!(too_long(&drips, 9_200), "two seconds in sum");
-
-        for fate in [Fate::Admitted, Fate::Cut, Fate::Stopping] {
-            drips.fate = fate;
-            assert!(!too_long(&drips, 10_000), "{fate:?}");
-        }
-    }
-
-    #[test]
-    fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
-        let handshakes = Arc::new(handshakes(4, echo(), really(), NONE));
-        let slot = || {
-            let (here, there) = memory::pair();
-            (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
-        };
-        let fates = |slots: &[&Slot]| -> Vec<_> {
-            handshakes.cut_slowest(&mut handshakes.lock());
-            slots.iter().map(|slot| slot.newcomer.progress().fate).collect()
-        };
-        let (computes, _peer) = slot();
-        let (answered, peer) = slot();
-        peer.write(b"x").unwrap();
-        answered.newcomer.progress().since[READ] = Some(now());
-        let (admitted, _peer) = slot();
-        admitted.newcomer.progress().since[READ] = Some(now());
-        assert!(admitted.newcomer.admitted());
-        let all = [&computes, &answered, &admitted];
-        assert_eq!(fates(&all), [Fate::UnderWay, Fate::UnderWay, Fate::Admitted]);
-
-        // What it sends is no excuse for one that does not read.
-        answered.newcomer.progress().since[WRITE] = Some(now());
-        assert_eq!(fates(&all), [Fate::UnderWay, Fate::Cut, Fate::Admitted]);
-        assert!(!answered.newcomer.admitted());
-    }
-
-    #[test]
-    fn waits_are_counted_around_reads_and_writes() {
-        let (here, there) = memory::pair();
-        let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
-        let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
-        let (waiting, stream) = (Arc::clone(&slot.newcomer), slot.newcomer.stream());
-        let reader = threads::spawn("reads", move || stream.read(&mut [0]).unwrap()).unwrap();
-        while waiting.progress().since[READ].is_none() {
-            std::thread::yield_now();
-        }
-        assert_eq!(waiting.progress().waited, Duration::ZERO);
-        there.write(b"x").unwrap();
-        reader.join().unwrap();
-        assert_eq!(waiting.progress().since, [None, None]);
-        assert!(waiting.progress().waited > Duration::ZERO);
-    }
-
-    #[test]
-    fn a_stop_ends_and_joins_the_handshakes_under_way() {
-        let (told, stopping) = unbounded();
-        let told: Sender<(bool, bool)> = told;
-        let serve = move |newcomer: &Arc<Newcomer>| {
-            let ended = matches!(newcomer.stream().read(&mut [0]), Ok(0));
-            told.send((ended, newcomer.is_stopping())).unwrap();
-        };
-        let running = Running::start(handshakes(3, Box::new(serve), really(), ENDLESS));
-        // One more than there are slots waits at the accept thread.
-        let _silent: Vec<_> = (0..4).map(|_| running.connect()).collect();
-        running.taken(3);
-        running.stop();
-        let said: Vec<_> = stopping.try_iter().collect();
-        assert_eq!(said, [(true, true); 3]);
-    }
-
-    #[test]
-    fn a_stop_returns_once_the_last_handshake_thread_has_ended() {
-        let token = Arc::new(());
-        let held = Arc::clone(&token);
-        let serve = move |newcomer: &_| {
-            let _ended = Newcomer::stream(newcomer).read(&mut [0]);
-            for _ in 0..1000 {
-                std::thread::yield_now();
-            }
-            assert_eq!(Arc::strong_count(&held), 2, "it is held until the stop is over");
-        };
-        let running = Running::start(handshakes(3, Box::new(serve), really(), ENDLESS));
-        let _silent = [running.connect(), running.connect()];
-        running.taken(2);
-        running.stop();
-        assert_eq!(Arc::strong_count(&token), 1);
-    }
-
-    #[test]
-    fn what_a_newcomer_reads_and_writes_through_is_its_stream() {
-        let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
-        let (here, there) = memory::pair();
-        let slot = handshakes.take_slot(3, Arc::new(here)).unwrap();
-        assert_eq!(slot.newcomer.listener(), 3);
-        assert!(!slot.newcomer.is_stopping());
-        let stream = slot.newcomer.stream();
-        let mut bytes = [0; 4];
-        assert!(!stream.is_readable());
-        assert!(stream.try_read(&mut bytes).is_err(), "nothing is there");
-        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        assert!(stream.wait_readable().is_err(), "and nothing comes");
-        there.write(b"abc").unwrap();
-        assert!(stream.is_readable());
-        stream.wait_readable().unwrap();
-        assert_eq!(stream.try_read(&mut bytes).unwrap(), 3);
-        assert_eq!(&bytes[..3], b"abc");
-        assert_eq!(stream.try_write(b"de").unwrap(), 2);
-        assert_eq!(there.read(&mut bytes).unwrap(), 2);
-        assert_eq!(&bytes[..2], b"de");
-        stream.set_write_timeout(Some(Duration::from_millis(1))).unwrap();
-        while stream.write(&[0; 1024]).is_ok() {}
-        stream.shutdown(Shutdown::Both).unwrap();
-        assert!(there.write(b"f").is_err());
-    }
-
-    #[test]
-    fn after_an_error_of_the_system_accepting_rests_and_ends_once_it_is_closed() {
-        let handshakes = handshakes(1, echo(), really(), ENDLESS);
-        let error = io::Error::other("no more descriptors");
-        let before = now();
-        assert!(!handshakes.cannot_accept(&error));
-        assert!(before.elapsed() >= ACCEPT_PAUSE, "it would spin");
-        handshakes.close();
-        assert!(handshakes.cannot_accept(&error));
-    }
-
-    #[test]
-    fn a_server_has_64_handshakes_for_each_core_and_512_at_most() {
-        let default = default_max_handshakes();
-        assert!((64..=512).contains(&default) && default.is_multiple_of(64));
     }
 }

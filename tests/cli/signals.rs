@@ -1,13 +1,5 @@
 //! How the program ends when it is told to, and when its pipes are closed.
 
-#![cfg(feature = "cli")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    clippy::panic,
-    reason = "a test may fail, and has time limits"
-)]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

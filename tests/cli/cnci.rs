@@ -1,16 +1,6 @@
 //! `ssntp cnci` as it is meant to run: a workload of a network node.
 
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test may fail"
-)]
-
-#[path = "support/processes.rs"]
-mod processes;
 
 use std::fs;
 
@@ -22,7 +12,7 @@ use ssntp::payload::{
 };
 use uuid::Uuid;
 
-use processes::{Cluster, Program, ssntp};
+use crate::processes::{Cluster, Program, ssntp};
 
 const TENANT: &str = "93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50";
 

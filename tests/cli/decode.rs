@@ -1,8 +1,5 @@
 //! `ssntp decode` as a user meets it.
 
-#![cfg(feature = "cli")]
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 

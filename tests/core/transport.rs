@@ -1,17 +1,5 @@
 //! The two threads of a link over real sockets and in memory, in clear and as
 //! TLS, against each other and against a peer that rustls drives alone.
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    clippy::cast_possible_truncation,
-    reason = "a test fails by panicking, and brings its own sockets"
-)]
-
-mod support;
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -21,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::support::{LIMIT, identity, trust};
 use bytes::{Bytes, BytesMut};
 use rustls::client::ResolvesClientCert;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -34,7 +23,6 @@ use ssntp::transport::raw::{
     BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
 };
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
-use support::{LIMIT, identity, trust};
 
 /// What each side of a heavy exchange sends.
 const HEAVY: usize = 16 << 20;

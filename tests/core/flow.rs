@@ -1,21 +1,11 @@
 //! Flow control over whole servers: who waits, for whom, and who does not.
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::cast_possible_truncation,
-    reason = "tests"
-)]
-
-mod support;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::*;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
@@ -24,7 +14,6 @@ use ssntp::server::{
     SlowConsumer,
 };
 use ssntp::transport::Limits;
-use support::*;
 use uuid::Uuid;
 
 const SENDERS: u32 = 12;

@@ -2,16 +2,6 @@
 //! processes, and a guest that proves what it was given.
 
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test may fail"
-)]
-
-#[path = "support/processes.rs"]
-mod processes;
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +13,7 @@ use ssntp::payload::{
 };
 use uuid::Uuid;
 
-use processes::{Cluster, wait_for};
+use crate::processes::{Cluster, wait_for};
 
 /// The whole system of a guest, in one sector. It says "up", then what the
 /// sector of the second disk says that begins with "#c", then waits for the

@@ -1,13 +1,6 @@
 //! `ssntp scheduler` as a user meets it.
 
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test may fail"
-)]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -1,8 +1,5 @@
 //! `ssntp cert` as a user meets it: files, texts and exit codes.
 
-#![cfg(feature = "cli")]
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -2,12 +2,6 @@
 //! program itself.
 
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test may fail"
-)]
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};

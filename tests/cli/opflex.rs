@@ -5,13 +5,6 @@
     feature = "opflex",
     any(feature = "aws-lc-rs", feature = "ring")
 ))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test may fail"
-)]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -69,9 +62,9 @@ fn changed(output: &mut impl BufRead, uri: &str) -> Value {
 fn policy_is_served_watched_changed_and_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let policy = include_str!("../examples/policy.json");
+    let policy = include_str!("../../examples/policy.json");
     fs::write(dir.join("policy.json"), policy).unwrap();
-    fs::write(dir.join("model.yaml"), include_str!("../examples/model.yaml")).unwrap();
+    fs::write(dir.join("model.yaml"), include_str!("../../examples/model.yaml")).unwrap();
     let arguments = [
         "serve",
         "--listen",
@@ -272,7 +265,11 @@ fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
 fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    fs::write(dir.join("policy.json"), include_str!("../examples/policy.json")).unwrap();
+    fs::write(
+        dir.join("policy.json"),
+        include_str!("../../examples/policy.json"),
+    )
+    .unwrap();
     fs::write(
         dir.join("endpoint.json"),
         r#"[{"subject": "EprL3Ep", "uri": "/EprL3Ep/1/"}]"#,
@@ -396,7 +393,11 @@ fn an_ordinary_certificate_and_a_key_under_a_passphrase_serve_and_connect() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let pki = |name: &str| format!("{}/tests/fixtures/pki/plain/{name}", env!("CARGO_MANIFEST_DIR"));
-    fs::write(dir.join("policy.json"), include_str!("../examples/policy.json")).unwrap();
+    fs::write(
+        dir.join("policy.json"),
+        include_str!("../../examples/policy.json"),
+    )
+    .unwrap();
     fs::write(dir.join("passphrase"), "secret\n").unwrap();
     let (cert, key, ca) = (pki("v1.crt"), pki("v1.sealed.key"), pki("ca.pem"));
     let own = [

@@ -1,23 +1,14 @@
 //! A client that resumes its TLS session skips signatures, and nothing else:
 //! what its certificate says is held against its CONNECT as at first.
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::disallowed_methods,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
 
 use std::time::{Duration, SystemTime};
 
+use crate::support::*;
 use ssntp::Role;
 use ssntp::pki::{CertificateRequest, Identity};
 use ssntp::proto::{Command, Connect, ErrorCode, Frame};
 use ssntp::server::{Filter, Rules};
 use ssntp::transport::tls::Connector;
-use support::*;
 use uuid::Uuid;
 
 /// Somebody who keeps tickets.

@@ -1,14 +1,6 @@
 //! Our element against our server, both as state machines: bytes between them,
 //! time by hand, no sockets.
 
-#![cfg(feature = "opflex")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets one has failed"
-)]
-#![allow(clippy::disallowed_methods, reason = "some instant to count from")]
-
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 

@@ -1,13 +1,6 @@
 //! The messages of the captures read, print back equal, and the bad ones are
 //! judged as they should be.
 
-#![cfg(feature = "opflex")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets one has failed"
-)]
-
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -15,19 +8,16 @@ use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Reques
 use ssntp::opflex::model::Target;
 use ssntp::opflex::rpc::{self, Error, Frame, Framing, Limits};
 
-#[path = "support/opflex_json.rs"]
-mod opflex_json;
-
-use opflex_json::json_value;
+use crate::opflex_json::json_value;
 
 const CAPTURES: [&str; 7] = [
-    include_str!("fixtures/opflex/01_tour_testmodel.jsonl"),
-    include_str!("fixtures/opflex/02_bootstrap_A.jsonl"),
-    include_str!("fixtures/opflex/02_bootstrap_B.jsonl"),
-    include_str!("fixtures/opflex/02_bootstrap_B2.jsonl"),
-    include_str!("fixtures/opflex/02_bootstrap_C.jsonl"),
-    include_str!("fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl"),
-    include_str!("fixtures/opflex/08_transport_mode_identity.jsonl"),
+    include_str!("../fixtures/opflex/01_tour_testmodel.jsonl"),
+    include_str!("../fixtures/opflex/02_bootstrap_A.jsonl"),
+    include_str!("../fixtures/opflex/02_bootstrap_B.jsonl"),
+    include_str!("../fixtures/opflex/02_bootstrap_B2.jsonl"),
+    include_str!("../fixtures/opflex/02_bootstrap_C.jsonl"),
+    include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl"),
+    include_str!("../fixtures/opflex/08_transport_mode_identity.jsonl"),
 ];
 
 /// The texts of all frames in all captures.
@@ -89,7 +79,7 @@ fn every_captured_message_passes_the_envelope_character_by_character() {
 
 #[test]
 fn the_first_segment_of_an_element_is_an_echo_and_an_identity() {
-    let dump = include_str!("fixtures/opflex/10_first_segment_pe.hex");
+    let dump = include_str!("../fixtures/opflex/10_first_segment_pe.hex");
     let bytes: Vec<u8> = dump
         .lines()
         .flat_map(|line| line[10..50].split_whitespace())

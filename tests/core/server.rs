@@ -1,20 +1,10 @@
 //! The server as its clients and its application see it.
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::cast_possible_truncation,
-    reason = "a test fails by panicking"
-)]
-
-mod support;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::*;
 use ssntp::Role;
 use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
@@ -25,7 +15,6 @@ use ssntp::server::{
 };
 use ssntp::transport::Limits;
 use ssntp::transport::memory::MemoryListener;
-use support::*;
 use uuid::Uuid;
 
 /// Tells the test what the application was told.

@@ -1,19 +1,12 @@
 //! The policy of a real server, kept in our tree, comes out as that server
 //! sent it.
 
-#![cfg(feature = "opflex")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets one has failed"
-)]
-
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 use ssntp::opflex::model::{Format, ManagedObject, Tree, Uri};
 
-const CAPTURE: &str = include_str!("fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
+const CAPTURE: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
 
 /// Each policy that the real agent resolved, by URI.
 fn resolved() -> BTreeMap<Uri, Vec<ManagedObject>> {

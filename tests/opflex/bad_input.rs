@@ -1,21 +1,10 @@
 //! Whatever arrives, in whatever order: nothing panics, every request gets one
 //! answer or the end of the connection, and no answer is two things at once.
 
-#![cfg(feature = "opflex")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets one has failed"
-)]
-#![allow(clippy::disallowed_methods, reason = "some instant to count from")]
-
-#[path = "support/opflex_json.rs"]
-mod opflex_json;
-
 use std::time::{Duration, Instant};
 
+use crate::opflex_json::json_value;
 use bytes::{Bytes, BytesMut};
-use opflex_json::json_value;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use ssntp::opflex::message::{Decoder, Incoming, Method};

@@ -1,9 +1,6 @@
 //! Certificates as the rest of the crate meets them: issued here or by
 //! openssl, good ones and each kind of bad one.
 
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(clippy::panic, clippy::unwrap_used, reason = "a test may fail")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,16 +1,6 @@
 //! `ssntp agent` as a user meets it: processes of its own, and signals.
 
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test may fail"
-)]
-
-#[path = "support/processes.rs"]
-mod processes;
 
 use std::collections::HashSet;
 use std::fs;
@@ -23,7 +13,7 @@ use ssntp::payload::{
 };
 use uuid::Uuid;
 
-use processes::{Cluster, ssntp, wait_for};
+use crate::processes::{Cluster, ssntp, wait_for};
 
 #[test]
 fn without_state_it_reports_this_machine() {

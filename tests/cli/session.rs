@@ -1,16 +1,6 @@
 //! `ssntp server`, `send`, `listen` and `demo` as a user meets them: lines,
 //! exit codes, signals.
 
-#![cfg(feature = "cli")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "a test may fail, and brings its own sockets"
-)]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

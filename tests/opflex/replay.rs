@@ -1,14 +1,6 @@
 //! Recorded sessions of libopflex, said again to ours: the answers are the same
 //! but for names, times and order.
 
-#![cfg(feature = "opflex")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that meets one has failed"
-)]
-#![allow(clippy::disallowed_methods, reason = "some instant to count from")]
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -20,8 +12,8 @@ use ssntp::opflex::peer::ConnectionId;
 use ssntp::opflex::policy_element::{self, ElementCore};
 use ssntp::opflex::server::{Action, ServerCore, Settings};
 
-const TOUR: &str = include_str!("fixtures/opflex/01_tour_testmodel.jsonl");
-const AGENT: &str = include_str!("fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
+const TOUR: &str = include_str!("../fixtures/opflex/01_tour_testmodel.jsonl");
+const AGENT: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
 
 /// The messages of a capture that one side sent, with their times.
 fn said(capture: &str, direction: &str) -> Vec<(f64, Value)> {

@@ -1,11 +1,6 @@
 //! The program starts itself again without signal stacks where memory maps
 //! would be too few with them for the sessions that are asked for.
 #![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "a test fails by panicking"
-)]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -248,7 +243,10 @@ fn a_fault_of_its_own_kills_a_process_that_ignores_them() {
     let output = Command::new("/bin/sh")
         .args(["-c", r#"ulimit -c 0; trap '' SEGV BUS; exec "$0" "$@""#])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "a_fault_of_its_own_kills_a_process_that_ignores_them"])
+        .args([
+            "--exact",
+            "signal_stacks::a_fault_of_its_own_kills_a_process_that_ignores_them",
+        ])
         .env(CHILD, "1")
         .output()
         .unwrap();

@@ -1,0 +1,28 @@
+//! Certificates, links, sessions and the server, over memory and real sockets.
+//!
+//! | file | rules |
+//! |---|---|
+//! | `pki` | certificates, good ones and each kind of bad one |
+//! | `transport` | the two threads of a link, in clear and as TLS |
+//! | `resumption` | a session that is resumed |
+//! | `server` | what clients and the application see |
+//! | `flow` | who waits, for whom, and who does not |
+
+#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by panicking, and brings its own sockets"
+)]
+
+mod flow;
+mod pki;
+mod resumption;
+mod server;
+#[path = "../support/mod.rs"]
+mod support;
+mod transport;

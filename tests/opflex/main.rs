@@ -1,0 +1,19 @@
+//! OpFlex without sockets: messages, the model, and both roles as state
+//! machines, alone, against each other and against recorded peers.
+
+#![cfg(feature = "opflex")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test that meets one has failed, and needs some instant to count from"
+)]
+
+mod bad_input;
+mod messages;
+mod model;
+#[path = "../support/opflex_json.rs"]
+mod opflex_json;
+mod pair;
+mod replay;
