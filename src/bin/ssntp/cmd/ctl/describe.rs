@@ -1,7 +1,6 @@
 //! `ssntp ctl describe`: all that is known of one instance or node.
 
 use std::fmt::Write;
-use std::time::SystemTime;
 
 use ssntp::cluster::controller::{FindError, Instance, Node, View};
 
@@ -76,7 +75,6 @@ fn instance(view: &View, instance: &Instance) -> String {
     sheet.line("name", &stats.name);
     sheet.line("labels", labels(instance));
     sheet.line("state", tables::instance_state(view, instance));
-    sheet.line("since", seen(instance.since));
     sheet.line(
         "end",
         ending.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -103,8 +101,6 @@ fn node(view: &View, node: &Node) -> String {
     sheet.line("host", &stats.hostname);
     sheet.line("type", tables::node_type(node));
     sheet.line("status", tables::node_status(node));
-    sheet.line("since", seen(node.since));
-    sheet.line("last STATS", node.seen.map(seen).unwrap_or_default());
     sheet.line("cpus", tables::with_unit(stats.cpus_online, ""));
     sheet.line("load", tables::with_unit(stats.load, ""));
     sheet.line(
@@ -131,10 +127,6 @@ pub(super) fn labels(instance: &Instance) -> String {
     let labels = instance.stats.labels.iter();
     let each: Vec<_> = labels.map(|(key, value)| format!("{key}={value}")).collect();
     each.join(" ")
-}
-
-fn seen(at: SystemTime) -> String {
-    json::time(at)
 }
 
 /// A line for each thing that is known.
