@@ -110,7 +110,7 @@ pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
 pub use self::restart::Restart;
 pub use self::restore::Restore;
-pub use self::start::{MarkerInside, RawDocument, Start, StartPayload, Storage, VmType};
+pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
 pub use self::stop::Stop;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};

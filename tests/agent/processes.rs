@@ -293,7 +293,13 @@ fn an_agent_without_state_reports_and_starts_nothing() {
 #[test]
 fn simulated_instances_use_what_is_plausible() {
     let mut cluster = Cluster::empty();
-    cluster.agent(|config| config.driver(SimulateDriver::new()).mem_mb(4000));
+    let interval = Duration::from_millis(100);
+    cluster.agent(|config| {
+        config
+            .driver(SimulateDriver::new())
+            .mem_mb(4000)
+            .interval(interval)
+    });
     let mut ids = Vec::new();
     for _ in 0..20 {
         let mut start = cluster.script("true");

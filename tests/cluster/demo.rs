@@ -47,6 +47,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         ") was restarted",
         " was evacuated: it is in maintenance, and web (",
         " was restored, and web (",
+        ", failed, and its node has started it again",
         ") has ended by itself: exited 3",
         "a program that is not there does not start:",
         "/no/such/program",

@@ -6,6 +6,7 @@
 //! | `routing` | who may send what, and where it goes |
 //! | `nodes` | NodeConnected, NodeDisconnected, and what a new controller is told |
 //! | `starts` | placement, held and lost STARTs |
+//! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `truth` | who may say what of an instance, and when a START counts as done |
 //! | `answers` | what the scheduler answers itself |
 //! | `controllers` | any and master |
@@ -36,6 +37,7 @@ mod bad_input;
 mod client;
 mod configuration;
 mod controllers;
+mod moves;
 mod nodes;
 mod routing;
 mod starts;

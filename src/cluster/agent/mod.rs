@@ -2,7 +2,7 @@
 //! node and of them.
 //!
 //! ```text
-//!  scheduler ◀─▶ client ◀─▶ ssntp-agent ── jobs ──▶ ssntp-work-0…3 ──▶ driver ──▶ instances
+//!  scheduler ◀─▶ client ◀─▶ ssntp-agent ── jobs ──▶ ssntp-work, …  ──▶ driver ──▶ instances
 //!                           (Control)  ◀─ outcomes ─┘     │                          │
 //!                                │                        ▼                          │
 //!                                │                   state directory                 │
@@ -43,7 +43,10 @@
 //! # What the protocol leaves open
 //! * **START** of what isn't here: `launch_failure` when the program, its
 //!   directory or a driver is missing; a program that ran, however short, was
-//!   started, and its instance is `exited`. It stays until it is deleted.
+//!   started, and its instance is `exited`. A persistent one stays until it is
+//!   deleted, any other as long as the policy's retention says.
+//! * **An end that nobody asked for** is the beginning of another run where the
+//!   START's `restart_policy` says so.
 //! * **A START that an agent did not come to an end with** is answered by the
 //!   next agent, with `launch_failure`. Which STARTs failed in the last minute
 //!   is said again in a new session, as the one before may have lost it.

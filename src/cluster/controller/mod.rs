@@ -287,7 +287,8 @@ impl Controller {
         })
     }
 
-    /// EVACUATE a node.
+    /// EVACUATE a node. What else [`Evacuate`] can say, [`order`](Self::order)
+    /// takes.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -295,6 +296,7 @@ impl Controller {
         self.order(&Evacuate {
             workload_agent_uuid: node.into(),
             next_state,
+            ..Evacuate::default()
         })
     }
 

@@ -69,6 +69,7 @@
 //! | [`placement`] | which node takes a START |
 //! | `starts` | a START from its arrival to its answer |
 //! | `held` | STARTs that wait for a READY |
+//! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `instances` | which instance is where, and STARTs that nodes were given |
 //! | `reports` | what agents say, and whether it is theirs to say |
 //! | `relay` | commands that name whom they are for |
@@ -87,6 +88,7 @@ mod controllers;
 mod held;
 mod instances;
 mod keeper;
+mod moves;
 mod nodes;
 pub mod placement;
 mod relay;
@@ -104,6 +106,7 @@ use self::configuration::Configuration;
 use self::controllers::Controllers;
 use self::held::HeldStarts;
 use self::instances::{Instances, StartLimits};
+use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
 use crate::Role;
@@ -144,6 +147,7 @@ pub struct Scheduler {
     controllers: Controllers,
     held: HeldStarts,
     instances: Instances,
+    moves: Moves,
     configuration: Configuration,
     invalid_frames: u64,
     /// What agents have said of what is not theirs.
@@ -179,6 +183,7 @@ impl Scheduler {
                     absence: config.absence,
                 },
             ),
+            moves: Moves::default(),
             configuration,
             invalid_frames: 0,
             foreign: 0,

@@ -36,13 +36,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use log::{debug, info};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, LaunchJob, Mode, Phase};
+use super::{Control, Instance, Job, LaunchJob, Mode, Origin, Phase};
 use crate::cluster::agent::driver::{Cancel, Driver, LaunchError, LaunchFault, Place, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::cluster::scheduler::placement::Needs;
@@ -116,19 +117,27 @@ impl Control {
     }
 
     fn start(&mut self, frame: &Frame) -> Result<(), (Id, bool, Refused<StartFailureReason>)> {
-        let payload: StartPayload = frame.payload().map_err(|e| {
+        let mut payload: StartPayload = frame.payload().map_err(|e| {
             let about = About::of(frame);
             (about.instance_uuid, about.restart, Refused::unreadable(&e))
         })?;
+        store::name_own_volumes(&mut payload.start);
         let id = payload.start.instance_uuid;
         let restart = payload.start.restart;
         // Another attempt: how the one before ended is of no interest any more.
         self.failed.retain(|(_, failure)| failure.instance_uuid != id);
-        self.start_payload(id, payload)
+        // A copy: what came with it is not to be kept as well.
+        let received = Bytes::copy_from_slice(frame.payload_bytes());
+        self.start_payload(id, payload, received)
             .map_err(|refused| (id.into(), restart, refused))
     }
 
-    fn start_payload(&mut self, id: Uuid, payload: StartPayload) -> Result<(), Refused<StartFailureReason>> {
+    fn start_payload(
+        &mut self,
+        id: Uuid,
+        payload: StartPayload,
+        received: Bytes,
+    ) -> Result<(), Refused<StartFailureReason>> {
         use StartFailureReason as Reason;
 
         let start = &payload.start;
@@ -162,6 +171,9 @@ impl Control {
         }
         let driver = driver?;
         self.settings.policy.check(driver.name(), start)?;
+        if let Some(what) = unsupported(start) {
+            return Err(Refused::new(Reason::LaunchFailure, what));
+        }
         let Some(root) = &self.settings.state else {
             let why = "this agent has no state directory";
             return Err(Refused::new(Reason::LaunchFailure, why));
@@ -178,10 +190,12 @@ impl Control {
             driver: driver.name().to_owned(),
             ..Record::default()
         };
-        self.launch(id, place, driver, Arc::new(payload), record, volumes);
+        let origin = Origin::Start(received);
+        self.launch(id, place, driver, Arc::new(payload), record, volumes, origin);
         Ok(())
     }
 
+    #[expect(clippy::too_many_arguments, reason = "all that a launch is made from, once")]
     fn launch(
         &mut self,
         id: Uuid,
@@ -190,6 +204,7 @@ impl Control {
         payload: Arc<StartPayload>,
         record: Record,
         volumes: Vec<(Uuid, bool)>,
+        origin: Origin,
     ) {
         let instance = Instance {
             place,
@@ -201,6 +216,10 @@ impl Control {
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
             restart_untold: false,
+            since: self.now,
+            restart_at: None,
+            kept_until: None,
+            is_measured: false,
             cancel: Cancel::default(),
         };
         let cancel = instance.cancel.clone();
@@ -210,7 +229,7 @@ impl Control {
             driver,
             payload,
             record,
-            fresh: true,
+            origin,
             user: self.launcher.child_user.clone(),
             volumes,
             cancel,
@@ -262,7 +281,8 @@ impl Control {
         if self.offline {
             return Err(fail(Reason::NoInstance));
         }
-        if !instance.is_running() {
+        // One that waits to be started again is not: that is to end.
+        if !instance.is_running() && !instance.record.restart_due {
             return Err(fail(Reason::AlreadyStopped));
         }
         let after = match instance.is_persistent() {
@@ -330,8 +350,9 @@ impl Control {
             _ => return Err(Reason::AlreadyRunning.into()),
         }
         let start = instance.start.as_ref().ok_or(Reason::InstanceCorrupt)?;
+        let before = Arc::clone(start);
         let payload = Arc::new(StartPayload {
-            start: restarted(&start.start, restart),
+            start: store::restarted(&start.start, restart),
             user_data: start.user_data.clone(),
             meta_data: start.meta_data.clone(),
         });
@@ -349,12 +370,33 @@ impl Control {
         if !self.has_room(&needs, true) {
             return Err(Refused::new(Reason::LaunchFailure, "there is no room"));
         }
-        let user = self.launcher.child_user.clone();
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err(Reason::NoInstance.into());
         };
-        instance.phase = Phase::Launching { restart: true };
         instance.restart_untold = true;
+        instance.record.restart_due = false;
+        instance.record.restarts_in_row = 0;
+        let news = store::changes(&before.start, &payload.start).map(Box::new);
+        self.launch_again(id, driver, payload, news);
+        self.stats_soon(now);
+        Ok(())
+    }
+
+    /// Launches an instance that was there before, with what is new in its START.
+    pub(super) fn launch_again(
+        &mut self,
+        id: Uuid,
+        driver: Arc<dyn Driver>,
+        payload: Arc<StartPayload>,
+        news: Option<Box<Restart>>,
+    ) {
+        let user = self.launcher.child_user.clone();
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        instance.phase = Phase::Launching { restart: true };
+        instance.restart_at = None;
+        instance.kept_until = None;
         instance.start = Some(Arc::clone(&payload));
         instance.cancel = Cancel::default();
         let (record, cancel) = (instance.record.clone(), instance.cancel.clone());
@@ -363,14 +405,12 @@ impl Control {
             driver,
             payload,
             record,
-            fresh: false,
+            origin: Origin::Again(news),
             user,
             volumes: Vec::new(),
             cancel,
         })));
         self.announce(false);
-        self.stats_soon(now);
-        Ok(())
     }
 
     fn evacuate(&mut self, now: Instant, frame: &Frame) {
@@ -388,22 +428,30 @@ impl Control {
             info!("{}: evacuated, next is {next}{more}", self.settings.node);
         }
         self.next_state = evacuate.next_state;
+        let is_empty = self.mode == Mode::Maintenance;
+        if !is_empty {
+            self.mode = Mode::Evacuating;
+        }
         self.save_node(None);
-        if self.mode == Mode::Maintenance {
+        if is_empty {
             // Whoever asked again looks at STATS as well.
             self.announce(true);
             self.stats_soon(now);
             self.reach_next_state();
         } else {
-            self.mode = Mode::Evacuating;
-            self.evacuate_all(now);
+            let within = match evacuate.deadline {
+                0 => self.settings.grace,
+                seconds => Duration::from_secs(seconds.into()),
+            };
+            self.evacuate_all(now, within);
         }
     }
 
-    fn save_node(&mut self, then: Option<NextState>) {
+    pub(super) fn save_node(&mut self, then: Option<NextState>) {
         let record = NodeRecord {
-            maintenance: true,
+            maintenance: self.mode != Mode::Normal,
             next_state: self.next_state.clone(),
+            offline: self.offline,
         };
         self.job(Job::SaveNode(record, then));
     }
@@ -418,11 +466,12 @@ impl Control {
         }
     }
 
-    pub(super) fn evacuate_all(&mut self, now: Instant) {
+    /// Ends all instances, and kills those that have not ended `within` that time.
+    pub(super) fn evacuate_all(&mut self, now: Instant, within: Duration) {
         let running = self
             .instances
             .iter()
-            .filter(|(_, instance)| instance.is_running());
+            .filter(|(_, instance)| instance.is_running() || instance.record.restart_due);
         let running: Vec<_> = running
             .map(|(id, instance)| (*id, instance.is_persistent()))
             .collect();
@@ -431,7 +480,7 @@ impl Control {
                 true => RecordAfter::Evacuate,
                 false => RecordAfter::Release,
             };
-            self.end(id, after, now);
+            self.end_within(id, after, now, within);
         }
     }
 
@@ -448,7 +497,7 @@ impl Control {
             }
             self.mode = Mode::Normal;
             self.next_state = NextState::Maintenance;
-            self.job(Job::SaveNode(NodeRecord::default(), None));
+            self.save_node(None);
         }
         self.announce(true);
         self.stats_soon(now);
@@ -558,24 +607,17 @@ macro_rules! reasons {
 
 reasons!(StopFailureReason, DeleteFailureReason, RestartFailureReason);
 
-/// The START of an instance with what a RESTART says anew.
-fn restarted(start: &Start, restart: Restart) -> Start {
-    let mut start = start.clone();
-    let said = &restart.requirements;
-    if said.mem_mb != 0 || said.vcpus != 0 {
-        start.requirements.mem_mb = said.mem_mb;
-        start.requirements.vcpus = said.vcpus;
+/// What is asked for that no node of this kind does: it had better not run than
+/// run without.
+fn unsupported(start: &Start) -> Option<String> {
+    if start.requirements.privileged {
+        return Some("privileged: there are no containers here".into());
     }
-    if restart.persistence.as_str() != "" {
-        start.persistence = restart.persistence;
+    if start.storage.iter().any(|storage| storage.swap) {
+        return Some("storage.swap: there are no volumes for swapping".into());
     }
-    if restart.fw_type.as_str() != "" {
-        start.fw_type = restart.fw_type;
-    }
-    if restart.networking != Networking::default() {
-        start.networking = restart.networking;
-    }
-    start
+    let policy = &start.restart_policy;
+    (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
 }
 
 /// What can't be wired.

@@ -490,6 +490,7 @@ fn an_evacuation_is_done_when_nothing_runs_any_more() {
     let evacuate = |next_state| Evacuate {
         workload_agent_uuid: NODE.into(),
         next_state,
+        ..Evacuate::default()
     };
     let order = told.order(&evacuate(NextState::Maintenance));
     told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Stopping)]);

@@ -32,6 +32,7 @@ mod describe;
 mod events;
 mod json;
 mod list;
+mod moves;
 mod options;
 mod prune;
 mod select;

@@ -30,10 +30,10 @@ const LEAVING: Duration = Duration::from_secs(10);
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
-    limit: Duration,
+    pub(super) limit: Duration,
     /// Whether the user has said so.
     is_strict: bool,
-    json: bool,
+    pub(super) json: bool,
 }
 
 impl<'a> Session<'a> {
@@ -62,6 +62,14 @@ impl<'a> Session<'a> {
             is_strict: options.is_limited(),
             json: options.json,
         })
+    }
+
+    /// Waits so much longer for what may take that long, unless the user has said
+    /// for how long to wait.
+    pub(super) fn allow(&mut self, time: Duration) {
+        if !self.is_strict {
+            self.limit += time;
+        }
     }
 
     /// Connects, and waits until the scheduler has told of all nodes.

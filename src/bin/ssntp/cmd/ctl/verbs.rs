@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{ValueEnum, value_parser};
 use serde::de::IgnoredAny;
 use ssntp::cluster::controller::{CommandError, Controller, FindError, Order, View};
-use ssntp::payload::{AssignPublicIp, Configure, Id, NextState, ReleasePublicIp, yaml};
+use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
 use uuid::Uuid;
 
+use super::moves::Moves;
 use super::options::Options;
 use super::session::Session;
 use super::workload::WorkloadArgs;
@@ -143,6 +145,14 @@ pub(super) struct EvacuateArgs {
     /// What the node does once it is empty
     #[arg(long, value_enum, default_value_t = NextStateName::Maintenance)]
     next_state: NextStateName,
+    /// Kill instances that have not ended after so long [default: what its agent
+    /// gives them]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
+    deadline: Option<u32>,
+    /// Start elsewhere what can run elsewhere, once it has ended; what stays is
+    /// told with the reason
+    #[arg(long = "move")]
+    moves: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -166,8 +176,22 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
         NextStateName::Update => NextState::Update,
         NextStateName::Reboot => NextState::Reboot,
     };
-    let command = |controller: &Controller, node| controller.evacuate(node, next_state.clone());
-    node(options, stop, &args.node, args.waiting, command)
+    let deadline = args.deadline.unwrap_or(0);
+    let mut session = Session::open_told(options, stop)?;
+    session.allow(Duration::from_secs(deadline.into()));
+    let node = find(&session, |view| view.find_node(&args.node))?;
+    let moved = args.moves.then(|| Moves::begin(&session, node));
+    let order = session.controller.order(&Evacuate {
+        workload_agent_uuid: node.into(),
+        next_state,
+        deadline,
+        moves: args.moves,
+    });
+    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())?;
+    match moved {
+        Some(moved) if args.waiting.wait() => moved.finish(&session),
+        _ => Ok(()),
+    }
 }
 
 #[derive(Debug, clap::Args)]

@@ -31,12 +31,12 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::value_parser;
+use clap::{ValueEnum, value_parser};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{
-    FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, Start, StartPayload, Storage,
-    VmType, yaml,
+    FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, RestartPolicy, Start,
+    StartPayload, Storage, VmType, yaml,
 };
 use ssntp::payload::{MAX_LABELS, check_label, check_name};
 use uuid::Uuid;
@@ -49,7 +49,8 @@ pub(super) struct WorkloadArgs {
     /// The workload: a START document, or some of its keys; - is the standard
     /// input
     #[arg(short, long, value_name = "WORKLOAD.YAML", conflicts_with_all = [
-        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "env_file", "dir", "command",
+        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "env_file", "dir", "restart",
+        "restart_limit", "command",
     ])]
     file: Option<PathBuf>,
     /// Memory that it needs
@@ -64,6 +65,12 @@ pub(super) struct WorkloadArgs {
     /// Keep it when it stops, so that it can be restarted
     #[arg(long)]
     persistent: bool,
+    /// Whether its node starts it again when it ends by itself
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = RestartName::Never)]
+    restart: RestartName,
+    /// How often in a row; 0 is without end
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restart_limit: u32,
     /// It needs a network node, as concentrators do
     #[arg(long)]
     network_node: bool,
@@ -96,6 +103,26 @@ pub(super) struct WorkloadArgs {
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "file")]
     command: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RestartName {
+    /// It stays as it ended
+    Never,
+    /// Where it failed, or its node was booted
+    OnFailure,
+    /// However it ended
+    Always,
+}
+
+impl From<RestartName> for RestartPolicy {
+    fn from(name: RestartName) -> Self {
+        match name {
+            RestartName::Never => Self::Never,
+            RestartName::OnFailure => Self::OnFailure,
+            RestartName::Always => Self::Always,
+        }
+    }
 }
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {
@@ -176,6 +203,8 @@ impl WorkloadArgs {
                 network_node: self.network_node,
                 ..Requirements::default()
             },
+            restart_policy: self.restart.into(),
+            restart_limit: self.restart_limit,
             command: self.command.clone(),
             env,
             dir: self.dir.clone().unwrap_or_default(),
@@ -271,6 +300,8 @@ struct Keys {
     storage: Vec<Storage>,
     requirements: Requirements,
     restart: bool,
+    restart_policy: RestartPolicy,
+    restart_limit: u32,
     command: Vec<String>,
     env: BTreeMap<String, String>,
     dir: String,
@@ -328,6 +359,8 @@ impl Keys {
             storage,
             requirements,
             restart: self.restart,
+            restart_policy: self.restart_policy,
+            restart_limit: self.restart_limit,
             command: self.command,
             env: self.env,
             dir: self.dir,
@@ -383,6 +416,12 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     labels
         .try_for_each(|(key, value)| check_label(key, value))
         .map_err(|why| format!("labels: {why}"))?;
+    if !start.restart_policy.is_known() {
+        return Err(format!(
+            "restart_policy: {} is neither never, on-failure nor always",
+            start.restart_policy
+        ));
+    }
     let nothing = start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty();
     if nothing {
         return Err("it names no command, no docker_image and no storage: nothing to start".into());
@@ -446,7 +485,8 @@ mod tests {
     fn the_shorter_keys_stand_for_those_of_start() {
         let start = start(
             "command: [sleep, 1000]\nenv: {A: 1}\nmem_mb: 64\nvcpus: 2\nnode: 5be1\nhostname: h\n\
-             network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n",
+             network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n\
+             restart_policy: on-failure\nrestart_limit: 3\n",
         );
         assert_eq!(start.vm_type, VmType::Process);
         assert_eq!(start.command, ["sleep", "1000"]);
@@ -455,6 +495,8 @@ mod tests {
         assert_eq!(start.requirements.node_id, "5be1");
         assert!(start.requirements.network_node);
         assert_eq!(start.persistence, Persistence::All);
+        assert_eq!(start.restart_policy, RestartPolicy::OnFailure);
+        assert_eq!(start.restart_limit, 3);
         assert_eq!(start.tenant_uuid, "t");
         assert_eq!(start.storage[0].id, "v");
     }
@@ -495,6 +537,7 @@ mod tests {
                 "start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001, name: a b}",
                 "start.name",
             ),
+            ("command: [a]\nrestart_policy: sometimes", "restart_policy"),
             ("start: [sleep]", "start: expected a map, found a list"),
             ("start:\n  command: sleep", "start.command: expected a list"),
         ] {

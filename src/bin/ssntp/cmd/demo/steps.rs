@@ -8,7 +8,7 @@ use ssntp::client::ClientConfig;
 use ssntp::cluster::controller::{Change, Controller, ControllerConfig, Order, OrderError, Shown, View};
 use ssntp::payload::{
     AssignPublicIp, FrameTrace, InstanceState, NextState, NodeStatus, Persistence, ReleasePublicIp,
-    Requirements, Start, VmType, timestamp,
+    Requirements, RestartPolicy, Start, VmType, timestamp,
 };
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::{Role, transport::Address};
@@ -31,6 +31,7 @@ const WORKLOAD_MEM: i64 = 64;
 const TOO_MUCH_MEM: i64 = 1_000_000;
 
 const WORKLOADS: [&str; 3] = ["web", "database", "batch"];
+const FAILS_ONCE: &str = "test -e ran && exec sleep 1000; touch ran; exit 3";
 /// A little work now and then, until it is told to end.
 const WORK: &str = "while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
 const PUBLIC_IP: &str = "198.51.100.20";
@@ -215,6 +216,7 @@ impl<'a> Demo<'a> {
         self.start_cnci()?;
         self.stop_and_restart()?;
         self.evacuate_and_restore()?;
+        self.start_again()?;
         self.end_by_itself()?;
         self.fail()?;
         self.show_trace()
@@ -372,6 +374,36 @@ impl<'a> Demo<'a> {
             "node {called} was restored, and {} restarted",
             self.list(&moved)
         ))
+    }
+
+    /// A process that fails once, and whose node starts it again by itself.
+    fn start_again(&mut self) -> Seen {
+        let instance = Uuid::new_v4();
+        let start = Start {
+            restart_policy: RestartPolicy::OnFailure,
+            requirements: Requirements {
+                mem_mb: WORKLOAD_MEM,
+                vcpus: 1,
+                ..Requirements::default()
+            },
+            ..process(instance, &["sh", "-c", FAILS_ONCE])
+        };
+        let order = self
+            .controller
+            .start_workload(&start.into())
+            .map_err(Failure::new)?;
+        self.done(&order)?;
+        let again = |view: &View| {
+            let instance = view.instance(instance)?;
+            (instance.state == InstanceState::Active && instance.stats.restarts == 1).then_some(())
+        };
+        self.see("a process that failed is started again", again)?;
+        let called = self.screen.called(instance);
+        self.tell(format!(
+            "a process, {called}, failed, and its node has started it again"
+        ))?;
+        let order = self.controller.delete(instance).map_err(Failure::new)?;
+        self.done(&order).map(drop)
     }
 
     fn list(&self, instances: &[Uuid]) -> String {

@@ -8,10 +8,12 @@
 //! | `node` | sessions, STATS, status, capacity, configuration, tenants |
 //! | `volumes` | AttachVolume and DetachVolume |
 //! | `adoption` | what a former agent left |
+//! | `life` | restarts by policy, retention |
 
 mod adoption;
 mod commands;
 mod instances;
+mod life;
 mod node;
 mod volumes;
 
