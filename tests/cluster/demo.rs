@@ -45,6 +45,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "the concentrator has assigned 198.51.100.20 to web (",
         ") was stopped, and its node keeps it",
         ") was restarted",
+        "'s log, from its node: hello from process ",
         " was evacuated: it is in maintenance, and web (",
         " was restored, and web (",
         ", failed, and its node has started it again",

@@ -7,6 +7,7 @@
 //! | `failures` | each failure is told in words |
 //! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
+//! | `logs` | what instances write |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
 //! | `demo` | `ssntp demo` |
@@ -32,6 +33,7 @@ mod demo;
 mod ends;
 mod failures;
 mod lists;
+mod logs;
 mod processes;
 mod program;
 mod verbs;

@@ -11,6 +11,7 @@
 //! | `answers` | what the scheduler answers itself |
 //! | `controllers` | any and master |
 //! | `configuration` | CONFIGURE, its file, and the way back |
+//! | `streams` | what instances write, and who may read it |
 //! | `bad_input` | payloads that are none |
 //! | `client` | a client by hand |
 
@@ -41,6 +42,7 @@ mod moves;
 mod nodes;
 mod routing;
 mod starts;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod truth;

@@ -37,6 +37,11 @@ impl Output {
             .map_err(|error| Failure::output(&error))
     }
 
+    /// Writes bytes as they are.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.0.write_all(bytes).map_err(|error| Failure::output(&error))
+    }
+
     /// Writes out what is buffered; call it at the end to hear of errors.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|error| Failure::output(&error))

@@ -75,6 +75,8 @@
 //!   scheduler waits for it.
 //! * **Logs** are kept within their limit (16 MB each by default) as they are
 //!   written, also while no agent runs.
+//! * **Logs are read** by one thread for all streams (docs/streams.md), also while the
+//!   node is OFFLINE or in maintenance, and as long as the instance is kept.
 //! * **A lost record** is made anew from the START and from what runs; with a
 //!   lost START an instance is `missing` unless it still runs, can be stopped
 //!   and deleted, and RESTART answers `instance_corrupt`.
@@ -89,6 +91,7 @@
 //! | `policy` | [`Policy`]: what this node lets instances have |
 //! | `store` | the state directory |
 //! | `tree` | directories that instances write to: removed and measured |
+//! | `streams` | the thread that reads what instances have written |
 //! | [`driver`] | what runs an instance |
 //! | `fleet` | [`Fleet`]: simulated agents by the thousand, to load a cluster |
 
@@ -98,6 +101,7 @@ mod fleet;
 mod policy;
 mod runner;
 mod store;
+mod streams;
 mod tree;
 mod worker;
 

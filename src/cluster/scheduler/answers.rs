@@ -58,6 +58,11 @@ fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
     }
 }
 
+/// Answers a frame that can neither be read nor be answered otherwise.
+pub(super) fn invalid_data(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind) {
+    invalid_frame(cx, to, kind, "invalid_data".into());
+}
+
 fn invalid_frame(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind, reason: InvalidFrameTypeReason) {
     let answer = Frame::of(&InvalidFrameType::new(kind, reason));
     if let Err(e) = cx.send(to.uuid(), &answer) {

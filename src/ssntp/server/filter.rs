@@ -79,6 +79,9 @@ impl Filter {
             Command::DETACH_VOLUME,
             Command::RESTORE,
             Command::REFRESH_CNCI,
+            Command::OPEN_STREAM,
+            Command::STREAM_CREDIT,
+            Command::CLOSE_STREAM,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -103,6 +106,9 @@ impl Filter {
             .allow(Event::TENANT_REMOVED, Role::AGENT)
             .allow(Event::INSTANCE_DELETED, node)
             .allow(Event::INSTANCE_STOPPED, node)
+            .allow(Event::STREAM_OPENED, node)
+            .allow(Event::STREAM_DATA, node)
+            .allow(Event::STREAM_ENDED, node)
             .allow(Event::CONCENTRATOR_INSTANCE_ADDED, Role::NETAGENT | cnci)
             .allow(Event::PUBLIC_IP_ASSIGNED, cnci)
             .allow(Event::PUBLIC_IP_UNASSIGNED, cnci)
@@ -155,6 +161,8 @@ mod tests {
                 "AssignPublicIP ReleasePublicIP RefreshCNCI CONFIGURE",
                 "controller",
             ),
+            ("OpenStream StreamCredit CloseStream", "controller"),
+            ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),
             ("InstanceDeleted InstanceStopped", "agent,netagent"),

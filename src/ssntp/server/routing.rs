@@ -149,9 +149,9 @@ pub(super) struct KindTable<T> {
     cells: Vec<Option<T>>,
 }
 
-/// The highest type, and the highest operand of any, fit into these.
+/// The highest type fits, and each operand.
 const TYPES: usize = 5;
-const OPERANDS: usize = 16;
+const OPERANDS: usize = 256;
 
 impl<T> KindTable<T> {
     pub(super) fn new() -> Self {

@@ -112,6 +112,7 @@ impl Control {
                 self.configure(frame.payload_bytes());
                 self.announce(false);
             }
+            _ if frame.kind().is_of_streams() => self.stream(frame),
             _ => debug!("{}: {} is not for agents", self.settings.node, frame.kind()),
         }
     }

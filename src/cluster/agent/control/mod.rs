@@ -28,6 +28,7 @@
 //! | `restarts` | instances that are started again by their node |
 //! | `retention` | how long ended instances are kept |
 //! | `adopt` | what a former agent left |
+//! | `streams` | what instances write, and who asked for it |
 //! | `node` | status, capacity, STATS, tenants |
 
 mod adopt;
@@ -36,6 +37,7 @@ mod lifecycle;
 mod node;
 mod restarts;
 mod retention;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -50,6 +52,7 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::node::Tenants;
+pub(crate) use self::streams::StreamOrder;
 pub(crate) use self::volumes::ephemeral;
 use super::driver::{
     Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
@@ -156,6 +159,7 @@ pub(crate) enum Done {
 pub(crate) enum Action {
     Send(Frame),
     Job(Job),
+    Stream(StreamOrder),
     /// Tell whoever looks after the machine.
     Evacuated(NextState),
 }
@@ -336,6 +340,8 @@ pub(crate) struct Control {
     /// The status that was sent last, with its payload.
     announced: Option<Frame>,
     tenants: Tenants,
+    /// Instances whose output somebody follows, or has followed.
+    followed: BTreeSet<Uuid>,
     /// When STATS are due that tell of a change, with the figures that are there.
     report_due: Option<Instant>,
     /// When the node is measured, and STATS tell the figures.
@@ -365,6 +371,7 @@ impl Control {
             announced: None,
             tenants: Tenants::default(),
             report_due: None,
+            followed: BTreeSet::new(),
             stats_due: now,
             measuring_since: None,
             actions: Vec::new(),
@@ -379,7 +386,10 @@ impl Control {
         self.now = now;
         match input {
             Input::Connected { configuration } => self.connected(now, configuration),
-            Input::Disconnected => self.connected = false,
+            Input::Disconnected => {
+                self.connected = false;
+                self.actions.push(Action::Stream(StreamOrder::CloseAll));
+            }
             Input::Frame(frame) => self.frame(now, &frame),
             Input::Unsent(frame) => self.unsent(now, frame),
             Input::Done(done) => self.done(now, done),
@@ -407,6 +417,7 @@ impl Control {
         self.check_evacuated(now);
         self.sync_tenants();
         self.tick(now);
+        self.sync_streams();
     }
 
     /// What is to be done since the last call, in this order.

@@ -23,5 +23,11 @@ super::operand::operand! {
         0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned";
         /// An instance stopped.
         0x9 INSTANCE_STOPPED = "InstanceStopped";
+        /// Ours: a stream stands.
+        0x40 STREAM_OPENED = "StreamOpened";
+        /// Ours: a piece of what an instance has written.
+        0x41 STREAM_DATA = "StreamData";
+        /// Ours: a stream is over.
+        0x42 STREAM_ENDED = "StreamEnded";
     }
 }

@@ -27,11 +27,13 @@
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
+//! | `logs` | `logs` |
 
 mod describe;
 mod events;
 mod json;
 mod list;
+mod logs;
 mod moves;
 mod options;
 mod prune;
@@ -92,6 +94,7 @@ enum Verb {
     Wait(wait::Args),
     Prune(prune::Args),
     Events(events::Args),
+    Logs(logs::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -126,5 +129,6 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Wait(args) => wait::run(options, stop, &args),
         Verb::Prune(args) => prune::run(options, stop, &args),
         Verb::Events(args) => events::run(options, stop, &args),
+        Verb::Logs(args) => logs::run(options, stop, &args),
     }
 }

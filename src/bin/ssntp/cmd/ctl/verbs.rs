@@ -358,7 +358,10 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
     }
 }
 
-fn find<T>(session: &Session<'_>, find: impl FnOnce(&View) -> Result<T, FindError>) -> Result<T, Failure> {
+pub(super) fn find<T>(
+    session: &Session<'_>,
+    find: impl FnOnce(&View) -> Result<T, FindError>,
+) -> Result<T, Failure> {
     session.controller.look(find).map_err(Failure::new)
 }
 

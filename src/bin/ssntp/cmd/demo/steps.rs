@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use ssntp::client::ClientConfig;
-use ssntp::cluster::controller::{Change, Controller, ControllerConfig, Order, OrderError, Shown, View};
+use ssntp::cluster::controller::{
+    Change, Controller, ControllerConfig, Order, OrderError, Shown, StreamEvent, StreamRequest, View,
+};
 use ssntp::payload::{
     AssignPublicIp, FrameTrace, InstanceState, NextState, NodeStatus, Persistence, ReleasePublicIp,
     Requirements, RestartPolicy, Start, VmType, timestamp,
 };
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp::proto::Outputs;
 use ssntp::{Role, transport::Address};
 use uuid::Uuid;
 
@@ -20,6 +23,7 @@ use super::screen::Screen;
 use super::watch::{LIMIT, Seen};
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
+use crate::output::printable;
 use crate::signals::Stop;
 
 /// How long what is left may take to be deleted after something went wrong.
@@ -32,8 +36,9 @@ const TOO_MUCH_MEM: i64 = 1_000_000;
 
 const WORKLOADS: [&str; 3] = ["web", "database", "batch"];
 const FAILS_ONCE: &str = "test -e ran && exec sleep 1000; touch ran; exit 3";
-/// A little work now and then, until it is told to end.
-const WORK: &str = "while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
+/// A line for the log, and a little work now and then, until it is told to end.
+const WORK: &str =
+    "echo hello from process $$; while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
 const PUBLIC_IP: &str = "198.51.100.20";
 const PRIVATE_IP: &str = "172.16.0.5";
 const CNCI_IP: &str = "10.0.0.33";
@@ -215,6 +220,7 @@ impl<'a> Demo<'a> {
         self.start_workloads()?;
         self.start_cnci()?;
         self.stop_and_restart()?;
+        self.show_log()?;
         self.evacuate_and_restore()?;
         self.start_again()?;
         self.end_by_itself()?;
@@ -339,6 +345,33 @@ impl<'a> Demo<'a> {
         let order = self.controller.restart(instance).map_err(Failure::new)?;
         self.runs(&order)?;
         self.tell(format!("{called} was restarted"))
+    }
+
+    /// What `ssntp ctl logs` prints.
+    fn show_log(&mut self) -> Seen {
+        let instance = self.first();
+        let request = StreamRequest {
+            tail: Some(1),
+            outputs: Outputs::STDOUT,
+            ..StreamRequest::default()
+        };
+        let stream = self.controller.stream(instance, request).map_err(Failure::new)?;
+        let mut log = Vec::new();
+        let ended = |_: &View| loop {
+            match stream.events().try_recv().ok()? {
+                StreamEvent::Data { bytes, .. } => log.extend(bytes),
+                StreamEvent::Ended(how) => return Some(how),
+                _ => {}
+            }
+        };
+        let ended = self.see("the end of a log", ended)?;
+        ended.map_err(Failure::new)?;
+        let said = String::from_utf8_lossy(&log);
+        let called = self.screen.called(instance);
+        self.tell(format!(
+            "the last line of {called}'s log, from its node: {}",
+            printable(said.trim_end())
+        ))
     }
 
     fn evacuate_and_restore(&mut self) -> Seen {
@@ -535,6 +568,7 @@ impl<'a> Demo<'a> {
             format!("{ssntp} ctl instances --watch"),
             format!("{ssntp} ctl describe job"),
             format!("{ssntp} ctl start --count 3 --persistent -- sleep 1000"),
+            format!("{ssntp} ctl logs -f {instance}"),
             format!("{ssntp} ctl stop {instance}"),
             format!("{ssntp} ctl restart {instance}"),
             format!("{ssntp} ctl evacuate {node}"),
