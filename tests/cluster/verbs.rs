@@ -402,3 +402,28 @@ fn public_addresses_are_assigned_and_released() {
     cluster.done(&format!("delete {cnci} {second}"));
     assert!(listed(&cluster).is_empty());
 }
+
+#[test]
+fn a_start_waits_for_the_first_node_and_says_so() {
+    let mut cluster = Cluster::new("");
+    let mut command = cluster.command(&["ctl", "start", "--", "sleep", "1000"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+    assert_eq!(said, "ssntp: no node for it is connected yet: waiting for one\n");
+    cluster.agent("");
+    assert_eq!(crate::processes::end_of(&mut child, LIMIT).code(), Some(0));
+}
+
+#[test]
+fn all_instances_are_deleted_at_once() {
+    let cluster = Cluster::with_agents(2);
+    cluster.done("start --count 3 --mem 16 -- sleep 1000");
+    assert_eq!(cluster.done("delete --all").lines().count(), 3);
+    assert_eq!(cluster.done("instances --json").trim(), "[]");
+    // There is nothing left to be done.
+    assert_eq!(cluster.done("delete --all"), "");
+    assert_eq!(cluster.ctl("delete --all 5f").code, Some(2));
+    assert_eq!(cluster.ctl("delete").code, Some(2));
+}

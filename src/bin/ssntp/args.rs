@@ -34,6 +34,8 @@ pub(crate) enum Command {
     #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),
     #[cfg(feature = "cli")]
+    Context(cmd::context::Args),
+    #[cfg(feature = "cli")]
     Ctl(cmd::ctl::Args),
     #[cfg(feature = "cli")]
     Decode(cmd::decode::Args),
@@ -41,6 +43,8 @@ pub(crate) enum Command {
     Demo(cmd::demo::Args),
     #[cfg(feature = "cli")]
     Listen(cmd::listen::Args),
+    #[cfg(feature = "cli")]
+    Operands(cmd::operands::Args),
     #[cfg(all(feature = "cli", feature = "opflex"))]
     Opflex(cmd::opflex::Args),
     #[cfg(feature = "cli")]
@@ -78,7 +82,7 @@ fn asks_for_json(words: &[OsString]) -> bool {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 4] = ["--connect", "--listen", "--ca", "--cert"];
+const COMMON: [&str; 5] = ["--connect", "--listen", "--ca", "--cert", "--context"];
 const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags that stand before the subcommand right behind it.

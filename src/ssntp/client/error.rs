@@ -188,8 +188,8 @@ pub enum DialFault {
     /// The server's name cannot be checked: it is neither a DNS name nor an
     /// IP address. The server is ruled out.
     ServerName(String),
-    /// The server refused our certificate with this alert: it trusts another
-    /// authority, or the certificate is revoked or of the wrong kind. The
+    /// The server refused our certificate, and this is what its alert says, whose
+    /// name stands at the end: it trusts another authority, or the certificate is revoked or of the wrong kind. The
     /// server is ruled out. (One that calls the certificate expired is tried
     /// again, since its clock or ours may be wrong.)
     OwnCertificate(String),
@@ -235,6 +235,13 @@ impl DialFault {
                 C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. },
             ) => None,
             rustls::Error::InvalidCertificate(C::Other(e)) => Some(Self::ServerCertificate(e.to_string())),
+            // The same in our words, as checking it by hand would tell it.
+            rustls::Error::InvalidCertificate(C::UnknownIssuer) => Some(Self::ServerCertificate(
+                "it was issued by an authority that is not trusted".into(),
+            )),
+            rustls::Error::InvalidCertificate(C::BadSignature) => {
+                Some(Self::ServerCertificate(Fault::BadSignature.to_string()))
+            }
             rustls::Error::InvalidCertificate(e) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::NoCertificatesPresented => Some(Self::ServerCertificate("there is none".into())),
             // `CertificateExpired` and `BadCertificate` are not among these: a
@@ -251,10 +258,27 @@ impl DialFault {
                 | A::CertificateRequired
                 // An authority of the same name with another key.
                 | A::DecryptError),
-            ) => Some(Self::OwnCertificate(format!("{alert:?}"))),
+            ) => Some(Self::OwnCertificate(verdict(*alert))),
             _ => None,
         }
     }
+}
+
+/// What an alert says of our certificate.
+fn verdict(alert: AlertDescription) -> String {
+    use AlertDescription as A;
+    let words = match alert {
+        A::UnknownCA => "it was issued by an authority that the server does not trust",
+        A::DecryptError => {
+            "its signature is not that of the authority that the server trusts (another one of that name?)"
+        }
+        A::CertificateRevoked => "it is revoked",
+        A::UnsupportedCertificate => "its usages do not let it be a client's",
+        A::NoCertificate | A::CertificateRequired => "there is none",
+        A::AccessDenied => "its holder may not connect",
+        _ => "the server does not say why",
+    };
+    format!("{words} ({alert:?})")
 }
 
 impl From<Fault> for DialFault {

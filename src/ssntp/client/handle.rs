@@ -11,7 +11,9 @@ use uuid::Uuid;
 
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
-use super::{ClientCounters, ClientError, ClientEvent, DisconnectReason, SendError, SendFault, ServerInfo};
+use super::{
+    ClientCounters, ClientError, ClientEvent, DialError, DisconnectReason, SendError, SendFault, ServerInfo,
+};
 use crate::Role;
 use crate::payload::Payload;
 use crate::proto::{Frame, may_be_sent};
@@ -137,6 +139,13 @@ impl ClientHandle {
         self.state.counts.read()
     }
 
+    /// Why no session stands: what went wrong at each server in the latest
+    /// round of attempts. Empty before the first round is over, and once a
+    /// session stands.
+    pub fn failures(&self) -> Vec<DialError> {
+        lock(&self.state.failures).clone()
+    }
+
     /// Why the client ended, once it has.
     pub fn ended(&self) -> Option<ClientError> {
         self.state.uplink.ended()
@@ -166,6 +175,8 @@ pub(super) struct ClientState {
     /// `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
+    /// Of the latest round of attempts.
+    pub(super) failures: Mutex<Vec<DialError>>,
     pub(super) counts: Counts,
     pub(super) cancel: Cancel,
 }

@@ -74,6 +74,7 @@ impl Supervisor {
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
+            failures: Mutex::new(Vec::new()),
             counts: Counts::default(),
             cancel,
         });
@@ -153,7 +154,10 @@ impl Supervisor {
                     continue;
                 }
                 match self.dialer.dial(&self.servers[at].target) {
-                    Ok(established) => return Ok(established),
+                    Ok(established) => {
+                        lock(&self.state.failures).clear();
+                        return Ok(established);
+                    }
                     Err(_) if self.state.cancel.is_cancelled() => return Err(ClientError::Closed),
                     Err(error) => {
                         self.note(at, &error)?;
@@ -164,6 +168,7 @@ impl Supervisor {
             if self.servers.iter().all(|server| server.ruled_out.is_some()) {
                 return Err(ClientError::NoServerLeft(errors));
             }
+            lock(&self.state.failures).clone_from(&errors);
             rounds += 1;
             if attempts.is_some_and(|attempts| rounds >= attempts) {
                 return Err(ClientError::GaveUp {

@@ -99,6 +99,7 @@ pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
 use crate::payload::Payload;
+use crate::pki::{Identity, Trust};
 use crate::proto::Frame;
 pub use crate::transport::default_max_handshakes;
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
@@ -115,6 +116,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
+    environment: Arc<config::Environment>,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
@@ -169,6 +171,7 @@ impl Server {
             },
             addresses,
             max_sessions,
+            environment: Arc::clone(&environment),
             acceptance: None,
             dispatcher: Some(dispatcher),
             stopping,
@@ -202,6 +205,17 @@ impl Server {
     /// A handle for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
+    }
+
+    /// Takes another certificate, as before the old one expires, and other
+    /// authorities. Sessions stay; whoever connects from now on sees the new
+    /// certificate, and is checked by the new authorities.
+    ///
+    /// # Errors
+    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`];
+    /// the old ones stay.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
+        self.environment.renew(identity, trust)
     }
 
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::sessions::Directory;
 use crate::Role;
-use crate::proto::{Frame, FrameKind, FrameType};
+use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType};
 
 /// What a routing function decides about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,72 @@ impl Rules {
     /// No rules.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Where frames of a cluster go, as far as the sender's and the receivers'
+    /// roles tell: for a server that reads no payloads. A scheduler does better: it
+    /// picks the one node that a command is for, and keeps what nodes say of
+    /// their capacity to itself.
+    ///
+    /// ```
+    /// use ssntp::proto::Command;
+    /// use ssntp::server::Rules;
+    /// use ssntp::Role;
+    ///
+    /// assert_eq!(Rules::spec().receivers(Command::STATS), Some(Role::CONTROLLER));
+    /// ```
+    pub fn spec() -> Self {
+        let node = Role::AGENT | Role::NETAGENT;
+        let mut rules = Self::new();
+        for command in [
+            Command::START,
+            Command::STOP,
+            Command::EVACUATE,
+            Command::DELETE,
+            Command::RESTART,
+            Command::ATTACH_VOLUME,
+            Command::DETACH_VOLUME,
+            Command::RESTORE,
+        ] {
+            rules = rules.multicast(command, node);
+        }
+        for command in [
+            Command::ASSIGN_PUBLIC_IP,
+            Command::RELEASE_PUBLIC_IP,
+            Command::REFRESH_CNCI,
+        ] {
+            rules = rules.multicast(command, Role::CNCIAGENT);
+        }
+        rules = rules
+            .multicast(Command::CONFIGURE, node | Role::CNCIAGENT)
+            .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
+            .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
+        // What is told is told to controllers; what a peer did not understand is
+        // between the two of them.
+        let not_told = [
+            ErrorCode::INVALID_FRAME_TYPE,
+            ErrorCode::INVALID_CONFIGURATION,
+            ErrorCode::CONNECTION_FAILURE,
+            ErrorCode::CONNECTION_ABORTED,
+        ];
+        for kind in FrameKind::all() {
+            let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
+            let is_ruled = kind.is_handshake() || not_told.iter().any(|code| kind == *code);
+            if told && !is_ruled && rules.receivers(kind).is_none() {
+                rules = rules.multicast(kind, Role::CONTROLLER);
+            }
+        }
+        rules
+    }
+
+    /// The roles that frames of `kind` go to; none where there is no rule for
+    /// them, or a function decides.
+    pub fn receivers(&self, kind: impl Into<FrameKind>) -> Option<Role> {
+        let kind = kind.into();
+        self.entries.iter().find_map(|(of, rule)| match rule {
+            Rule::Multicast(role) if *of == kind => Some(*role),
+            _ => None,
+        })
     }
 
     /// Frames of `kind` go to every session that has one of the roles in
@@ -199,7 +265,30 @@ impl TryFrom<Rules> for RuleTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Command, Status};
+    use crate::proto::Status;
+    use crate::server::Filter;
+
+    #[test]
+    fn the_rules_of_the_spec_have_a_receiver_for_all_that_a_cluster_says() {
+        let rules = Rules::spec();
+        assert_eq!(rules.check(), Ok(()));
+        let filter = Filter::spec();
+        for kind in FrameKind::all() {
+            // An error that only its receiver is concerned by comes from anybody.
+            let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
+            let expected = !kind.is_handshake() && !anybody && kind != ErrorCode::INVALID_CONFIGURATION;
+            assert_eq!(rules.receivers(kind).is_some(), expected, "{kind}");
+        }
+        for (kind, to) in [
+            (FrameKind::from(Command::START), Role::AGENT | Role::NETAGENT),
+            (Command::REFRESH_CNCI.into(), Role::CNCIAGENT),
+            (Event::TENANT_ADDED.into(), Role::CNCIAGENT),
+            (Status::OFFLINE.into(), Role::CONTROLLER),
+            (ErrorCode::START_FAILURE.into(), Role::CONTROLLER),
+        ] {
+            assert_eq!(rules.receivers(kind), Some(to), "{kind}");
+        }
+    }
 
     #[test]
     fn rules_that_cannot_be_used_are_refused() {

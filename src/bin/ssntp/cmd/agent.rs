@@ -197,7 +197,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
     let mut client = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT)?
+        .config_as(Role::AGENT | Role::NETAGENT, &stop)?
         .tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
@@ -333,7 +333,7 @@ fn fleet(args: &Args, count: usize) -> Result<(), Failure> {
         return Err(Failure::usage("--count is for --driver simulate"));
     }
     let stop = Stop::install()?;
-    let (identity, trust, address) = args.connection.parts()?;
+    let (identity, trust, address) = args.connection.parts(&stop)?;
     let mut config = FleetConfig::new(identity, trust, address, count)
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into());

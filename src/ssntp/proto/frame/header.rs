@@ -167,8 +167,44 @@ impl FromStr for FrameKind {
     fn from_str(text: &str) -> Result<Self, ParseKindError> {
         Self::all()
             .find(|kind| kind.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
-            .ok_or_else(|| ParseKindError(format!("{text:?} is not an operand of SSNTP")))
+            .ok_or_else(|| {
+                let near = nearest(text).map(|kind| format!(": is {kind} meant?"));
+                ParseKindError(format!(
+                    "{text:?} is not an operand of SSNTP{}",
+                    near.unwrap_or_default()
+                ))
+            })
     }
+}
+
+/// The operand whose name a text misspells, if it is near enough to one: at most
+/// a third of its letters are wrong.
+fn nearest(text: &str) -> Option<FrameKind> {
+    let text = text.to_ascii_lowercase();
+    // No name is that long, and the comparison takes time by the square of it.
+    if text.len() > 40 {
+        return None;
+    }
+    let distance = |kind: FrameKind| edits(&text, &kind.name()?.to_ascii_lowercase());
+    let best = FrameKind::all().filter_map(|kind| Some((distance(kind)?, kind)));
+    let (edits, kind) = best.min_by_key(|(edits, _)| *edits)?;
+    (edits * 3 <= text.len().max(3)).then_some(kind)
+}
+
+/// How many letters have to be put in, left out or replaced to make one text of
+/// the other.
+fn edits(one: &str, other: &str) -> Option<usize> {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.bytes().enumerate() {
+        let mut diagonal = at;
+        row[0] = at + 1;
+        for (to, same) in other.bytes().map(|o| o == letter).enumerate() {
+            let replaced = diagonal + usize::from(!same);
+            diagonal = row[to + 1];
+            row[to + 1] = replaced.min(row[to] + 1).min(diagonal + 1);
+        }
+    }
+    row.last().copied()
 }
 
 /// A text that names no frame type or operand.

@@ -1,7 +1,7 @@
 //! `ssntp ctl`: commands a cluster, and shows it.
 //!
 //! ```text
-//!  flags, environment, ctl.yaml ─▶ options ─▶ session: connected, told of all nodes
+//!  flags, environment, context ─▶ options ─▶ session: connected, told of all nodes
 //!                                               │
 //!              ┌────────────────────────────────┼───────────────────────┐
 //!              ▼                                ▼                       ▼

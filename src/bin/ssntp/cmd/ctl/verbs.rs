@@ -49,13 +49,14 @@ pub(super) struct StartArgs {
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
     let mut workload = args.workload.workload()?;
-    // A node may be named by the beginning of its UUID; and an instance that is
-    // there already must not be taken for the one that is started.
-    let told = workload.is_named() || workload.node().is_some();
-    let session = match told {
-        true => Session::open_told(options, stop)?,
-        false => Session::open(options, stop)?,
-    };
+    // A node may be named by the beginning of its UUID; an instance that is there
+    // already must not be taken for the one that is started; and a scheduler
+    // without a node that could take it would answer at once that there is none.
+    let session = Session::open_told(options, stop)?;
+    if args.waiting.wait() {
+        let is_network = workload.is_for_network_nodes();
+        session.wait_for_node(move |node| if is_network { node.network } else { node.compute })?;
+    }
     if let Some(node) = workload.node() {
         let node = find(&session, |view| view.find_node(node))?;
         workload.set_node(node);
@@ -74,8 +75,11 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
 #[derive(Debug, clap::Args)]
 pub(super) struct InstancesArgs {
     /// The instances
-    #[arg(required = true, value_name = "INSTANCE")]
+    #[arg(required_unless_present = "all", value_name = "INSTANCE")]
     instances: Vec<String>,
+    /// All that the scheduler knows of
+    #[arg(long, conflicts_with = "instances")]
+    all: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -99,8 +103,14 @@ fn each(
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
+    let instances = match args.all {
+        true => session
+            .controller
+            .look(|view| view.instances().map(|instance| instance.uuid).collect()),
+        false => session.find_instances(&args.instances)?,
+    };
     let mut orders = Vec::new();
-    for instance in session.find_instances(&args.instances)? {
+    for instance in instances {
         orders.push(command(&session.controller, instance).map_err(Failure::new)?);
     }
     session.finish(orders, args.waiting.wait())

@@ -247,15 +247,15 @@ fn called(name: &str, number: u32, count: u32) -> String {
 }
 
 impl Workload {
-    /// Whether the user has given the instance's UUID.
-    pub(super) fn is_named(&self) -> bool {
-        self.named
-    }
-
     /// The node that it asks for, if it does: a UUID or the beginning of one.
     pub(super) fn node(&self) -> Option<&str> {
         let node = self.payload.start.requirements.node_id.as_str();
         (!node.is_empty()).then_some(node)
+    }
+
+    /// Whether it has to run on a network node.
+    pub(super) fn is_for_network_nodes(&self) -> bool {
+        self.payload.start.requirements.network_node
     }
 
     pub(super) fn set_node(&mut self, node: Uuid) {
