@@ -13,6 +13,7 @@
 //! program `ssntp` starts itself again like that where it is asked for so
 //! many sessions that [`more_without_signal_stacks`] says so.
 
+use std::env;
 use std::fs;
 use std::path::Path;
 use std::thread::available_parallelism;
@@ -87,22 +88,30 @@ impl Cost {
     }
 }
 
-/// An arena of the C library's allocator, in KiB of address space; it makes
-/// eight for each core.
+/// An arena of the C library's allocator, in KiB of address space.
 const ARENA: u64 = 64 * 1024;
+
+/// How many arenas the C library makes at most: eight for each core, or what
+/// the environment tells it.
+fn arenas() -> u64 {
+    let told = env::var("MALLOC_ARENA_MAX")
+        .ok()
+        .and_then(|told| told.parse().ok());
+    let cores = available_parallelism().map_or(1, usize::from) as u64;
+    told.filter(|told| *told > 0).unwrap_or(cores.saturating_mul(8))
+}
 
 /// In KiB. Where it is used up, it is not a thread that fails but memory for
 /// something small, and the process aborts. A handshake has a stack of 2 MiB
 /// and a session two of 128 KiB, each with a signal stack and guard pages,
 /// and some memory beside.
 fn address_space() -> Cost {
-    let cores = available_parallelism().map_or(1, usize::from) as u64;
     Cost {
         session: 400,
         handshake: 2304,
         fixed: 16 * 1024,
         most_spare: ARENA,
-        reserved: cores.saturating_mul(8 * ARENA),
+        reserved: arenas().saturating_mul(ARENA),
     }
 }
 
@@ -132,6 +141,21 @@ impl Limit {
         let left = room.saturating_sub(self.cost.handshake.saturating_mul(handshakes as u64));
         let sessions = usize::try_from(left / self.cost.session).unwrap_or(usize::MAX);
         (sessions, handshakes)
+    }
+
+    /// What to say where not all arenas fit: then they may take what small
+    /// pieces of memory need, and no count of sessions prevents that.
+    fn crowded(&self) -> Option<String> {
+        let beside = self.used.saturating_add(self.cost.fixed);
+        let fits = self.value >= beside.saturating_add(self.cost.reserved);
+        (self.cost.reserved > 0 && !fits).then(|| {
+            format!(
+                "{}: the C library's allocator may take {} of it, and memory for something small may \
+                 then be refused, which ends the process: set MALLOC_ARENA_MAX=1, or raise the limit",
+                self.shown(),
+                self.cost.reserved
+            )
+        })
     }
 
     /// The smallest value with room for so many sessions.
@@ -203,7 +227,8 @@ impl Room {
             _ => raise(resource),
         });
         let sessions = room.admit(asked)?;
-        if let Some(why) = room.few(asked) {
+        let crowded = room.tightest.as_ref().and_then(Limit::crowded);
+        for why in room.few(asked).into_iter().chain(crowded) {
             warn!(target: target, "{why}");
         }
         if room.handshakes < room.wanted {
@@ -449,6 +474,10 @@ mod tests {
             ..address_space()
         };
         assert_eq!(limit(scarce, 600_000, 10_000).room(128), (119, 6));
+        let crowded = limit(scarce, 600_000, 10_000).crowded().unwrap();
+        assert!(crowded.contains("MALLOC_ARENA_MAX=1"), "{crowded}");
+        assert!(limit(scarce, 2 << 20, 10_000).crowded().is_none());
+        assert!(limit(TASKS, 10, 9).crowded().is_none());
         assert_eq!(limit(scarce, 20_000, 10_000).room(128).0, 0);
         assert!(limit(scarce, 8 << 20, 10_000).room(128).0 > 10_000);
         assert!(limit(TASKS, 1_000, 900).room(128).0 < limit(TASKS, 1_000, 10).room(128).0);
