@@ -220,8 +220,7 @@ fn a_node_is_evacuated_and_restored() {
     for _ in 0..2 {
         cluster.next(|_: &InstanceStopped| true);
     }
-    let stats: Stats = cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
-    assert_eq!(stats.instances.len(), 1);
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance && stats.instances.len() == 1);
     cluster.send(&restart(kept));
     assert_eq!(
         cluster.next(|_: &RestartFailure| true).reason,

@@ -329,7 +329,8 @@ impl Shared {
                 queues.crews[crew as usize].begun.remove(&key);
                 continue;
             }
-            let is_over = queues.stop && queues.jobs.is_empty() && queues.busy.is_empty();
+            // What is under way may never end, but has nothing behind it.
+            let is_over = queues.stop && queues.jobs.values().all(VecDeque::is_empty);
             let hands = &mut queues.crews[crew as usize];
             if is_over || hands.idle >= crew.places() {
                 return None;

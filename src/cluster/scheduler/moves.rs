@@ -26,7 +26,7 @@ use uuid::Uuid;
 use super::Scheduler;
 use super::instances::Instances;
 use super::starts::Waiting;
-use crate::payload::{Persistence, RestartPolicy, Start, StartFailure};
+use crate::payload::{Persistence, RestartPolicy, Start, StartFailure, Storage};
 use crate::proto::{Command, Frame};
 use crate::server::{Context, SessionInfo};
 
@@ -45,10 +45,9 @@ const UNKNOWN: &str = "not_moved_unknown";
 pub(super) fn stays(start: &Start) -> Option<&'static str> {
     let wanted = &start.requirements;
     // What is made on the node and goes with the instance can be made elsewhere.
-    let has_data = start
-        .storage
-        .iter()
-        .any(|storage| !storage.boot && !storage.id.is_empty() && !(storage.local && storage.ephemeral));
+    let moves =
+        |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
+    let has_data = !start.storage.iter().all(moves);
     if start.persistence != Persistence::Unset {
         Some(PERSISTENT)
     } else if has_data {

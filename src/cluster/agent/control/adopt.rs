@@ -7,7 +7,7 @@ use std::time::Instant;
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, Mode, Phase};
+use super::{Control, Instance, Job, Mode, Phase, ephemeral};
 use crate::cluster::agent::driver::{Cancel, Driver, Ended, Exit, Found, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
 use crate::payload::{StartFailureReason, StartPayload};
@@ -36,11 +36,10 @@ impl Control {
         let recorded = stored.record.is_some();
         let record = stored.record.unwrap_or_default();
         let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
-        let restart = start.as_ref().is_some_and(|start| start.start.restart);
         let (age, rebooted) = (stored.age, stored.rebooted);
         if recorded && record.phase == RecordPhase::Starting {
             let driver = self.driver_of(&record, None);
-            self.never_ran(id, driver, restart);
+            self.never_ran(id, driver, start.as_deref());
             return;
         }
         let mut instance = Instance {
@@ -73,7 +72,7 @@ impl Control {
                 None
             }
             Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
-                self.never_ran(id, Some(driver), restart);
+                self.never_ran(id, Some(driver), instance.start.as_deref());
                 return;
             }
             Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
@@ -118,7 +117,8 @@ impl Control {
     }
 
     /// The former agent ended before it could say what became of this START.
-    fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, restart: bool) {
+    fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, start: Option<&StartPayload>) {
+        let restart = start.is_some_and(|start| start.start.restart);
         info!(
             "{}: instance {id} was being started, and is removed",
             self.settings.node
@@ -126,7 +126,7 @@ impl Control {
         self.job(Job::Remove {
             instance: id,
             driver,
-            ephemeral: Vec::new(),
+            ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
         });
         let why = "its agent ended before it ran";
         self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);

@@ -233,7 +233,10 @@ impl Control {
                 self.save(id);
             }
             Phase::Stopped if removes(after) => self.remove(id),
-            Phase::Launching { .. } if removes(after) => instance.cancel.cancel(),
+            // An evacuation does not wait for images to be copied.
+            Phase::Launching { .. } if removes(after) || after == RecordAfter::Evacuate => {
+                instance.cancel.cancel();
+            }
             Phase::Launching { .. } | Phase::Stopped | Phase::Removing => {}
         }
         self.stats_soon(now);

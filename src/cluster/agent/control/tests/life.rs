@@ -441,6 +441,15 @@ fn an_evacuation_with_a_deadline_kills_what_has_not_ended_by_then() {
         stage.pass(Duration::from_secs(1));
         stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
     }
+    // An image that is being copied for one that is persistent holds nothing up.
+    let mut stage = Stage::new();
+    stage.send(&persistent(ONE));
+    let cancel = stage.job(|job| match job {
+        Job::Launch(job) => Some(job.cancel.clone()),
+        _ => None,
+    });
+    stage.send(&evacuate());
+    assert!(cancel.is_cancelled());
     // One that is ending already has no more time than that.
     let mut stage = Stage::new();
     stage.run(&start(ONE));
@@ -511,4 +520,21 @@ fn a_volume_without_a_name_is_made_and_goes_with_its_instance() {
         _ => None,
     });
     assert_eq!(gone, [own]);
+}
+
+/// Its agent died before it could say that the START had come to nothing.
+#[test]
+fn what_was_made_for_a_start_that_never_ran_goes_with_it() {
+    let mut start = start(ONE);
+    start.storage = vec![Storage {
+        id: VOLUME.into(),
+        ephemeral: true,
+        ..Storage::default()
+    }];
+    let mut stage = adopting(record(), start, NodeRecord::default(), false, Exit::default());
+    let gone = stage.job(|job| match job {
+        Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
+        _ => None,
+    });
+    assert_eq!(gone, [VOLUME]);
 }
