@@ -220,6 +220,7 @@ fn a_node_is_evacuated_and_restored() {
     for _ in 0..2 {
         cluster.next(|_: &InstanceStopped| true);
     }
+    // STATS from before the end say MAINTENANCE, too.
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance && stats.instances.len() == 1);
     cluster.send(&restart(kept));
     assert_eq!(

@@ -4,17 +4,21 @@
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::mpsc::{Sender, channel};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use ssntp::ClientConfig;
 use ssntp::client::{Client, ClientEvent};
+use ssntp::cluster::controller::{Controller, ControllerConfig, StreamError, StreamEvent, StreamRequest};
 use ssntp::payload::{
     InstanceState, InstanceStats, InvalidFrameType, InvalidFrameTypeReason, NodeConnected, NodeStatus,
     NodeType, Ready, Stats,
 };
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{Command as Kind, Frame};
+use ssntp::proto::{
+    Command as Kind, Frame, FrameKind, MAX_STREAM_CHUNK, Outputs, StreamData, stream_of, stream_opened,
+};
 use ssntp::server::{Context, Handler, Server, ServerConfig, SessionInfo};
 use uuid::Uuid;
 
@@ -332,6 +336,72 @@ fn a_scheduler_that_does_not_know_streams_is_said_to_be_older() {
         let address = server.addresses()[0].to_string();
         let why = cluster.fails(&format!("logs {instance} --connect {address} --timeout 2"));
         assert_eq!(why, expected);
+        server.stop();
+    }
+}
+
+/// A scheduler that sends so many pieces, whatever the credit, and tells what it
+/// hears.
+struct Loud {
+    pieces: usize,
+    heard: Sender<FrameKind>,
+}
+
+impl Handler for Loud {
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        let stream = stream_of(frame.payload_bytes()).unwrap();
+        if frame.kind() == Kind::OPEN_STREAM {
+            let data = StreamData {
+                stream,
+                output: Outputs::STDOUT,
+                missing: false,
+                data: vec![b'x'; MAX_STREAM_CHUNK].into(),
+            };
+            cx.send(from.uuid(), &stream_opened(stream)).unwrap();
+            for _ in 0..self.pieces {
+                cx.send(from.uuid(), &data.frame()).unwrap();
+            }
+        }
+        let _ = self.heard.send(frame.kind());
+    }
+}
+
+#[test]
+fn a_controller_holds_no_more_than_its_credit_and_closes_what_it_drops() {
+    let cluster = Cluster::new("");
+    let directory = cluster.path("");
+    let (heard, hears) = channel();
+    for pieces in [3, 4] {
+        let identity = Identity::load(directory.join("scheduler.pem")).unwrap();
+        let config = ServerConfig::new(identity, Trust::load(directory.join("ca.pem")).unwrap())
+            .listen("127.0.0.1:0".parse().unwrap());
+        let heard = heard.clone();
+        let server = Server::start(config, Loud { pieces, heard }).unwrap();
+        let client = client(&directory, "controller.pem").address(server.addresses()[0].clone());
+        let controller = Controller::connect(ControllerConfig::new(client)).unwrap();
+        let stream = controller
+            .stream(Uuid::new_v4(), StreamRequest::default())
+            .unwrap();
+        assert!(matches!(stream.recv_timeout(LIMIT), Some(StreamEvent::Opened)));
+        // What is received and not dealt with makes no room.
+        for _ in 0..3 {
+            assert!(matches!(
+                stream.recv_timeout(LIMIT),
+                Some(StreamEvent::Data { .. })
+            ));
+        }
+        assert_eq!(hears.recv_timeout(LIMIT), Ok(Kind::OPEN_STREAM.into()));
+        if pieces == 3 {
+            drop(stream);
+            assert_eq!(hears.recv_timeout(LIMIT), Ok(Kind::CLOSE_STREAM.into()));
+        } else {
+            let end = stream.recv_timeout(LIMIT);
+            assert!(
+                matches!(end, Some(StreamEvent::Ended(Err(StreamError::Overrun)))),
+                "{end:?}"
+            );
+        }
+        controller.close();
         server.stop();
     }
 }
