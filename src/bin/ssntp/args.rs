@@ -10,7 +10,8 @@ use crate::failure::Failure;
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
 ///
-/// Exit codes: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
+/// before it was done. RUST_LOG sets what is logged
 /// to the standard error (default: warn for servers, else error). Nobody waits
 /// for who reads it: lines that find no room are counted and left out.
 #[derive(Debug, Parser)]

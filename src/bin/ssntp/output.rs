@@ -50,6 +50,7 @@ impl Output {
 
 /// Rows as lines of columns, two blanks between them, the first row as their
 /// heading. On a terminal that is too narrow each row becomes lines of its own.
+#[cfg(feature = "cli")]
 pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
@@ -76,6 +77,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 
 /// Rows as blocks of `heading: value` lines, where there is no room for columns.
 /// The first row is the headings.
+#[cfg(feature = "cli")]
 pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> String {
     let headings = rows.next().unwrap_or_default();
     let blocks = rows.map(|row| {
@@ -91,6 +93,7 @@ pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> Strin
 
 /// How many characters fit into a line of the terminal that the standard output
 /// is; none where it is another thing.
+#[cfg(feature = "cli")]
 pub(crate) fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
@@ -123,7 +126,7 @@ pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cli"))]
 mod tests {
     use super::*;
 
