@@ -74,6 +74,7 @@
 //! | `aws-lc-rs` | yes | cryptography by aws-lc-rs |
 //! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
 //! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
+//! | `fleet` | with `cli` | simulated agents by the thousand: `cluster::agent::Fleet` |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
 //! | `cli` | yes | the `ssntp` program |

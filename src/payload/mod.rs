@@ -36,6 +36,7 @@
 //! | `refresh_cnci` | RefreshCNCI |
 //! | `configure` | CONFIGURE, the payload of CONNECTED, InvalidConfiguration |
 //! | `stats`, `ready` | STATS; READY, MAINTENANCE |
+//! | `stats_summary` | the part of STATS that a scheduler looks at |
 //! | `tenant` | TenantAdded, TenantRemoved |
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
@@ -80,6 +81,7 @@ mod restart;
 mod restore;
 mod start;
 mod stats;
+mod stats_summary;
 mod stop;
 mod tenant;
 pub mod timestamp;
@@ -112,6 +114,7 @@ pub use self::restart::Restart;
 pub use self::restore::Restore;
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
+pub use self::stats_summary::StatsSummary;
 pub use self::stop::Stop;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};

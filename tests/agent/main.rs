@@ -29,6 +29,7 @@
 )]
 
 mod cluster;
+#[cfg(feature = "fleet")]
 mod fleet;
 mod life;
 mod policy;

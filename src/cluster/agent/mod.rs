@@ -93,10 +93,11 @@
 //! | `tree` | directories that instances write to: removed and measured |
 //! | `streams` | the thread that reads what instances have written |
 //! | [`driver`] | what runs an instance |
-//! | `fleet` | [`Fleet`]: simulated agents by the thousand, to load a cluster |
+//! | `fleet` | `Fleet`: simulated agents by the thousand, to load a cluster; with the feature of that name |
 
 mod control;
 pub mod driver;
+#[cfg(feature = "fleet")]
 mod fleet;
 mod policy;
 mod runner;
@@ -105,6 +106,7 @@ mod streams;
 mod tree;
 mod worker;
 
+#[cfg(feature = "fleet")]
 pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};
 pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};

@@ -334,10 +334,11 @@ impl Instances {
         now: Instant,
     ) -> StartFailed {
         let Some(entry) = self.by_uuid.get_mut(&instance) else {
-            return match self.answered.contains(&(instance, node)) {
-                true => StartFailed::Repeated,
-                false => StartFailed::Unknown,
-            };
+            if self.answered.contains(&(instance, node)) {
+                return StartFailed::Repeated;
+            }
+            self.remember(instance, node);
+            return StartFailed::Unknown;
         };
         if entry.node != Some(node) {
             return StartFailed::Foreign;
@@ -363,6 +364,7 @@ impl Instances {
             }
             State::Pending => {
                 self.forget(instance);
+                self.remember(instance, node);
                 StartFailed::Unknown
             }
             _ if reason.instance_is_there() => StartFailed::Unknown,

@@ -1,5 +1,8 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
+#[cfg(feature = "fleet")]
+mod fleet;
+
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -11,9 +14,7 @@ use log::warn;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
-use ssntp::cluster::agent::{
-    Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig, FleetCounters, Policy, RunAs,
-};
+use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
 use crate::connection::{Connection, closed};
@@ -72,6 +73,7 @@ pub(crate) struct Args {
     /// Pretend to be that many agents, over a few threads, to load a cluster;
     /// only with --driver simulate, and one --connect. Says when all of them
     /// are connected, and at its end how much they sent and received
+    #[cfg(feature = "fleet")]
     #[arg(
         long,
         value_name = "N",
@@ -191,8 +193,9 @@ enum ConfinementName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
-        return fleet(&args, count as usize);
+        return fleet::run(&args, count as usize);
     }
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
     let mut client = args
@@ -326,58 +329,6 @@ impl AfterEvacuation {
         self.running = None;
     }
 }
-
-/// Agents that are nothing but their messages.
-fn fleet(args: &Args, count: usize) -> Result<(), Failure> {
-    if args.driver != [DriverName::Simulate] {
-        return Err(Failure::usage("--count is for --driver simulate"));
-    }
-    let stop = Stop::install()?;
-    let (identity, trust, address) = args.connection.parts(&stop)?;
-    let mut config = FleetConfig::new(identity, trust, address, count)
-        .max_instances(args.max_instances as usize)
-        .interval(args.interval.into());
-    if let Some(mb) = args.mem {
-        config = config.mem_mb(mb);
-    }
-    if let Some(mb) = args.disk {
-        config = config.disk_mb(mb);
-    }
-    let fleet = Fleet::start(config).map_err(Failure::new)?;
-    let mut told = false;
-    while !stop.requested() {
-        let connected = fleet.counters().connected;
-        if connected == count && !told {
-            told = true;
-            lone_line(
-                format!("agents {connected}"),
-                args.json.then(|| format!("{{\"agents\":{connected}}}")),
-            )?;
-        }
-        select! {
-            recv(stop.channel()) -> _ => break,
-            default(LOOK) => {}
-        }
-    }
-    let counters = fleet.counters();
-    drop(fleet);
-    let FleetCounters {
-        sent,
-        received,
-        launched,
-        lost,
-        ..
-    } = counters;
-    lone_line(
-        format!("sent {sent}, received {received}, launched {launched}, lost {lost}"),
-        args.json.then(|| {
-            format!("{{\"sent\":{sent},\"received\":{received},\"launched\":{launched},\"lost\":{lost}}}")
-        }),
-    )
-}
-
-/// How often a fleet is looked at until all of it is connected.
-const LOOK: Duration = Duration::from_millis(100);
 
 impl From<ConfinementName> for Confinement {
     fn from(name: ConfinementName) -> Self {
