@@ -3,10 +3,11 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 20
+SECONDS ?= 1200
 ROLES := server scheduler controller agent netagent cnciagent
 
 .DEFAULT_GOAL := help
-.PHONY: help run test simulate check doc certs bench bench-peers examples small fuzz ci
+.PHONY: help run test simulate check doc certs bench bench-peers examples small soak fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +48,10 @@ examples: ## run every example
 small: ## the agent alone and the smallest client, as small as they get, in target/small/
 	$(CARGO) build --profile small --no-default-features --features cli-agent,ring --bin ssntp --example smallest_client
 	@ls -l target/small/ssntp target/small/examples/smallest_client | awk '{ print $$5, $$9 }'
+
+soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
+	$(CARGO) build --release --bin ssntp --example soak
+	target/release/examples/soak --seconds $(SECONDS)
 
 fuzz: ## every fuzz target for some seconds; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \

@@ -161,7 +161,7 @@ mod routing {
 
 mod yaml {
     use super::*;
-    use ssntp::payload::{Payload, Start, Stats};
+    use ssntp::payload::{Payload, Start, Stats, StatsSummary};
 
     const START: &[u8] = include_bytes!("../tests/fixtures/payloads/START.yaml");
     const STATS: &[u8] = include_bytes!("../tests/fixtures/payloads/STATS.yaml");
@@ -180,12 +180,21 @@ mod yaml {
     }
 
     /// Of a node with so many instances.
-    #[divan::bench(args = [1, 10, 100])]
+    #[divan::bench(args = [1, 10, 100, 4000])]
     fn read_stats(bencher: Bencher<'_, '_>, instances: usize) {
         let document = stats(instances).encode();
         bencher
             .counter(BytesCount::new(document.len()))
             .bench(|| Stats::decode(divan::black_box(&document)).unwrap());
+    }
+
+    /// What a scheduler reads of them.
+    #[divan::bench(args = [1, 10, 100, 4000])]
+    fn read_stats_summary(bencher: Bencher<'_, '_>, instances: usize) {
+        let document = stats(instances).encode();
+        bencher
+            .counter(BytesCount::new(document.len()))
+            .bench(|| StatsSummary::read(divan::black_box(&document)).unwrap());
     }
 
     #[divan::bench(args = [1, 10, 100])]

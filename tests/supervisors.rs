@@ -95,7 +95,9 @@ impl Stage {
     }
 
     fn launch(&mut self, script: &str) -> Running {
-        let handle = self.try_launch(&["sh", "-c", script], &mut |_| Ok(())).unwrap();
+        // What spins ends by itself where nobody is left to end it.
+        let script = format!("ulimit -t 60; {script}");
+        let handle = self.try_launch(&["sh", "-c", &script], &mut |_| Ok(())).unwrap();
         self.handle = Some(handle);
         self.driver.watch(&self.running(), &self.sink);
         self.running()

@@ -1,10 +1,9 @@
 //! The facts of this machine, as READY and STATS tell them.
 //!
 //! ```text
-//!  /proc/meminfo ─ memory      statvfs ─ disk           /proc/net/fib_trie  ─ IPv4 addresses
-//!  /proc/loadavg ─ load        uname ─── hostname       /proc/net/route     ─ their interfaces
-//!  /proc/stat ──── CPUs                                 /proc/net/if_inet6  ─ IPv6 addresses
-//!                                                       /sys/class/net      ─ MAC addresses
+//!  /proc/meminfo ─ memory      statvfs ─ disk           getifaddrs ─ addresses, MAC addresses
+//!  /proc/loadavg ─ load        uname ─── hostname
+//!  /proc/stat ──── CPUs
 //! ```
 //!
 //! Whatever can't be read, or isn't what it was expected to be, is unknown:
@@ -20,11 +19,13 @@
 //! println!("{} of {} MB are free", stats.mem_available_mb, stats.mem_total_mb);
 //! ```
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::path::Path;
 use std::{fs, io};
 
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::LinkAddr;
 use uuid::Uuid;
 
 use crate::payload::{NodeNetwork, NodeStatus, Ready, Stats};
@@ -135,8 +136,7 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 
     let file = fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
-    // A router may have a great many addresses.
-    file.take(4 * MB).read_to_end(&mut bytes).ok()?;
+    file.take(MB).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -183,91 +183,35 @@ fn disk_mb(path: &Path) -> Option<(i64, i64)> {
     None
 }
 
+/// The addresses by which others may reach this host, and the MAC addresses of
+/// their interfaces: tunnels have none.
 fn networks() -> Vec<NodeNetwork> {
-    let routes = text("/proc/net/route").map_or_else(Vec::new, |t| routes(&t));
-    let v4 = text("/proc/net/fib_trie").map_or_else(BTreeSet::new, |t| local_v4(&t));
-    let v6 = text("/proc/net/if_inet6").map_or_else(Vec::new, |t| global_v6(&t));
-    let v4 = v4
-        .into_iter()
-        .map(|ip| (IpAddr::V4(ip), interface_of(ip, &routes)));
-    let v6 = v6
-        .into_iter()
-        .map(|(ip, interface)| (IpAddr::V6(ip), Some(interface)));
-    v4.chain(v6)
-        .map(|(ip, interface)| NodeNetwork {
-            ip: ip.to_string(),
-            mac: interface.and_then(mac).unwrap_or_default(),
-        })
-        .collect()
-}
-
-/// The addresses that are this host's own: a leaf of the trie is an address
-/// on one line, and what it is on the next ones.
-fn local_v4(fib_trie: &str) -> BTreeSet<Ipv4Addr> {
-    let mut addresses = BTreeSet::new();
-    let mut leaf = None;
-    for line in fib_trie.lines().map(str::trim) {
-        if let Some(address) = line.strip_prefix("|-- ") {
-            leaf = address.parse::<Ipv4Addr>().ok();
-        } else if line == "/32 host LOCAL" {
-            addresses.extend(leaf.filter(|ip| !ip.is_loopback() && !ip.is_link_local()));
+    let (mut addresses, mut macs) = (BTreeMap::new(), HashMap::new());
+    for found in getifaddrs().into_iter().flatten() {
+        let interface = found.interface_name;
+        let Some(address) = found.address else { continue };
+        if let Some(ip) = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip())) {
+            addresses.insert(ip, interface);
+        } else if let Some(ip) = address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())) {
+            addresses.insert(ip, interface);
+        } else if let Some(mac) = address.as_link_addr().and_then(LinkAddr::addr) {
+            macs.insert(interface, mac);
         }
     }
+    let is_of_host_alone = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+    };
+    let addresses = addresses.into_iter().filter(|(ip, _)| !is_of_host_alone(ip));
     addresses
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Route {
-    interface: String,
-    destination: u32,
-    mask: u32,
-}
-
-/// The routing table; its addresses are hexadecimal, in the byte order of
-/// this machine's memory.
-fn routes(table: &str) -> Vec<Route> {
-    let address = |text: &str| u32::from_str_radix(text, 16).ok().map(u32::from_be);
-    let route = |line: &str| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        Some(Route {
-            interface: (*fields.first()?).to_owned(),
-            destination: address(fields.get(1)?)?,
-            mask: address(fields.get(7)?)?,
+        .map(|(ip, interface)| NodeNetwork {
+            ip: ip.to_string(),
+            mac: macs
+                .get(&interface)
+                .filter(|mac| **mac != [0; 6])
+                .map_or_else(String::new, |mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
         })
-    };
-    table.lines().skip(1).filter_map(route).collect()
-}
-
-/// The interface that an address of this host belongs to: that of the
-/// narrowest route over it.
-fn interface_of(ip: Ipv4Addr, routes: &[Route]) -> Option<String> {
-    let ip = u32::from(ip);
-    routes
-        .iter()
-        .filter(|route| ip & route.mask == route.destination)
-        .max_by_key(|route| route.mask)
-        .map(|route| route.interface.clone())
-}
-
-/// Addresses whose scope is the whole net, and their interfaces.
-fn global_v6(if_inet6: &str) -> Vec<(Ipv6Addr, String)> {
-    let address = |line: &str| {
-        let mut fields = line.split_whitespace();
-        let bits = u128::from_str_radix(fields.next()?, 16).ok()?;
-        let scope = fields.nth(2)?;
-        let interface = fields.nth(1)?;
-        (scope == "00").then(|| (Ipv6Addr::from(bits), interface.to_owned()))
-    };
-    let mut addresses: Vec<_> = if_inet6.lines().filter_map(address).collect();
-    addresses.sort();
-    addresses
-}
-
-fn mac(interface: String) -> Option<String> {
-    let path: PathBuf = ["/sys/class/net", &interface, "address"].iter().collect();
-    let mac = text(path)?.trim().to_owned();
-    // Tunnels and the loopback have none.
-    (!mac.is_empty() && mac.chars().any(|c| c.is_ascii_hexdigit() && c != '0')).then_some(mac)
+        .collect()
 }
 
 #[cfg(test)]
@@ -326,49 +270,17 @@ mod tests {
         }
         assert_eq!(cpus("cpu  1 2\ncpu0 1\ncpu1 2\ncpufreq 3\nctxt 3\n"), Some(2));
         assert_eq!(cpus("intr 3\n"), None);
-        for junk in [
-            "",
-            "\n\n",
-            "|-- \n/32 host LOCAL",
-            "|-- 300.1.2.3\n  /32 host LOCAL\n",
-            "a b c d e f g h i",
-        ] {
-            assert_eq!(local_v4(junk), BTreeSet::new(), "{junk:?}");
-            assert_eq!(routes(junk), [], "{junk:?}");
-            assert_eq!(global_v6(junk), [], "{junk:?}");
-        }
     }
 
     #[test]
-    fn addresses_are_matched_with_their_interfaces() {
-        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.1.2.3\n        /32 host LOCAL\n     |-- 10.1.2.0\n        \
-                    /24 link UNICAST\nLocal:\n     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 10.1.2.3\n        \
-                    /32 host LOCAL\n     |-- 172.17.0.1\n        /32 host LOCAL\n     |-- 10.1.2.255\n        /32 link BROADCAST\n";
-        let (ten, docker) = (Ipv4Addr::new(10, 1, 2, 3), Ipv4Addr::new(172, 17, 0, 1));
-        assert_eq!(local_v4(trie), BTreeSet::from([ten, docker]));
-        let hex = |ip: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(ip));
-        let table = format!(
-            "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n\
-             eth0 {} {} 0003 0 0 0 {} 0 0 0\neth0 {} 0 0001 0 0 0 {} 0 0 0\ndocker0 {} 0 0001 0 0 0 {} 0 0 0\n",
-            hex([0; 4]),
-            hex([10, 1, 2, 1]),
-            hex([0; 4]),
-            hex([10, 1, 2, 0]),
-            hex([255, 255, 255, 0]),
-            hex([172, 17, 0, 0]),
-            hex([255, 255, 0, 0]),
-        );
-        let routes = routes(&table);
-        assert_eq!(interface_of(ten, &routes).as_deref(), Some("eth0"));
-        assert_eq!(interface_of(docker, &routes).as_deref(), Some("docker0"));
-        // An address that stands alone belongs to the default route.
-        assert_eq!(
-            interface_of(Ipv4Addr::new(192, 0, 2, 9), &routes).as_deref(),
-            Some("eth0")
-        );
-        let v6 = "00000000000000000000000000000001 01 80 10 80       lo\n\
-                  fd000000000000000000000000000002 04 40 00 82     eth0\n\
-                  fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n";
-        assert_eq!(global_v6(v6), [("fd00::2".parse().unwrap(), "eth0".to_owned())]);
+    fn networks_are_addresses_that_others_may_use() {
+        for network in networks() {
+            let ip: IpAddr = network.ip.parse().unwrap();
+            assert!(!ip.is_loopback() && !ip.is_unspecified(), "{ip}");
+            assert!(
+                network.mac.is_empty() || crate::cluster::subnet::is_mac(&network.mac),
+                "{network:?}"
+            );
+        }
     }
 }

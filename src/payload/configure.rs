@@ -5,6 +5,7 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::yaml::{self, ErrorKind, Segment};
@@ -213,14 +214,17 @@ impl Configure {
             }
         }
         let net = &controller.cnci_net;
-        if !net.is_empty() && net.parse::<IpAddr>().is_err() && !is_cidr(net) {
+        if !net.is_empty() && net.parse::<IpAddr>().is_err() && net.parse::<IpNet>().is_err() {
             return Err(invalid(["controller", "cnci_net"], "not a network"));
         }
         for (key, networks) in [
             ("compute_net", &self.launcher.compute_net),
             ("mgmt_net", &self.launcher.mgmt_net),
         ] {
-            if let Some(index) = networks.iter().position(|network| !is_cidr(network)) {
+            if let Some(index) = networks
+                .iter()
+                .position(|network| network.parse::<IpNet>().is_err())
+            {
                 let error = yaml::Error::new(ErrorKind::Invalid("not a network in CIDR form".to_owned()));
                 let error = error.under(Segment::Index(index));
                 return Err([key, "launcher", ROOT]
@@ -260,21 +264,6 @@ fn is_location(text: &str) -> bool {
         digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
     });
     scheme_ok && escapes_ok && !rest.is_empty() && !rest.contains(char::is_whitespace)
-}
-
-/// `10.0.0.0/24`, `fd00::/8`. Bits of the address past the prefix are allowed:
-/// senders write a node's own address there.
-fn is_cidr(text: &str) -> bool {
-    let Some((address, prefix)) = text.split_once('/') else {
-        return false;
-    };
-    let width = match address.parse() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    let digits = !prefix.is_empty() && prefix.bytes().all(|b| b.is_ascii_digit());
-    digits && prefix.parse::<u8>().is_ok_and(|prefix| prefix <= width)
 }
 
 /// A CONFIGURE that wasn't taken, returned as it came.

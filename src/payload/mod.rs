@@ -36,6 +36,7 @@
 //! | `refresh_cnci` | RefreshCNCI |
 //! | `configure` | CONFIGURE, the payload of CONNECTED, InvalidConfiguration |
 //! | `stats`, `ready` | STATS; READY, MAINTENANCE |
+//! | `stats_summary` | the part of STATS that a scheduler looks at |
 //! | `tenant` | TenantAdded, TenantRemoved |
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
@@ -47,6 +48,8 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `content` | [`Content`]: types of an application, beside these |
+//! | `json` | JSON for them, with the feature of that name |
 //! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
 //! | [`timestamp`] | points in time as TraceReport writes them |
 //! | `workload` | what START and RESTART share |
@@ -63,12 +66,15 @@
 //! written and limited is told in [`yaml`].
 
 mod configure;
+mod content;
 mod delete;
 mod evacuate;
 mod failure;
 mod id;
 mod instance;
 mod invalid_frame_type;
+#[cfg(feature = "json")]
+pub mod json;
 mod names;
 mod node;
 mod public_ip;
@@ -78,6 +84,7 @@ mod restart;
 mod restore;
 mod start;
 mod stats;
+mod stats_summary;
 mod stop;
 mod tenant;
 pub mod timestamp;
@@ -95,6 +102,7 @@ use serde::de::DeserializeOwned;
 pub use self::configure::{
     Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
 };
+pub use self::content::Content;
 pub use self::delete::Delete;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
@@ -107,16 +115,18 @@ pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
 pub use self::restart::Restart;
 pub use self::restore::Restore;
-pub use self::start::{MarkerInside, RawDocument, Start, StartPayload, Storage, VmType};
+pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
+pub use self::stats_summary::StatsSummary;
 pub use self::stop::Stop;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
-use crate::proto::{Frame, FrameKind};
+use crate::proto::FrameKind;
 
-/// A schema: the content of one kind of frame.
+/// A schema of the protocol: the content of one kind of frame, which can always
+/// be written. Types of an application are [`Content`].
 pub trait Payload: Sized {
     /// The kind of frame that carries it.
     const KIND: FrameKind;
@@ -148,13 +158,16 @@ pub enum Error {
     /// told by the matching failure: `invalid_payload` when
     /// [`is_malformed`](yaml::Error::is_malformed), `invalid_data` otherwise.
     Document(yaml::Error),
+    /// A payload of an application's own type is not what that type says, or
+    /// cannot be written.
+    Content(String),
 }
 
 impl Error {
     /// Where in the document, as `start.storage[0].size`; empty for all of it.
     pub fn path(&self) -> String {
         match self {
-            Self::OtherKind { .. } => String::new(),
+            Self::OtherKind { .. } | Self::Content(_) => String::new(),
             Self::Document(error) => error.path(),
         }
     }
@@ -162,7 +175,7 @@ impl Error {
     /// The line in the payload, from 1.
     pub fn line(&self) -> Option<usize> {
         match self {
-            Self::OtherKind { .. } => None,
+            Self::OtherKind { .. } | Self::Content(_) => None,
             Self::Document(error) => error.line(),
         }
     }
@@ -181,6 +194,7 @@ impl fmt::Display for Error {
                 write!(f, "a payload of {expected} was asked of a {found} frame")
             }
             Self::Document(error) => error.fmt(f),
+            Self::Content(why) => f.write_str(why),
         }
     }
 }
@@ -188,7 +202,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::OtherKind { .. } => None,
+            Self::OtherKind { .. } | Self::Content(_) => None,
             Self::Document(error) => Some(error),
         }
     }
@@ -197,28 +211,6 @@ impl std::error::Error for Error {
 impl From<yaml::Error> for Error {
     fn from(error: yaml::Error) -> Self {
         Self::Document(error)
-    }
-}
-
-impl Frame {
-    /// Reads the frame's payload.
-    ///
-    /// # Errors
-    /// [`Error::OtherKind`] when `T` belongs to another kind of frame,
-    /// otherwise as [`Payload::decode`].
-    pub fn payload<T: Payload>(&self) -> Result<T, Error> {
-        if self.kind() != T::KIND {
-            return Err(Error::OtherKind {
-                expected: T::KIND,
-                found: self.kind(),
-            });
-        }
-        T::decode(self.payload_bytes())
-    }
-
-    /// The frame that carries `payload`.
-    pub fn of<T: Payload>(payload: &T) -> Self {
-        Self::with_payload(T::KIND, payload.encode())
     }
 }
 

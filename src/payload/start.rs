@@ -81,6 +81,15 @@ pub struct Start {
     /// Whether this starts an instance again that was there before; default:
     /// false.
     pub restart: bool,
+    /// Whether its node starts it again when it has ended by itself; default:
+    /// never. Left out then. A key of this project: `restart` was taken, and has
+    /// to stay a boolean for others.
+    #[serde(skip_serializing_if = "is_never")]
+    pub restart_policy: RestartPolicy,
+    /// How often in a row its node does; default: 0, without end. Left out then.
+    /// A key of this project.
+    #[serde(skip_serializing_if = "is_zero_count")]
+    pub restart_limit: u32,
     /// The program of a process and its arguments; required for `process`.
     /// Default: none. Left out when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -129,6 +138,29 @@ fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
+fn is_zero_count(count: &u32) -> bool {
+    *count == 0
+}
+
+fn is_never(policy: &RestartPolicy) -> bool {
+    *policy == RestartPolicy::Never
+}
+
+names! {
+    /// Whether a node starts an instance again that has ended by itself. The
+    /// default is `Never`.
+    RestartPolicy {
+        /// It stays as it ended.
+        Never = "never" | "";
+        /// Where it ended with another exit code than 0, by a signal, or nobody
+        /// knows how, as when its node was booted.
+        OnFailure = "on-failure";
+        /// However it ended.
+        Always = "always";
+    }
+    default Never
+}
+
 names! {
     /// What kind of instance it is. The default is `Unset`.
     VmType {
@@ -173,6 +205,10 @@ struct Form {
     #[serde(default)]
     restart: bool,
     #[serde(default)]
+    restart_policy: RestartPolicy,
+    #[serde(default)]
+    restart_limit: u32,
+    #[serde(default)]
     command: Vec<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
@@ -207,6 +243,8 @@ impl From<Form> for Start {
             storage,
             requirements,
             restart: form.restart,
+            restart_policy: form.restart_policy,
+            restart_limit: form.restart_limit,
             command: form.command,
             env: form.env,
             dir: form.dir,

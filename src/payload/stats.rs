@@ -108,6 +108,10 @@ pub struct InstanceStats {
     pub instance_uuid: Id,
     /// What it is doing; default: empty.
     pub state: InstanceState,
+    /// How often its node has started it again by itself. A key of this project,
+    /// which others ignore; default: 0, and then left out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub restarts: i64,
     /// The address at which its SSH server is reached; default: empty.
     pub ssh_ip: String,
     /// The port there; default: 0, none.
@@ -128,6 +132,7 @@ impl Default for InstanceStats {
         Self {
             instance_uuid: Id::default(),
             state: InstanceState::default(),
+            restarts: 0,
             ssh_ip: String::new(),
             ssh_port: 0,
             memory_usage_mb: -1,

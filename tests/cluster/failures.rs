@@ -1,4 +1,4 @@
-//! Each failure of cluster.md's tables that a cluster of processes can be
+//! Each failure of docs/cluster.md's tables that a cluster of processes can be
 //! brought to is told in words.
 
 use std::fs;
@@ -36,9 +36,12 @@ fn process(command: &[&str]) -> Start {
 fn a_start_that_no_node_can_take_says_why() {
     let mut cluster = Cluster::new("");
     for (line, why) in [
-        ("start -- sleep 1", "no compute node is connected (no_cn)"),
         (
-            "start --network-node -- sleep 1",
+            "start --timeout 1 -- sleep 1",
+            "no compute node is connected (no_cn)",
+        ),
+        (
+            "start --timeout 1 --network-node -- sleep 1",
             "no network node is connected (no_net_cn)",
         ),
     ] {

@@ -6,6 +6,7 @@
 //! | `verbs` | each command of `ssntp ctl` does what it says |
 //! | `failures` | each failure is told in words |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
+//! | `logs` | what instances write |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
 //! | `demo` | `ssntp demo` |
@@ -30,6 +31,7 @@ mod crashes;
 mod demo;
 mod failures;
 mod lists;
+mod logs;
 mod processes;
 mod program;
 mod verbs;

@@ -413,3 +413,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn each_line_of_the_page_is_a_message_that_is_taken() {
+    let page = include_str!("../../docs/opflex.md");
+    let blocks = page
+        .split("```json\n")
+        .skip(1)
+        .map(|block| block.split("```").next().unwrap());
+    let lines: Vec<&str> = blocks.flat_map(str::lines).collect();
+    assert!(lines.len() > 10);
+    for line in lines {
+        let taken = read(&serde_json::from_str(line).unwrap());
+        assert!(
+            matches!(taken, Incoming::Request { .. } | Incoming::Result { .. }),
+            "{line}: {taken:?}"
+        );
+    }
+}

@@ -1,4 +1,4 @@
-//! What no server should send (opflex.md, section 2.3): what an element does
+//! What no server should send (docs/opflex.md, "Bad input"): what an element does
 //! with it.
 
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! What no peer should send (opflex.md, section 2.3), and peers that take
+//! What no peer should send (docs/opflex.md, "Bad input"), and peers that take
 //! nothing.
 
 use serde_json::{Value, json};

@@ -31,6 +31,7 @@ fn stats() {
                 disk_usage_mb: 900,
                 cpu_usage: 12,
                 volumes: vec![VOLUME.into()],
+                ..InstanceStats::default()
             },
             InstanceStats {
                 instance_uuid: SECOND_INSTANCE.into(),

@@ -14,7 +14,7 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use uuid::Uuid;
 
 use super::client::Client;
-use super::{Cluster, expect_failure, start, start_on, stats};
+use super::{Cluster, expect_failure, refused, start, start_on, stats};
 
 /// STATS in which each instance is in this state.
 fn in_state(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Stats {
@@ -250,6 +250,43 @@ fn a_restarted_scheduler_passes_on_what_agents_say_again() {
     let start = start(1);
     node.send_payload(&failed(node.uuid, &start, Reason::ImageFailure));
     expect_failure(&mut controller, &start, Reason::ImageFailure);
+}
+
+#[test]
+fn a_scheduler_that_was_killed_is_followed_by_one_that_learns_its_instances_and_gives_each_start_one_answer()
+{
+    let before = Cluster::new(several());
+    let mut controller = before.controller();
+    let mut node = before.node(1000, &mut [&mut controller]);
+    let [runs, ended, pending] = [1, 1, 1].map(start);
+    for start in [&runs, &ended, &pending] {
+        start_on(&mut controller, &mut node, start);
+    }
+    // The next one knows nothing.
+    let after = Cluster::new(several());
+    let mut controller = after.controller();
+    let mut again = Client::connect_as(&after.listener, Role::AGENT, node.uuid);
+    controller.expect(Event::NODE_CONNECTED);
+    let mut other = after.node(1000, &mut [&mut controller]);
+    let all = [&runs, &ended, &pending].map(|start| start.instance_uuid);
+    let mut said = stats(again.uuid, &all);
+    said.instances[0].state = InstanceState::Active;
+    said.instances[1].state = InstanceState::Exited;
+    again.send_payload(&said);
+    controller.expect(Command::STATS);
+    refused(&mut controller, &runs, Reason::AlreadyRunning);
+    refused(&mut controller, &ended, Reason::InstanceExists);
+    refused(&mut controller, &pending, Reason::AlreadyRunning);
+    // Nobody else may speak of them.
+    other.send_payload(&failed(other.uuid, &pending, Reason::ImageFailure));
+    controller.expect_nothing();
+
+    let failure = failed(again.uuid, &pending, Reason::ImageFailure);
+    again.send_payload(&failure);
+    expect_failure(&mut controller, &pending, Reason::ImageFailure);
+    again.send_payload(&failure);
+    controller.expect_nothing();
+    start_on(&mut controller, &mut other, &pending);
 }
 
 #[test]

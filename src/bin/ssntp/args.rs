@@ -9,7 +9,8 @@ use crate::cmd;
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
 ///
-/// Exit codes: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
+/// before it was done. RUST_LOG sets what is logged
 /// to the standard error (default: warn for servers, else error). Nobody waits
 /// for who reads it: lines that find no room are counted and left out.
 #[derive(Debug, Parser)]
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),
     #[cfg(feature = "cli")]
+    Context(cmd::context::Args),
+    #[cfg(feature = "cli")]
     Ctl(cmd::ctl::Args),
     #[cfg(feature = "cli")]
     Decode(cmd::decode::Args),
@@ -40,6 +43,8 @@ pub(crate) enum Command {
     Demo(cmd::demo::Args),
     #[cfg(feature = "cli")]
     Listen(cmd::listen::Args),
+    #[cfg(feature = "cli")]
+    Operands(cmd::operands::Args),
     #[cfg(all(feature = "cli", feature = "opflex"))]
     Opflex(cmd::opflex::Args),
     #[cfg(feature = "cli")]
@@ -59,7 +64,7 @@ impl Args {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 4] = ["--connect", "--listen", "--ca", "--cert"];
+const COMMON: [&str; 5] = ["--connect", "--listen", "--ca", "--cert", "--context"];
 const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags that stand before the subcommand right behind it.

@@ -5,8 +5,9 @@ use std::fmt;
 use std::time::SystemTime;
 
 use crate::payload::{
-    AssignPublicIpFailure, AttachVolumeFailure, DeleteFailure, DetachVolumeFailure, Error, Id,
-    InvalidFrameType, Payload, RestartFailure, StartFailure, StopFailure, UnassignPublicIpFailure,
+    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
+    DetachVolumeFailure, Error, Id, InvalidFrameType, Payload, RestartFailure, StartFailure, StopFailure,
+    UnassignPublicIpFailure,
 };
 use crate::proto::{Command, ErrorCode, Frame, FrameKind};
 
@@ -40,105 +41,42 @@ impl Failure {
     /// The failure that a frame tells of; none where it is of another kind.
     pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
-        let made = |command: FrameKind| Self {
+        let (command, subject, reason) = match error {
+            ErrorCode::START_FAILURE => parts::<StartFailure>(frame)?,
+            ErrorCode::STOP_FAILURE => parts::<StopFailure>(frame)?,
+            ErrorCode::RESTART_FAILURE => parts::<RestartFailure>(frame)?,
+            ErrorCode::DELETE_FAILURE => parts::<DeleteFailure>(frame)?,
+            ErrorCode::ATTACH_VOLUME_FAILURE => parts::<AttachVolumeFailure>(frame)?,
+            ErrorCode::DETACH_VOLUME_FAILURE => parts::<DetachVolumeFailure>(frame)?,
+            ErrorCode::ASSIGN_PUBLIC_IP_FAILURE => parts::<AssignPublicIpFailure>(frame)?,
+            ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE => parts::<UnassignPublicIpFailure>(frame)?,
+            // Its payload is what was refused, and may be long: who sent it
+            // has it.
+            ErrorCode::INVALID_CONFIGURATION => (
+                Command::CONFIGURE.into(),
+                CommandSubject::default(),
+                String::new(),
+            ),
+            ErrorCode::INVALID_FRAME_TYPE => {
+                let failed = InvalidFrameType::decode(frame.payload_bytes())?;
+                (
+                    failed.refused(),
+                    CommandSubject::default(),
+                    failed.reason.to_string(),
+                )
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Self {
             at,
             command,
             error,
-            node: Id::default(),
-            instance: Id::default(),
-            volume: Id::default(),
-            cnci: Id::default(),
-            public_ip: String::new(),
-            reason: String::new(),
-        };
-        Ok(Some(match error {
-            ErrorCode::START_FAILURE => {
-                let failed: StartFailure = frame.payload()?;
-                Self {
-                    node: failed.node_uuid,
-                    instance: failed.instance_uuid,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::START.into())
-                }
-            }
-            ErrorCode::STOP_FAILURE => {
-                let failed: StopFailure = frame.payload()?;
-                Self {
-                    node: failed.node_uuid,
-                    instance: failed.instance_uuid,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::STOP.into())
-                }
-            }
-            ErrorCode::RESTART_FAILURE => {
-                let failed: RestartFailure = frame.payload()?;
-                Self {
-                    node: failed.node_uuid,
-                    instance: failed.instance_uuid,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::RESTART.into())
-                }
-            }
-            ErrorCode::DELETE_FAILURE => {
-                let failed: DeleteFailure = frame.payload()?;
-                Self {
-                    node: failed.node_uuid,
-                    instance: failed.instance_uuid,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::DELETE.into())
-                }
-            }
-            ErrorCode::ATTACH_VOLUME_FAILURE => {
-                let failed: AttachVolumeFailure = frame.payload()?;
-                Self {
-                    node: failed.node_uuid,
-                    instance: failed.instance_uuid,
-                    volume: failed.volume_uuid,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::ATTACH_VOLUME.into())
-                }
-            }
-            ErrorCode::DETACH_VOLUME_FAILURE => {
-                let failed: DetachVolumeFailure = frame.payload()?;
-                Self {
-                    node: failed.node_uuid,
-                    instance: failed.instance_uuid,
-                    volume: failed.volume_uuid,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::DETACH_VOLUME.into())
-                }
-            }
-            ErrorCode::ASSIGN_PUBLIC_IP_FAILURE => {
-                let failed: AssignPublicIpFailure = frame.payload()?;
-                Self {
-                    cnci: failed.concentrator_uuid,
-                    instance: failed.instance_uuid,
-                    public_ip: failed.public_ip,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::ASSIGN_PUBLIC_IP.into())
-                }
-            }
-            ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE => {
-                let failed: UnassignPublicIpFailure = frame.payload()?;
-                Self {
-                    cnci: failed.concentrator_uuid,
-                    instance: failed.instance_uuid,
-                    public_ip: failed.public_ip,
-                    reason: failed.reason.to_string(),
-                    ..made(Command::RELEASE_PUBLIC_IP.into())
-                }
-            }
-            // Its payload is what was refused, and may be long: who sent it
-            // has it.
-            ErrorCode::INVALID_CONFIGURATION => made(Command::CONFIGURE.into()),
-            ErrorCode::INVALID_FRAME_TYPE => {
-                let failed = InvalidFrameType::decode(frame.payload_bytes())?;
-                Self {
-                    reason: failed.reason.to_string(),
-                    ..made(failed.refused())
-                }
-            }
-            _ => return Ok(None),
+            node: subject.node_uuid,
+            instance: subject.instance_uuid,
+            volume: subject.volume_uuid,
+            cnci: subject.concentrator_uuid,
+            public_ip: subject.public_ip,
+            reason,
         }))
     }
 
@@ -223,6 +161,12 @@ impl Failure {
             _ => f.write_str("the configuration was refused"),
         }
     }
+}
+
+/// The command that failed, what it was about, and why it did.
+fn parts<F: CommandFailure>(frame: &Frame) -> Result<(FrameKind, CommandSubject, String), Error> {
+    let (subject, reason) = frame.payload::<F>()?.into_parts();
+    Ok((F::COMMAND.into(), subject, reason.to_string()))
 }
 
 impl fmt::Display for Failure {

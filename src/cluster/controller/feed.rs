@@ -1,7 +1,7 @@
 //! The thread that feeds the view, and everything it feeds: the orders that
 //! wait, the subscribers, whoever waits for the view to change.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -10,6 +10,7 @@ use log::{info, warn};
 
 use super::goal::Goal;
 use super::order::{CommandError, OrderError};
+use super::stream::{StreamError, Streams};
 use super::{Change, LOG, Shown, View};
 use crate::client::{ClientError, ClientEvent, ClientHandle};
 use crate::log_limit::LogLimit;
@@ -29,9 +30,13 @@ const QUIET: Duration = Duration::from_millis(300);
 /// last one have done since its STATS comes right after them.
 const SHORT_QUIET: Duration = Duration::from_millis(20);
 
-/// How long a START may show nowhere in a new session before it is lost. It may be
+/// How long a START may show nowhere after its session before it is lost. It may be
 /// the same scheduler, which holds one for a minute; then a node lists it soon.
+/// Sessions that follow do not begin it anew: a scheduler that is started again
+/// and again would put the answer off for ever.
 const LOST: Duration = Duration::from_secs(90);
+/// When one that is not known to be lost by then is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 type Reply = Result<Shown, OrderError>;
 
@@ -40,6 +45,8 @@ type Reply = Result<Shown, OrderError>;
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// With a lock of their own: what instances write changes nothing else.
+    pub(super) streams: Arc<Streams>,
 }
 
 #[derive(Debug)]
@@ -50,7 +57,7 @@ struct State {
     subscribers: Vec<Subscriber>,
     /// How many sessions there have been.
     session: u64,
-    /// When STARTs of former sessions are looked for.
+    /// When STARTs of former sessions are looked for: the first of all `look_at`.
     look_at: Option<Instant>,
     /// When the session began, or a node was heard for the first time in it.
     news: Instant,
@@ -64,6 +71,8 @@ struct Pending {
     id: u64,
     /// The number of the session in which it was sent.
     session: u64,
+    /// When it is lost, if nothing shows it: a START, once its session is over.
+    look_at: Option<Instant>,
     goal: Goal,
     reply: Sender<Reply>,
 }
@@ -89,6 +98,7 @@ impl Shared {
                 log: LogLimit::default(),
             }),
             changed: Condvar::new(),
+            streams: Arc::default(),
         }
     }
 
@@ -109,19 +119,23 @@ impl Shared {
                 }
             };
             match event {
+                ClientEvent::Frame(frame) if frame.kind().is_of_streams() => self.streams.frame(&frame),
                 ClientEvent::Frame(frame) => self.frame(&frame, wall_clock()),
                 ClientEvent::Connected(server) => self.online(server.to_string(), client.configuration()),
                 ClientEvent::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
-                ClientEvent::Closed(_) => {}
+                // It has registered no request.
+                ClientEvent::Request(_) | ClientEvent::Closed(_) => {}
             }
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);
+        self.streams.end(&StreamError::Closed(reason.clone()));
         info!(target: LOG, "{}: the controller ends: {reason}", client.uuid());
         self.lock().end(reason);
         self.changed.notify_all();
     }
 
     fn frame(&self, frame: &Frame, at: SystemTime) {
+        self.streams.refused(frame);
         let mut state = self.lock();
         let changes = state.view.apply(frame, at);
         state.take(changes);
@@ -143,6 +157,7 @@ impl Shared {
     }
 
     fn offline(&self, reason: String, at: SystemTime) {
+        self.streams.end(&StreamError::Lost);
         let mut state = self.lock();
         state.view.disconnected(at);
         state.take(vec![Change::Offline { reason }]);
@@ -224,6 +239,7 @@ impl Shared {
         state.orders.push(Pending {
             id,
             session,
+            look_at: None,
             goal,
             reply,
         });
@@ -242,19 +258,26 @@ impl Shared {
 impl State {
     /// Looks for STARTs of former sessions later, if there are any.
     fn await_starts(&mut self, now: Instant) {
-        let current = self.session;
-        let waits = |order: &Pending| order.session < current && matches!(order.goal, Goal::Started { .. });
-        self.look_at = self.orders.iter().any(waits).then(|| now + LOST);
+        for order in &mut self.orders {
+            if order.session < self.session && matches!(order.goal, Goal::Started { .. }) {
+                order.look_at.get_or_insert(now + LOST);
+            }
+        }
+        self.look_at = self.orders.iter().filter_map(|order| order.look_at).min();
     }
 
-    /// Settles STARTs that were lost with a session: nothing shows them in this.
+    /// Settles STARTs that were lost with a session: nothing has shown them since.
     fn look_for_starts(&mut self, now: Instant) {
-        let (view, current) = (&self.view, self.session);
-        self.orders.retain(|order| {
-            let is_lost = view.is_online() && order.session < current && order.goal.is_lost(view);
+        let view = &self.view;
+        self.orders.retain_mut(|order| {
+            if order.look_at.is_none_or(|at| at > now) {
+                return true;
+            }
+            let is_lost = view.is_online() && order.goal.is_lost(view);
             if is_lost {
                 let _ = order.reply.try_send(Err(OrderError::Lost(order.goal.command())));
             }
+            order.look_at = Some(now + LOOK_AGAIN);
             !is_lost
         });
         self.await_starts(now);

@@ -15,7 +15,7 @@ use super::Scheduler;
 use super::instances::StartFailed;
 use crate::Role;
 use crate::payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Id, InstanceState, StartFailure, StartFailureReason, Stats,
+    Delete, DeleteFailure, DeleteFailureReason, Id, StartFailure, StartFailureReason, Stats, StatsSummary,
     yaml,
 };
 use crate::printable::excerpt;
@@ -27,22 +27,6 @@ use crate::server::{Context, SessionInfo};
 const MAX_REPORT: usize = 8 << 10;
 /// The longest TraceReport in bytes: an agent reports one frame with its hops.
 const MAX_TRACE_REPORT: usize = 64 << 10;
-
-/// The part of STATS that the scheduler looks at.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct StatsSummary {
-    node_uuid: Id,
-    interval: i64,
-    instances: Vec<InstanceSummary>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct InstanceSummary {
-    instance_uuid: Id,
-    state: InstanceState,
-}
 
 /// Whom an event or a failure names.
 #[derive(Debug, Default, Deserialize)]
@@ -90,20 +74,16 @@ impl Scheduler {
     /// STATS of a node.
     pub(super) fn stats(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let (node, now) = (from.uuid(), cx.now());
-        let told: StatsSummary = match yaml::decode(frame.payload_bytes()) {
+        let told = match StatsSummary::read(frame.payload_bytes()) {
             Ok(told) => told,
             Err(e) => return self.reject_report(cx, from, frame, &e),
         };
         if told.node_uuid != node {
             return self.reject_report(cx, from, frame, &format_args!("of node {}", told.node_uuid));
         }
-        let listed = told.instances.into_iter();
-        let listed: Vec<_> = listed
-            .filter_map(|told| Some((told.instance_uuid.uuid()?, told.state)))
-            .collect();
         let was_stale = self.nodes.heard(node, told.interval, now);
         let interval = self.nodes.interval(node);
-        let report = self.instances.report(node, &listed, interval, now);
+        let report = self.instances.report(node, &told.instances, interval, now);
         let mut passed = frame.clone();
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
@@ -146,6 +126,9 @@ impl Scheduler {
                 if let Some(instance) = subject.instance_uuid.uuid() {
                     let is_kept = event == Event::INSTANCE_STOPPED;
                     self.instances.over(instance, is_kept, cx.now());
+                    if is_kept {
+                        self.move_on(cx, instance, from.uuid());
+                    }
                 }
                 self.nodes.instance_event(from.uuid(), frame);
             }

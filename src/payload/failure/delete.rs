@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::names::names;
 use super::super::{Id, payload};
-use super::reason_of_error;
+use super::{command_failure, reason_of_error};
 
 /// An instance was not deleted.
 ///
@@ -27,6 +27,7 @@ pub struct DeleteFailure {
 }
 
 payload!(DeleteFailure = ErrorCode::DELETE_FAILURE);
+command_failure!(DeleteFailure of DELETE with DeleteFailureReason: node_uuid, instance_uuid);
 
 names! {
     /// Why an instance was not deleted.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::names::names;
 use super::super::{AssignPublicIp, Id, ReleasePublicIp, payload};
-use super::reason_of_error;
+use super::{command_failure, reason_of_error};
 
 /// A public IP address was not assigned.
 ///
@@ -39,6 +39,7 @@ pub struct AssignPublicIpFailure {
 }
 
 payload!(AssignPublicIpFailure = ErrorCode::ASSIGN_PUBLIC_IP_FAILURE);
+command_failure!(AssignPublicIpFailure of ASSIGN_PUBLIC_IP with PublicIpFailureReason: concentrator_uuid, tenant_uuid, instance_uuid, public_ip, private_ip, vnic_mac);
 
 impl AssignPublicIpFailure {
     /// The failure of a command.
@@ -88,6 +89,7 @@ pub struct UnassignPublicIpFailure {
 }
 
 payload!(UnassignPublicIpFailure = ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE);
+command_failure!(UnassignPublicIpFailure of RELEASE_PUBLIC_IP with PublicIpFailureReason: concentrator_uuid, tenant_uuid, instance_uuid, public_ip, private_ip, vnic_mac);
 
 impl UnassignPublicIpFailure {
     /// The failure of a command.

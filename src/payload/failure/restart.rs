@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::names::names;
 use super::super::{Id, payload};
-use super::reason_of_error;
+use super::{command_failure, reason_of_error};
 
 /// An instance was not restarted.
 ///
@@ -27,6 +27,7 @@ pub struct RestartFailure {
 }
 
 payload!(RestartFailure = ErrorCode::RESTART_FAILURE);
+command_failure!(RestartFailure of RESTART with RestartFailureReason: node_uuid, instance_uuid);
 
 names! {
     /// Why an instance was not restarted.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::names::names;
 use super::super::{Id, payload};
-use super::reason_of_error;
+use super::{command_failure, reason_of_error};
 
 /// A workload did not start, or was there already.
 ///
@@ -30,6 +30,7 @@ pub struct StartFailure {
 }
 
 payload!(StartFailure = ErrorCode::START_FAILURE);
+command_failure!(StartFailure of START with StartFailureReason: node_uuid, instance_uuid, restart);
 
 names! {
     /// Why a workload did not start.

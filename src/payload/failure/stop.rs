@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::names::names;
 use super::super::{Id, payload};
-use super::reason_of_error;
+use super::{command_failure, reason_of_error};
 
 /// An instance was not stopped.
 ///
@@ -27,6 +27,7 @@ pub struct StopFailure {
 }
 
 payload!(StopFailure = ErrorCode::STOP_FAILURE);
+command_failure!(StopFailure of STOP with StopFailureReason: node_uuid, instance_uuid);
 
 names! {
     /// Why an instance was not stopped.

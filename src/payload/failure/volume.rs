@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::names::names;
 use super::super::{Id, payload};
-use super::reason_of_error;
+use super::{command_failure, reason_of_error};
 
 /// A volume was not attached.
 ///
@@ -30,6 +30,7 @@ pub struct AttachVolumeFailure {
 }
 
 payload!(AttachVolumeFailure = ErrorCode::ATTACH_VOLUME_FAILURE);
+command_failure!(AttachVolumeFailure of ATTACH_VOLUME with AttachVolumeFailureReason: node_uuid, instance_uuid, volume_uuid);
 
 /// A volume was not detached.
 ///
@@ -55,6 +56,7 @@ pub struct DetachVolumeFailure {
 }
 
 payload!(DetachVolumeFailure = ErrorCode::DETACH_VOLUME_FAILURE);
+command_failure!(DetachVolumeFailure of DETACH_VOLUME with DetachVolumeFailureReason: node_uuid, instance_uuid, volume_uuid);
 
 names! {
     /// Why a volume was not attached.

@@ -1,5 +1,8 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
+#[cfg(feature = "fleet")]
+mod fleet;
+
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -11,9 +14,7 @@ use log::warn;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
-use ssntp::cluster::agent::{
-    Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Fleet, FleetConfig, FleetCounters, Policy, RunAs,
-};
+use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
 use crate::connection::{Connection, closed};
@@ -72,6 +73,7 @@ pub(crate) struct Args {
     /// Pretend to be that many agents, over a few threads, to load a cluster;
     /// only with --driver simulate, and one --connect. Says when all of them
     /// are connected, and at its end how much they sent and received
+    #[cfg(feature = "fleet")]
     #[arg(
         long,
         value_name = "N",
@@ -109,7 +111,7 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Policy of this node")]
 struct PolicyArgs {
     /// The policy, as YAML: users, drivers, directories, images, mem_mb, pids,
-    /// disk_mb, emulation. What is said here by other options counts instead
+    /// disk_mb, emulation, retention_s, retention_count. What is said here by other options counts instead
     /// of what it says
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -136,6 +138,13 @@ struct PolicyArgs {
     /// Emulate machines where there is no KVM, instead of refusing them
     #[arg(long)]
     emulation: bool,
+    /// How long an instance that has ended is kept before it is deleted;
+    /// persistent ones are kept [default: 86400]
+    #[arg(long, value_name = "SECONDS")]
+    retention: Option<u32>,
+    /// How many instances that have ended are kept, the latest [default: 256]
+    #[arg(long, value_name = "N")]
+    retention_count: Option<u32>,
 }
 
 impl PolicyArgs {
@@ -156,6 +165,8 @@ impl PolicyArgs {
         policy.mem_mb = self.instance_mem.or(policy.mem_mb);
         policy.pids = self.pids.unwrap_or(policy.pids);
         policy.emulation |= self.emulation;
+        policy.retention_s = self.retention.unwrap_or(policy.retention_s);
+        policy.retention_count = self.retention_count.unwrap_or(policy.retention_count);
         Ok(policy)
     }
 }
@@ -182,13 +193,14 @@ enum ConfinementName {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
-        return fleet(&args, count as usize);
+        return fleet::run(&args, count as usize);
     }
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
     let mut client = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT)?
+        .config_as(Role::AGENT | Role::NETAGENT, &stop)?
         .tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
@@ -317,58 +329,6 @@ impl AfterEvacuation {
         self.running = None;
     }
 }
-
-/// Agents that are nothing but their messages.
-fn fleet(args: &Args, count: usize) -> Result<(), Failure> {
-    if args.driver != [DriverName::Simulate] {
-        return Err(Failure::usage("--count is for --driver simulate"));
-    }
-    let stop = Stop::install()?;
-    let (identity, trust, address) = args.connection.parts()?;
-    let mut config = FleetConfig::new(identity, trust, address, count)
-        .max_instances(args.max_instances as usize)
-        .interval(args.interval.into());
-    if let Some(mb) = args.mem {
-        config = config.mem_mb(mb);
-    }
-    if let Some(mb) = args.disk {
-        config = config.disk_mb(mb);
-    }
-    let fleet = Fleet::start(config).map_err(Failure::new)?;
-    let mut told = false;
-    while !stop.requested() {
-        let connected = fleet.counters().connected;
-        if connected == count && !told {
-            told = true;
-            lone_line(
-                format!("agents {connected}"),
-                args.json.then(|| format!("{{\"agents\":{connected}}}")),
-            )?;
-        }
-        select! {
-            recv(stop.channel()) -> _ => break,
-            default(LOOK) => {}
-        }
-    }
-    let counters = fleet.counters();
-    drop(fleet);
-    let FleetCounters {
-        sent,
-        received,
-        launched,
-        lost,
-        ..
-    } = counters;
-    lone_line(
-        format!("sent {sent}, received {received}, launched {launched}, lost {lost}"),
-        args.json.then(|| {
-            format!("{{\"sent\":{sent},\"received\":{received},\"launched\":{launched},\"lost\":{lost}}}")
-        }),
-    )
-}
-
-/// How often a fleet is looked at until all of it is connected.
-const LOOK: Duration = Duration::from_millis(100);
 
 impl From<ConfinementName> for Confinement {
     fn from(name: ConfinementName) -> Self {

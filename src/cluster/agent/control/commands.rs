@@ -35,13 +35,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use log::{debug, info};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, LaunchJob, Mode, Phase};
+use super::{Control, Instance, Job, LaunchJob, Mode, Origin, Phase};
 use crate::cluster::agent::driver::{Cancel, Driver, LaunchFault, Place, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::cluster::scheduler::placement::Needs;
@@ -104,6 +105,7 @@ impl Control {
                 self.configure(frame.payload_bytes());
                 self.announce(false);
             }
+            _ if frame.kind().is_of_streams() => self.stream(frame),
             _ => debug!("{}: {} is not for agents", self.settings.node, frame.kind()),
         }
     }
@@ -111,19 +113,27 @@ impl Control {
     fn start(&mut self, frame: &Frame) -> Result<(), (Id, bool, StartFailureReason)> {
         use StartFailureReason as Reason;
 
-        let payload: StartPayload = frame.payload().map_err(|e| {
+        let mut payload: StartPayload = frame.payload().map_err(|e| {
             let about = self.unreadable(frame, &e);
             (about.instance_uuid, about.restart, Reason::from(&e))
         })?;
+        store::name_own_volumes(&mut payload.start);
         let id = payload.start.instance_uuid;
         let restart = payload.start.restart;
         // Another attempt: how the one before ended is of no interest any more.
         self.failed.retain(|(_, failure)| failure.instance_uuid != id);
-        self.start_payload(id, payload)
+        // A copy: what came with it is not to be kept as well.
+        let received = Bytes::copy_from_slice(frame.payload_bytes());
+        self.start_payload(id, payload, received)
             .map_err(|reason| (id.into(), restart, reason))
     }
 
-    fn start_payload(&mut self, id: Uuid, payload: StartPayload) -> Result<(), StartFailureReason> {
+    fn start_payload(
+        &mut self,
+        id: Uuid,
+        payload: StartPayload,
+        received: Bytes,
+    ) -> Result<(), StartFailureReason> {
         use StartFailureReason as Reason;
 
         let start = &payload.start;
@@ -163,6 +173,10 @@ impl Control {
             self.complain("START", format_args!("START of {id}: {e}"));
             return Err(e.fault.into());
         }
+        if let Some(what) = unsupported(start) {
+            self.complain("START", format_args!("START of {id}: {what}"));
+            return Err(Reason::LaunchFailure);
+        }
         let Some(root) = &self.settings.state else {
             let why = format_args!("START of {id}: this agent has no state directory");
             self.complain("START", why);
@@ -184,10 +198,12 @@ impl Control {
             driver: driver.name().to_owned(),
             ..Record::default()
         };
-        self.launch(id, place, driver, Arc::new(payload), record, volumes);
+        let origin = Origin::Start(received);
+        self.launch(id, place, driver, Arc::new(payload), record, volumes, origin);
         Ok(())
     }
 
+    #[expect(clippy::too_many_arguments, reason = "all that a launch is made from, once")]
     fn launch(
         &mut self,
         id: Uuid,
@@ -196,6 +212,7 @@ impl Control {
         payload: Arc<StartPayload>,
         record: Record,
         volumes: Vec<(Uuid, bool)>,
+        origin: Origin,
     ) {
         let instance = Instance {
             place,
@@ -207,6 +224,10 @@ impl Control {
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
             restart_untold: false,
+            since: self.now,
+            restart_at: None,
+            kept_until: None,
+            is_measured: false,
             cancel: Cancel::default(),
         };
         let cancel = instance.cancel.clone();
@@ -216,7 +237,7 @@ impl Control {
             driver,
             payload,
             record,
-            fresh: true,
+            origin,
             user: self.launcher.child_user.clone(),
             volumes,
             cancel,
@@ -270,7 +291,8 @@ impl Control {
         if self.offline {
             return Err(fail(Reason::NoInstance));
         }
-        if !instance.is_running() {
+        // One that waits to be started again is not: that is to end.
+        if !instance.is_running() && !instance.record.restart_due {
             return Err(fail(Reason::AlreadyStopped));
         }
         let after = match instance.is_persistent() {
@@ -334,8 +356,9 @@ impl Control {
             _ => return Err(Reason::AlreadyRunning),
         }
         let start = instance.start.as_ref().ok_or(Reason::InstanceCorrupt)?;
+        let before = Arc::clone(start);
         let payload = Arc::new(StartPayload {
-            start: restarted(&start.start, restart),
+            start: store::restarted(&start.start, restart),
             user_data: start.user_data.clone(),
             meta_data: start.meta_data.clone(),
         });
@@ -356,12 +379,33 @@ impl Control {
             self.complain("RESTART", format_args!("RESTART of {id}: there is no room"));
             return Err(Reason::LaunchFailure);
         }
-        let user = self.launcher.child_user.clone();
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err(Reason::NoInstance);
         };
-        instance.phase = Phase::Launching { restart: true };
         instance.restart_untold = true;
+        instance.record.restart_due = false;
+        instance.record.restarts_in_row = 0;
+        let news = store::changes(&before.start, &payload.start).map(Box::new);
+        self.launch_again(id, driver, payload, news);
+        self.stats_soon(now);
+        Ok(())
+    }
+
+    /// Launches an instance that was there before, with what is new in its START.
+    pub(super) fn launch_again(
+        &mut self,
+        id: Uuid,
+        driver: Arc<dyn Driver>,
+        payload: Arc<StartPayload>,
+        news: Option<Box<Restart>>,
+    ) {
+        let user = self.launcher.child_user.clone();
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        instance.phase = Phase::Launching { restart: true };
+        instance.restart_at = None;
+        instance.kept_until = None;
         instance.start = Some(Arc::clone(&payload));
         instance.cancel = Cancel::default();
         let (record, cancel) = (instance.record.clone(), instance.cancel.clone());
@@ -370,14 +414,12 @@ impl Control {
             driver,
             payload,
             record,
-            fresh: false,
+            origin: Origin::Again(news),
             user,
             volumes: Vec::new(),
             cancel,
         })));
         self.announce(false);
-        self.stats_soon(now);
-        Ok(())
     }
 
     fn evacuate(&mut self, now: Instant, frame: &Frame) {
@@ -395,22 +437,30 @@ impl Control {
             info!("{}: evacuated, next is {next}{more}", self.settings.node);
         }
         self.next_state = evacuate.next_state;
+        let is_empty = self.mode == Mode::Maintenance;
+        if !is_empty {
+            self.mode = Mode::Evacuating;
+        }
         self.save_node(None);
-        if self.mode == Mode::Maintenance {
+        if is_empty {
             // Whoever asked again looks at STATS as well.
             self.announce(true);
             self.stats_soon(now);
             self.reach_next_state();
         } else {
-            self.mode = Mode::Evacuating;
-            self.evacuate_all(now);
+            let within = match evacuate.deadline {
+                0 => self.settings.grace,
+                seconds => Duration::from_secs(seconds.into()),
+            };
+            self.evacuate_all(now, within);
         }
     }
 
-    fn save_node(&mut self, then: Option<NextState>) {
+    pub(super) fn save_node(&mut self, then: Option<NextState>) {
         let record = NodeRecord {
-            maintenance: true,
+            maintenance: self.mode != Mode::Normal,
             next_state: self.next_state.clone(),
+            offline: self.offline,
         };
         self.job(Job::SaveNode(record, then));
     }
@@ -425,11 +475,12 @@ impl Control {
         }
     }
 
-    pub(super) fn evacuate_all(&mut self, now: Instant) {
+    /// Ends all instances, and kills those that have not ended `within` that time.
+    pub(super) fn evacuate_all(&mut self, now: Instant, within: Duration) {
         let running = self
             .instances
             .iter()
-            .filter(|(_, instance)| instance.is_running());
+            .filter(|(_, instance)| instance.is_running() || instance.record.restart_due);
         let running: Vec<_> = running
             .map(|(id, instance)| (*id, instance.is_persistent()))
             .collect();
@@ -438,7 +489,7 @@ impl Control {
                 true => RecordAfter::Evacuate,
                 false => RecordAfter::Release,
             };
-            self.end(id, after, now);
+            self.end_within(id, after, now, within);
         }
     }
 
@@ -455,7 +506,7 @@ impl Control {
             }
             self.mode = Mode::Normal;
             self.next_state = NextState::Maintenance;
-            self.job(Job::SaveNode(NodeRecord::default(), None));
+            self.save_node(None);
         }
         self.announce(true);
         self.stats_soon(now);
@@ -515,24 +566,17 @@ macro_rules! reasons {
 
 reasons!(StopFailureReason, DeleteFailureReason, RestartFailureReason);
 
-/// The START of an instance with what a RESTART says anew.
-fn restarted(start: &Start, restart: Restart) -> Start {
-    let mut start = start.clone();
-    let said = &restart.requirements;
-    if said.mem_mb != 0 || said.vcpus != 0 {
-        start.requirements.mem_mb = said.mem_mb;
-        start.requirements.vcpus = said.vcpus;
+/// What is asked for that no node of this kind does: it had better not run than
+/// run without.
+fn unsupported(start: &Start) -> Option<String> {
+    if start.requirements.privileged {
+        return Some("privileged: there are no containers here".into());
     }
-    if restart.persistence.as_str() != "" {
-        start.persistence = restart.persistence;
+    if start.storage.iter().any(|storage| storage.swap) {
+        return Some("storage.swap: there are no volumes for swapping".into());
     }
-    if restart.fw_type.as_str() != "" {
-        start.fw_type = restart.fw_type;
-    }
-    if restart.networking != Networking::default() {
-        start.networking = restart.networking;
-    }
-    start
+    let policy = &start.restart_policy;
+    (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
 }
 
 /// What can't be wired.

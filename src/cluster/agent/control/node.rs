@@ -80,15 +80,22 @@ impl Control {
         let mem = !self.launcher.mem_limit || fits(needs.mem_mb, capacity.mem_available);
         // A stopped instance has its disk, and its place in the list.
         let disk = for_restart || !self.launcher.disk_limit || fits(needs.disk_mb, capacity.disk_available);
-        let place = for_restart || self.instances.len() < self.settings.max_instances;
+        let place = for_restart || self.places_taken() < self.settings.max_instances;
         mem && disk && place && (for_restart || !self.is_full())
+    }
+
+    /// How many instances count: not those that have ended and will be deleted,
+    /// of which there is a bound of its own.
+    fn places_taken(&self) -> usize {
+        let instances = self.instances.values();
+        instances.filter(|instance| !instance.is_retained()).count()
     }
 
     pub(super) fn is_full(&self) -> bool {
         let capacity = self.capacity();
         let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
         let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
-        self.instances.len() >= self.settings.max_instances
+        self.places_taken() >= self.settings.max_instances
             || (self.launcher.mem_limit && low(capacity.mem_available, self.settings.mem_mb))
             || (self.launcher.disk_limit && low(capacity.disk_available, self.settings.disk_mb))
     }
@@ -154,11 +161,17 @@ impl Control {
         }
     }
 
+    /// STATS are to tell of a change. Nothing is measured for that: what a node
+    /// has to say of its instances must not wait for their disks.
     pub(super) fn stats_soon(&mut self, now: Instant) {
-        self.stats_due = self.stats_due.min(now + SETTLE);
+        let due = now + SETTLE;
+        self.report_due = Some(self.report_due.map_or(due, |before| before.min(due)));
     }
 
     pub(super) fn stats_tick(&mut self, now: Instant) {
+        if self.report_due.is_some_and(|due| now >= due) {
+            self.send_stats();
+        }
         match self.measuring_since {
             Some(since) if now >= since + PATIENCE => {
                 // A file system that doesn't answer, say.
@@ -175,8 +188,13 @@ impl Control {
                     .iter()
                     .map(|d| (Arc::clone(d), Vec::new()))
                     .collect();
-                for instance in self.instances.values() {
+                for instance in self.instances.values_mut() {
                     let Some(driver) = &instance.driver else { continue };
+                    let is_running = instance.is_running();
+                    // What has ended changes no more.
+                    if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
+                        continue;
+                    }
                     let needs = needs(instance);
                     let subject = Subject {
                         place: instance.place.clone(),
@@ -235,6 +253,7 @@ impl Control {
 
     pub(super) fn send_stats(&mut self) {
         if self.connected {
+            self.report_due = None;
             let frame = Frame::of(&self.stats());
             self.actions.push(Action::Send(frame));
             for instance in self.instances.values_mut() {
@@ -409,6 +428,7 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     InstanceStats {
         instance_uuid: id.into(),
         state,
+        restarts: instance.record.restarts.into(),
         memory_usage_mb: instance.usage.memory_mb,
         disk_usage_mb: instance.usage.disk_mb,
         cpu_usage: instance.usage.cpu_percent,

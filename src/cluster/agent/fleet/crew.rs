@@ -12,14 +12,14 @@ use rustix::io::Errno;
 use uuid::Uuid;
 
 use super::session::{Dialer, Session};
-use super::{FleetConfig, Shared, Stop, now};
+use super::{Counts, FleetConfig, Stop, now};
 use crate::Role;
-use crate::cluster::agent::control::{Action, Control, Done, Input, Job, Settings};
+use crate::cluster::agent::control::{Action, Control, Done, Input, Job, Settings, StreamOrder};
 use crate::cluster::agent::driver::{Driver, EndSink, Ended, Launch, Running, SimulateDriver};
 use crate::cluster::agent::policy::Policy;
 use crate::cluster::agent::store;
 use crate::cluster::machine::Facts;
-use crate::proto::Frame;
+use crate::proto::{Frame, StreamEndReason, StreamEnded};
 
 /// The longest pause before an agent that has no session connects again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ const PARTING: Duration = Duration::from_millis(500);
 pub(super) struct Crew {
     pub(super) members: Vec<Member>,
     pub(super) dialer: Arc<Dialer>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Counts>,
     pub(super) stop: Arc<Stop>,
 }
 
@@ -159,7 +159,7 @@ impl Member {
         }
     }
 
-    fn dial(&mut self, dialer: &Dialer, stop: &Stop, shared: &Shared) {
+    fn dial(&mut self, dialer: &Dialer, stop: &Stop, shared: &Counts) {
         match dialer.dial(self.uuid, &stop.cancel) {
             Ok(session) => {
                 let configuration = Some(session.configuration.clone()).filter(|yaml| !yaml.is_empty());
@@ -183,7 +183,7 @@ impl Member {
         self.redial = now() + PAUSE / 2 + PAUSE / 2 * share / 256;
     }
 
-    fn lose(&mut self, why: &str, shared: &Shared) {
+    fn lose(&mut self, why: &str, shared: &Counts) {
         if self.session.take().is_some() {
             info!("{}: disconnected: {why}", self.uuid);
             shared.connected.fetch_sub(1, Ordering::Relaxed);
@@ -193,7 +193,7 @@ impl Member {
         }
     }
 
-    fn receive(&mut self, shared: &Shared) {
+    fn receive(&mut self, shared: &Counts) {
         let Some(session) = &mut self.session else { return };
         match session.receive() {
             Ok((frames, end)) => {
@@ -211,7 +211,7 @@ impl Member {
     }
 
     /// An input, and all that follows from it.
-    fn handle(&mut self, input: Input, shared: &Shared) {
+    fn handle(&mut self, input: Input, shared: &Counts) {
         let mut inputs = VecDeque::from([input]);
         let mut outgoing = Vec::new();
         while let Some(input) = inputs.pop_front() {
@@ -221,6 +221,12 @@ impl Member {
                     Action::Send(frame) => outgoing.push(frame),
                     // There is no machine to look after.
                     Action::Evacuated(_) => {}
+                    Action::Stream(StreamOrder::Open { open, .. }) => {
+                        let text = "a simulated instance writes nothing";
+                        let ended = StreamEnded::new(open.stream, StreamEndReason::NOT_SUPPORTED, text);
+                        outgoing.push(ended.frame());
+                    }
+                    Action::Stream(_) => {}
                     Action::Job(job) => inputs.extend(self.job(job, shared).map(Input::Done)),
                 }
             }
@@ -233,7 +239,7 @@ impl Member {
     }
 
     /// Sends frames, or keeps those for the next session that it may want.
-    fn send(&mut self, frames: Vec<Frame>, shared: &Shared) {
+    fn send(&mut self, frames: Vec<Frame>, shared: &Counts) {
         let sent = match &mut self.session {
             Some(session) => session.send(&frames),
             None => return,
@@ -253,7 +259,7 @@ impl Member {
     }
 
     /// Does a job on the spot.
-    fn job(&mut self, job: Job, shared: &Shared) -> Option<Done> {
+    fn job(&mut self, job: Job, shared: &Counts) -> Option<Done> {
         match job {
             Job::Launch(job) => {
                 let place = store::place("/simulated".as_ref(), job.instance);

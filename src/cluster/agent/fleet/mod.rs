@@ -180,7 +180,7 @@ pub struct FleetCounters {
 /// of a name takes.
 #[derive(Debug)]
 pub struct Fleet {
-    shared: Arc<Shared>,
+    shared: Arc<Counts>,
     stops: Vec<Arc<Stop>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -208,7 +208,7 @@ impl Stop {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Counts {
     connected: AtomicUsize,
     lost: AtomicU64,
     sent: AtomicU64,

@@ -2,19 +2,17 @@
 //! failure. The tables, the data plane and the disk have the same addresses
 //! afterwards, whichever of them refuses.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use log::info;
-use serde::Deserialize;
 
 use super::super::tables::PublicIp;
 use super::{Concentrator, now};
 use crate::cluster::subnet::is_mac;
 use crate::payload::PublicIpFailureReason as Reason;
 use crate::payload::{
-    AssignPublicIp, AssignPublicIpFailure, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp,
-    UnassignPublicIpFailure, yaml,
+    AssignPublicIp, AssignPublicIpFailure, CommandFailure, CommandSubject, Id, PublicIpAssigned,
+    PublicIpUnassigned, ReleasePublicIp, UnassignPublicIpFailure,
 };
 use crate::printable::excerpt;
 use crate::proto::Frame;
@@ -45,8 +43,10 @@ impl Concentrator {
             },
             Err(e) => {
                 self.complain("unreadable", format_args!("{} refused: {e}", frame.kind()));
-                let about = About::of(frame);
-                self.answer(&AssignPublicIpFailure::new(about.into(), Reason::from(&e)));
+                self.answer(&AssignPublicIpFailure::of(
+                    CommandSubject::of(frame),
+                    Reason::from(&e),
+                ));
             }
         }
     }
@@ -126,8 +126,10 @@ impl Concentrator {
             },
             Err(e) => {
                 self.complain("unreadable", format_args!("{} refused: {e}", frame.kind()));
-                let about = About::of(frame);
-                self.answer(&UnassignPublicIpFailure::new(about.into(), Reason::from(&e)));
+                self.answer(&UnassignPublicIpFailure::of(
+                    CommandSubject::of(frame),
+                    Reason::from(&e),
+                ));
             }
         }
     }
@@ -185,52 +187,5 @@ impl Concentrator {
         }
         let invalid = |_| (Reason::InvalidData, format!("{address:?} is no IP address"));
         address.parse().map_err(invalid)
-    }
-}
-
-/// What a request is about, as far as it can be read when it can't as a whole.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct About {
-    concentrator_uuid: Id,
-    tenant_uuid: Id,
-    instance_uuid: Id,
-    public_ip: String,
-    private_ip: String,
-    vnic_mac: String,
-}
-
-impl About {
-    fn of(frame: &Frame) -> Self {
-        let roots: Option<BTreeMap<String, Self>> = yaml::decode(frame.payload_bytes()).ok();
-        roots
-            .and_then(|roots| roots.into_values().next())
-            .unwrap_or_default()
-    }
-}
-
-impl From<About> for AssignPublicIp {
-    fn from(about: About) -> Self {
-        Self {
-            concentrator_uuid: about.concentrator_uuid,
-            tenant_uuid: about.tenant_uuid,
-            instance_uuid: about.instance_uuid,
-            public_ip: about.public_ip,
-            private_ip: about.private_ip,
-            vnic_mac: about.vnic_mac,
-        }
-    }
-}
-
-impl From<About> for ReleasePublicIp {
-    fn from(about: About) -> Self {
-        Self {
-            concentrator_uuid: about.concentrator_uuid,
-            tenant_uuid: about.tenant_uuid,
-            instance_uuid: about.instance_uuid,
-            public_ip: about.public_ip,
-            private_ip: about.private_ip,
-            vnic_mac: about.vnic_mac,
-        }
     }
 }

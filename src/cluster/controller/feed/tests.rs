@@ -208,6 +208,31 @@ fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
 }
 
 #[test]
+fn a_scheduler_that_is_started_again_and_again_does_not_put_off_that_a_start_is_lost() {
+    let told = Told::with(InstanceState::Active);
+    let lost = told.order(&Start {
+        instance_uuid: VOLUME,
+        ..Start::default()
+    });
+    let again = || {
+        told.shared.offline("lost".into(), UNIX_EPOCH);
+        told.shared.online("scheduler".into(), None);
+        told.shared.lock().look_at
+    };
+    let at = again().expect("it will look");
+    assert_eq!(again(), Some(at));
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    let look = |at| told.shared.lock().look_for_starts(at);
+    look(at);
+    open(&lost);
+    told.shared.online("scheduler".into(), None);
+    let at = told.shared.lock().look_at.expect("it looks again");
+    look(at);
+    assert!(matches!(lost.try_recv().unwrap(), Err(OrderError::Lost(_))));
+    assert_eq!(told.shared.lock().look_at, None);
+}
+
+#[test]
 fn a_configuration_is_taken_up_when_it_comes_back_or_the_next_session_has_it() {
     let told = Told::with(InstanceState::Active);
     let watch = || told.shared.watch(configured("configure: {}")).unwrap().1;
@@ -311,7 +336,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     );
 }
 
-/// Each reason of cluster.md's tables has words of its own.
+/// Each reason of docs/cluster.md's tables has words of its own.
 #[test]
 fn every_reason_has_words() {
     fn words<R: ToString>(error: ErrorCode, reasons: &[R]) {
@@ -472,6 +497,7 @@ fn an_evacuation_is_done_when_nothing_runs_any_more() {
     let evacuate = |next_state| Evacuate {
         workload_agent_uuid: NODE.into(),
         next_state,
+        ..Evacuate::default()
     };
     let order = told.order(&evacuate(NextState::Maintenance));
     told.stats(NodeStatus::Maintenance, &[(INSTANCE, InstanceState::Stopping)]);

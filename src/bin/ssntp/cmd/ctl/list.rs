@@ -11,6 +11,7 @@ use ssntp::cluster::controller::{Change, Controller, View};
 use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
+use crate::connection::Complaint;
 use crate::failure::Failure;
 use crate::output::{Output, note, printable_json, reader_is_gone};
 use crate::signals::Stop;
@@ -47,7 +48,7 @@ impl What {
     fn text(self, view: &View, json: bool) -> String {
         match json {
             true => printable_json(&self.json(view).to_string()),
-            false => self.table(view).to_string(),
+            false => tables::fitted(&self.table(view)),
         }
     }
 
@@ -69,14 +70,14 @@ impl What {
 }
 
 fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
-    let controller = Controller::start(options.config(true)?).map_err(Failure::new)?;
+    let controller = Controller::start(options.config(true, stop)?).map_err(Failure::new)?;
     let changes = controller.subscribe();
     let over_itself = !options.json && std::io::stdout().is_terminal();
     let mut shown = String::new();
     let pace = crossbeam_channel::tick(PACE);
     // The first list is to be right.
     let mut told = false;
-    let mut complaints = Complaints::default();
+    let mut complaint = Complaint::default();
     loop {
         crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
@@ -94,7 +95,7 @@ fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
         }
         told |= controller.wait_complete(Duration::ZERO);
         if !told {
-            complaints.tell(&controller);
+            complaint.tell(&controller.client());
             continue;
         }
         let (mut text, online) = controller.look(|view| (what.text(view, options.json), view.is_online()));
@@ -123,25 +124,6 @@ fn over(text: &str) -> String {
     }
     screen.push_str("\x1b[J");
     screen
-}
-
-/// Tells that no server answers, once it has not for a while.
-#[derive(Debug, Default)]
-pub(super) struct Complaints {
-    looks: u32,
-}
-
-impl Complaints {
-    /// Call it every half second while no session stands.
-    pub(super) fn tell(&mut self, controller: &Controller) {
-        self.looks += 1;
-        if self.looks.is_multiple_of(10) && !controller.client().is_connected() {
-            let failed = controller.client().counters().failed_attempts;
-            note(format_args!(
-                "no scheduler answers; {failed} attempts have failed"
-            ));
-        }
-    }
 }
 
 /// Why a controller that was to go on has ended.

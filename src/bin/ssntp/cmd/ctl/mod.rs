@@ -1,7 +1,7 @@
 //! `ssntp ctl`: commands a cluster, and shows it.
 //!
 //! ```text
-//!  flags, environment, ctl.yaml ─▶ options ─▶ session: connected, told of all nodes
+//!  flags, environment, context ─▶ options ─▶ session: connected, told of all nodes
 //!                                               │
 //!              ┌────────────────────────────────┼───────────────────────┐
 //!              ▼                                ▼                       ▼
@@ -23,10 +23,13 @@
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
+//! | `logs` | `logs` |
 
 mod events;
 mod json;
 mod list;
+mod logs;
+mod moves;
 mod options;
 mod session;
 pub(crate) mod tables;
@@ -77,6 +80,7 @@ enum Verb {
     /// Show the concentrators, and the public addresses that they have assigned
     Cncis(list::Args),
     Events(events::Args),
+    Logs(logs::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -98,5 +102,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Verb::Instances(args) => list::run(&options, &stop, &args, list::What::Instances),
         Verb::Cncis(args) => list::run(&options, &stop, &args, list::What::Cncis),
         Verb::Events(args) => events::run(&options, &stop, &args),
+        Verb::Logs(args) => logs::run(&options, &stop, &args),
     }
 }

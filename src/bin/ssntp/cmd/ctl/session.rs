@@ -4,11 +4,13 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use ssntp::cluster::controller::{Controller, Order, OrderError, Shown};
+use ssntp::cluster::controller::{Controller, Node, Order, OrderError, Shown};
 
 use super::json;
 use super::options::Options;
+use crate::connection::{Complaint, unanswered};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::signals::Stop;
@@ -20,6 +22,9 @@ const TELLING: Duration = Duration::from_secs(5);
 /// How long a START is waited for that its node is at work on: longer than the
 /// scheduler gives it by default.
 const MOST: Duration = Duration::from_secs(1200);
+/// How long a node is waited for that could take a START: as long as an agent in
+/// the longest pause between two attempts takes, which is 30 s.
+const NODE: Duration = Duration::from_secs(40);
 /// How long commands may take to leave.
 const LEAVING: Duration = Duration::from_secs(10);
 
@@ -27,28 +32,27 @@ const LEAVING: Duration = Duration::from_secs(10);
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
-    limit: Duration,
+    pub(super) limit: Duration,
     /// Whether the user has said so.
     is_strict: bool,
-    json: bool,
+    pub(super) json: bool,
 }
 
 impl<'a> Session<'a> {
     /// Connects.
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let controller = Controller::start(options.config(false)?).map_err(Failure::new)?;
+        let controller = Controller::start(options.config(false, stop)?).map_err(Failure::new)?;
         let limit = options.limit();
         let deadline = now() + limit;
+        let mut complaint = Complaint::default();
         while !controller.wait_connected(LOOK.min(limit)).map_err(Failure::new)? {
             if stop.requested() {
                 return Err(stop.interrupted());
             }
             if now() >= deadline {
-                let seconds = limit.as_secs_f64();
-                return Err(Failure::new(format!(
-                    "cannot connect: no scheduler has answered in {seconds} s"
-                )));
+                return Err(unanswered(&controller.client(), "scheduler", limit));
             }
+            complaint.tell(&controller.client());
         }
         Ok(Self {
             controller,
@@ -57,6 +61,14 @@ impl<'a> Session<'a> {
             is_strict: options.is_limited(),
             json: options.json,
         })
+    }
+
+    /// Waits so much longer for what may take that long, unless the user has said
+    /// for how long to wait.
+    pub(super) fn allow(&mut self, time: Duration) {
+        if !self.is_strict {
+            self.limit += time;
+        }
     }
 
     /// Connects, and waits until the scheduler has told of all nodes.
@@ -71,6 +83,28 @@ impl<'a> Session<'a> {
             }
         }
         Ok(session)
+    }
+
+    /// Waits until a node is connected that is of use, and says so. A START that
+    /// comes before is refused at once, and an agent that has just been started, or
+    /// has found no scheduler yet, takes a moment to come.
+    pub(super) fn wait_for_node(&self, is_of_use: impl Fn(&Node) -> bool) -> Result<(), Failure> {
+        let is_there = || {
+            self.controller
+                .look(|view| view.nodes().any(|node| node.connected && is_of_use(node)))
+        };
+        let deadline = now() + NODE.min(self.limit);
+        let mut told = false;
+        while !is_there() && now() < deadline {
+            if !told {
+                crate::output::note("ssntp: no node for it is connected yet: waiting for one");
+                told = true;
+            }
+            if self.stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
+                return Err(self.stop.interrupted());
+            }
+        }
+        Ok(())
     }
 
     /// Waits for what becomes of orders, and reports each; or, if nobody is

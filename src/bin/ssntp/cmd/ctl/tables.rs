@@ -2,11 +2,11 @@
 
 use std::io::IsTerminal;
 
-use comfy_table::{Table, presets};
+use comfy_table::{Cell, Row, Table, presets};
 use ssntp::cluster::controller::{Cnci, Instance, Node, View};
 use ssntp::payload::{InstanceState, NodeStatus};
 
-use crate::output::printable;
+use crate::output::{printable, records, terminal_width};
 
 /// With lines on a terminal, without elsewhere, where other programs cut it
 /// into columns.
@@ -19,6 +19,24 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
     table.load_style(preset);
     table.set_header(header);
     table
+}
+
+/// A table as text: on a terminal that is too narrow for it, each row as lines of
+/// its own.
+pub(crate) fn fitted(table: &Table) -> String {
+    let text = table.to_string();
+    let widest = text.lines().map(|line| line.chars().count()).max();
+    if terminal_width().is_none_or(|width| widest.unwrap_or(0) <= width) {
+        return text;
+    }
+    let cells = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
+    let rows: Vec<_> = table
+        .header()
+        .into_iter()
+        .chain(table.row_iter())
+        .map(cells)
+        .collect();
+    records(rows.iter().map(Vec::as_slice)).trim_end().to_owned()
 }
 
 pub(crate) fn nodes(view: &View) -> Table {

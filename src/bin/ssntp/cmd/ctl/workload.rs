@@ -27,12 +27,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use clap::value_parser;
+use clap::{ValueEnum, value_parser};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{
-    FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, Start, StartPayload, Storage,
-    VmType, yaml,
+    FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, RestartPolicy, Start,
+    StartPayload, Storage, VmType, yaml,
 };
 use uuid::Uuid;
 
@@ -44,7 +44,7 @@ pub(super) struct WorkloadArgs {
     /// The workload: a START document, or some of its keys; - is the standard
     /// input
     #[arg(short, long, value_name = "WORKLOAD.YAML", conflicts_with_all = [
-        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "dir", "command",
+        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "dir", "restart", "restart_limit", "command",
     ])]
     file: Option<PathBuf>,
     /// Memory that it needs
@@ -59,6 +59,12 @@ pub(super) struct WorkloadArgs {
     /// Keep it when it stops, so that it can be restarted
     #[arg(long)]
     persistent: bool,
+    /// Whether its node starts it again when it ends by itself
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = RestartName::Never)]
+    restart: RestartName,
+    /// How often in a row; 0 is without end
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restart_limit: u32,
     /// It needs a network node, as concentrators do
     #[arg(long)]
     network_node: bool,
@@ -80,6 +86,26 @@ pub(super) struct WorkloadArgs {
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "file")]
     command: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RestartName {
+    /// It stays as it ended
+    Never,
+    /// Where it failed, or its node was booted
+    OnFailure,
+    /// However it ended
+    Always,
+}
+
+impl From<RestartName> for RestartPolicy {
+    fn from(name: RestartName) -> Self {
+        match name {
+            RestartName::Never => Self::Never,
+            RestartName::OnFailure => Self::OnFailure,
+            RestartName::Always => Self::Always,
+        }
+    }
 }
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {
@@ -120,6 +146,8 @@ impl WorkloadArgs {
                 network_node: self.network_node,
                 ..Requirements::default()
             },
+            restart_policy: self.restart.into(),
+            restart_limit: self.restart_limit,
             command: self.command.clone(),
             env: self.env.iter().cloned().collect(),
             dir: self.dir.clone().unwrap_or_default(),
@@ -134,15 +162,15 @@ impl WorkloadArgs {
 }
 
 impl Workload {
-    /// Whether the user has given the instance's UUID.
-    pub(super) fn is_named(&self) -> bool {
-        self.named
-    }
-
     /// The node that it asks for, if it does: a UUID or the beginning of one.
     pub(super) fn node(&self) -> Option<&str> {
         let node = self.payload.start.requirements.node_id.as_str();
         (!node.is_empty()).then_some(node)
+    }
+
+    /// Whether it has to run on a network node.
+    pub(super) fn is_for_network_nodes(&self) -> bool {
+        self.payload.start.requirements.network_node
     }
 
     pub(super) fn set_node(&mut self, node: Uuid) {
@@ -186,6 +214,8 @@ struct Keys {
     storage: Vec<Storage>,
     requirements: Requirements,
     restart: bool,
+    restart_policy: RestartPolicy,
+    restart_limit: u32,
     command: Vec<String>,
     env: BTreeMap<String, String>,
     dir: String,
@@ -241,6 +271,8 @@ impl Keys {
             storage,
             requirements,
             restart: self.restart,
+            restart_policy: self.restart_policy,
+            restart_limit: self.restart_limit,
             command: self.command,
             env: self.env,
             dir: self.dir,
@@ -289,6 +321,12 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let start = keys.start();
     if start.vm_type == VmType::Process && start.command.is_empty() {
         return Err("command: missing, for a process".into());
+    }
+    if !start.restart_policy.is_known() {
+        return Err(format!(
+            "restart_policy: {} is neither never, on-failure nor always",
+            start.restart_policy
+        ));
     }
     let nothing = start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty();
     if nothing {
@@ -353,7 +391,8 @@ mod tests {
     fn the_shorter_keys_stand_for_those_of_start() {
         let start = start(
             "command: [sleep, 1000]\nenv: {A: 1}\nmem_mb: 64\nvcpus: 2\nnode: 5be1\nhostname: h\n\
-             network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n",
+             network_node: yes\npersistent: true\ntenant: t\nvolumes: [v]\n\
+             restart_policy: on-failure\nrestart_limit: 3\n",
         );
         assert_eq!(start.vm_type, VmType::Process);
         assert_eq!(start.command, ["sleep", "1000"]);
@@ -362,6 +401,8 @@ mod tests {
         assert_eq!(start.requirements.node_id, "5be1");
         assert!(start.requirements.network_node);
         assert_eq!(start.persistence, Persistence::All);
+        assert_eq!(start.restart_policy, RestartPolicy::OnFailure);
+        assert_eq!(start.restart_limit, 3);
         assert_eq!(start.tenant_uuid, "t");
         assert_eq!(start.storage[0].id, "v");
     }
@@ -375,6 +416,7 @@ mod tests {
             ("vm_type: process", "command"),
             ("start: {instance_uuid: x, vm_type: qemu}", "instance_uuid"),
             ("a: [", "line 1"),
+            ("command: [a]\nrestart_policy: sometimes", "restart_policy"),
             ("start: [sleep]", "start: expected a map, found a list"),
             ("start:\n  command: sleep", "start.command: expected a list"),
         ] {

@@ -235,10 +235,13 @@ fn a_failed_restart_keeps_the_instance() {
     again.requirements.mem_mb = 300;
     stage.send(&again);
     let payload = stage.job(|job| match job {
-        Job::Launch(job) => Some((Arc::clone(&job.payload), job.fresh)),
+        Job::Launch(job) => match &job.origin {
+            Origin::Again(Some(news)) => Some((Arc::clone(&job.payload), news.requirements.mem_mb)),
+            _ => None,
+        },
         _ => None,
     });
-    assert_eq!((payload.0.start.requirements.mem_mb, payload.1), (300, false));
+    assert_eq!((payload.0.start.requirements.mem_mb, payload.1), (300, 300));
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
         result: Err(LaunchError::new(LaunchFault::Image, "gone")),

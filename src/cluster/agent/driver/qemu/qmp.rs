@@ -16,7 +16,6 @@
     reason = "the socket of a machine of ours, with time limits of its own"
 )]
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,9 +23,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
 use super::super::supervisor::connect_to;
-use crate::payload::yaml;
 
 /// The socket's name in the machine's directory.
 pub(super) const SOCKET: &str = "qmp.sock";
@@ -100,28 +99,20 @@ impl Qmp {
 
     /// What the machine is doing: `running`, `paused`, `shutdown`, ….
     pub(super) fn status(&mut self) -> io::Result<String> {
-        Ok(self.ask("query-status", "")?.status)
+        Ok(self.ask("query-status", &Value::Object(Map::new()))?.status)
     }
 
     /// Gives a command whose arguments are all texts.
     pub(super) fn execute(&mut self, command: &str, arguments: &[(&str, &str)]) -> io::Result<()> {
-        let mut text = String::new();
-        for (name, value) in arguments {
-            let comma = if text.is_empty() { "" } else { "," };
-            let _ = write!(text, "{comma}{}:{}", quoted(name), quoted(value));
-        }
-        self.ask(command, &text).map(drop)
+        let named = arguments.iter().map(|(name, value)| (*name, *value));
+        self.ask(command, &named.collect()).map(drop)
     }
 
     /// Makes a file known to the machine as a disk's content.
     pub(super) fn add_file(&mut self, node: &str, format: &str, file: &str) -> io::Result<()> {
-        let text = format!(
-            r#""node-name":{},"driver":{},"file":{{"driver":"file","filename":{}}}"#,
-            quoted(node),
-            quoted(format),
-            quoted(file)
-        );
-        self.ask("blockdev-add", &text).map(drop)
+        let file = json!({ "driver": "file", "filename": file });
+        let disk = json!({ "node-name": node, "driver": format, "file": file });
+        self.ask("blockdev-add", &disk).map(drop)
     }
 
     /// Waits until the machine says that a device is gone.
@@ -133,9 +124,9 @@ impl Qmp {
         Ok(())
     }
 
-    fn ask(&mut self, command: &str, arguments: &str) -> io::Result<Answer> {
+    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Answer> {
         let limit = now() + ANSWER;
-        let line = format!("{{\"execute\":\"{command}\",\"arguments\":{{{arguments}}}}}\r\n");
+        let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
         self.stream.write_all(line.as_bytes())?;
         loop {
             let line = self.line(limit)?;
@@ -176,31 +167,13 @@ impl Qmp {
             }
         };
         let bytes: Vec<u8> = self.read.drain(..=end).collect();
-        // JSON is YAML, and that is read here anyway.
         let line: Line =
-            yaml::decode(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+            serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         if line.event == "DEVICE_DELETED" {
             self.deleted.push(line.data.device.clone());
         }
         Ok(line)
     }
-}
-
-/// A text in JSON.
-fn quoted(text: &str) -> String {
-    let mut json = String::from('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => json.extend(['\\', c]),
-            c if c < ' ' => {
-                // Into a String, which takes everything.
-                let _ = write!(json, "\\u{:04x}", u32::from(c));
-            }
-            c => json.push(c),
-        }
-    }
-    json.push('"');
-    json
 }
 
 #[expect(clippy::disallowed_methods, reason = "time limits of answers")]
@@ -259,13 +232,20 @@ mod tests {
         qmp.execute("device_del", &[("id", "d1")]).unwrap();
         qmp.await_deleted("d1", Duration::ZERO).unwrap();
         drop(qmp);
+        let heard = machine.join().unwrap();
+        let heard: Vec<Value> = heard
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         assert_eq!(
-            machine.join().unwrap(),
+            heard,
             [
-                r#"{"execute":"qmp_capabilities","arguments":{}}"#,
-                r#"{"execute":"query-status","arguments":{}}"#,
-                r#"{"execute":"blockdev-add","arguments":{"node-name":"n","driver":"raw","file":{"driver":"file","filename":"/a,b\"\\\u000a"}}}"#,
-                r#"{"execute":"device_del","arguments":{"id":"d1"}}"#,
+                json!({ "execute": "qmp_capabilities", "arguments": {} }),
+                json!({ "execute": "query-status", "arguments": {} }),
+                json!({ "execute": "blockdev-add", "arguments": {
+                    "node-name": "n", "driver": "raw", "file": { "driver": "file", "filename": "/a,b\"\\\n" },
+                } }),
+                json!({ "execute": "device_del", "arguments": { "id": "d1" } }),
             ]
         );
     }

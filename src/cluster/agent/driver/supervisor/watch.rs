@@ -39,20 +39,20 @@ pub(super) type OnEnd = Box<dyn FnMut() -> bool + Send>;
 /// The thread. Dropping this ends and joins it, and leaves the runs alone.
 #[derive(Debug)]
 pub(super) struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct Inbox {
     wake: OwnedFd,
     stop: AtomicBool,
     /// On its way to the thread. Bounded by the number of instances.
     added: Mutex<Vec<Watched>>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Inbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("Inbox").finish_non_exhaustive()
     }
 }
 
@@ -69,7 +69,7 @@ struct Watched {
 impl Watch {
     /// Starts the thread.
     pub(super) fn start() -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(Inbox {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stop: AtomicBool::new(false),
             added: Mutex::default(),
@@ -112,7 +112,7 @@ impl Drop for Watch {
     }
 }
 
-impl Shared {
+impl Inbox {
     fn wake(&self) {
         // Full is as good as written.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());

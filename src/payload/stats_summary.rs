@@ -1,0 +1,398 @@
+//! The part of STATS that a scheduler looks at, of every node, on one thread.
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::id::parse_uuid;
+use super::{Error, Id, InstanceState, yaml};
+
+/// Whose STATS they are, how often they come, and which instances there are.
+///
+/// ```
+/// use ssntp::payload::{InstanceState, Payload, Stats, StatsSummary};
+///
+/// let stats = Stats::decode(b"
+/// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+/// interval: 30
+/// instances:
+/// - instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+///   state: active
+/// ")?;
+/// let summary = StatsSummary::read(&stats.encode())?;
+/// assert_eq!(summary.node_uuid, stats.node_uuid);
+/// assert_eq!(summary.interval, 30);
+/// let one = stats.instances[0].instance_uuid.uuid().unwrap();
+/// assert_eq!(summary.instances, [(one, InstanceState::Active)]);
+/// # Ok::<(), ssntp::payload::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatsSummary {
+    /// The node.
+    pub node_uuid: Id,
+    /// How often it sends STATS, in seconds; 0, it does not say.
+    pub interval: i64,
+    /// Its instances, but for those that no UUID names.
+    pub instances: Vec<(Uuid, InstanceState)>,
+}
+
+impl StatsSummary {
+    /// Reads a payload of STATS.
+    ///
+    /// Of a document in the plain form that [`Stats`](super::Stats) are written
+    /// in, line by line, only these values are read, which takes a small part
+    /// of the time that all of it would. Where that finds a value, all of it
+    /// has that one too, or is refused: a duplicate key among what is skipped
+    /// is not noticed. Every other document is read as a whole.
+    ///
+    /// # Errors
+    /// As [`yaml::decode`].
+    pub fn read(payload: &[u8]) -> Result<Self, Error> {
+        match Lines::of(payload).and_then(|mut lines| lines.summary()) {
+            Some(summary) => Ok(summary),
+            None => Ok(yaml::decode::<Whole>(payload)?.into()),
+        }
+    }
+}
+
+/// All of it, as serde reads it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Whole {
+    node_uuid: Id,
+    interval: i64,
+    instances: Vec<WholeInstance>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WholeInstance {
+    instance_uuid: Id,
+    state: InstanceState,
+}
+
+impl From<Whole> for StatsSummary {
+    fn from(whole: Whole) -> Self {
+        let named = |told: WholeInstance| Some((told.instance_uuid.uuid()?, told.state));
+        Self {
+            node_uuid: whole.node_uuid,
+            interval: whole.interval,
+            instances: whole.instances.into_iter().filter_map(named).collect(),
+        }
+    }
+}
+
+/// The lines of a document in which each holds one `key: value`, `key:`, or
+/// value, all of it within that line. None everywhere where it is another form.
+struct Lines<'a> {
+    rest: &'a str,
+}
+
+/// A line: how far it is indented, whether it begins an item of a list, and
+/// what stands there.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    indent: usize,
+    is_item: bool,
+    key: &'a str,
+    /// Empty where the value is below.
+    value: &'a str,
+}
+
+impl<'a> Lines<'a> {
+    fn of(payload: &'a [u8]) -> Option<Self> {
+        let fits = payload.len() <= yaml::MAX_DOCUMENT_LEN;
+        let rest = fits.then(|| std::str::from_utf8(payload).ok())??;
+        Some(Self { rest })
+    }
+
+    fn summary(&mut self) -> Option<StatsSummary> {
+        let (mut node_uuid, mut interval, mut instances) = (None, None, None);
+        while !self.rest.is_empty() {
+            let line = self.next()?;
+            if line.indent > 0 || line.is_item {
+                return None;
+            }
+            match line.key {
+                "node_uuid" if node_uuid.is_none() => node_uuid = Some(Id::from(text(line.value)?)),
+                "interval" if interval.is_none() => interval = Some(number(line.value)?),
+                "instances" if instances.is_none() => {
+                    instances = Some(match line.value {
+                        "" => self.instances()?,
+                        "[]" => Vec::new(),
+                        _ => return None,
+                    });
+                }
+                "node_uuid" | "interval" | "instances" => return None,
+                _ => self.skip_below(line)?,
+            }
+        }
+        Some(StatsSummary {
+            node_uuid: node_uuid.unwrap_or_default(),
+            interval: interval.unwrap_or_default(),
+            instances: instances.unwrap_or_default(),
+        })
+    }
+
+    /// The items below `instances:`, which may be indented as that is.
+    fn instances(&mut self) -> Option<Vec<(Uuid, InstanceState)>> {
+        let mut instances = Vec::new();
+        let indent = self.peek()?.indent;
+        while let Some(first) = self.peek()
+            && first.is_item
+            && first.indent == indent
+        {
+            let (mut uuid, mut state) = (None, None);
+            let mut line = self.next()?;
+            loop {
+                match line.key {
+                    "instance_uuid" if uuid.is_none() => uuid = Some(text(line.value)?),
+                    "state" if state.is_none() => state = Some(text(line.value)?),
+                    "instance_uuid" | "state" | "" => return None,
+                    _ => self.skip_below(Line {
+                        indent: indent + 2,
+                        ..line
+                    })?,
+                }
+                match self.peek() {
+                    Some(next) if !next.is_item && next.indent == indent + 2 => line = self.next()?,
+                    _ => break,
+                }
+            }
+            if let Some(uuid) = uuid.and_then(parse_uuid) {
+                instances.push((uuid, state.unwrap_or_default().into()));
+            }
+        }
+        // What follows is a key of the document again, or its end.
+        let ends = self.rest.is_empty() || self.peek().is_some_and(|next| next.indent == 0);
+        (ends && !instances.is_empty()).then_some(instances)
+    }
+
+    /// Passes over what belongs to the key of `line`. A value that stands in that
+    /// line has no more of it below.
+    fn skip_below(&mut self, line: Line<'_>) -> Option<()> {
+        while !self.rest.is_empty() {
+            let next = self.peek()?;
+            let is_below = next.indent > line.indent || (next.is_item && next.indent == line.indent);
+            if !is_below {
+                break;
+            }
+            if !line.value.is_empty() {
+                return None;
+            }
+            self.next()?;
+        }
+        Some(())
+    }
+
+    fn peek(&self) -> Option<Line<'a>> {
+        Line::read(self.rest.split('\n').next()?)
+    }
+
+    fn next(&mut self) -> Option<Line<'a>> {
+        let (line, rest) = self.rest.split_once('\n').unwrap_or((self.rest, ""));
+        self.rest = rest;
+        Line::read(line)
+    }
+}
+
+impl<'a> Line<'a> {
+    fn read(line: &'a str) -> Option<Self> {
+        let text = line.trim_start_matches(' ');
+        let indent = line.len() - text.len();
+        let (is_item, text) = match text.strip_prefix("- ") {
+            Some(item) => (true, item),
+            None => (false, text),
+        };
+        let key = text
+            .bytes()
+            .take_while(|b| b.is_ascii_alphanumeric() || *b == b'_');
+        let (key, value) = text.split_at(key.count());
+        match value.strip_prefix(':') {
+            Some(value) if !key.is_empty() => {
+                let value = match value.strip_prefix(' ') {
+                    Some(value) => is_scalar(value).then_some(value)?,
+                    None => value.is_empty().then_some(value)?,
+                };
+                Some(Self {
+                    indent,
+                    is_item,
+                    key,
+                    value,
+                })
+            }
+            // A list of values, which is only ever skipped.
+            _ => (is_item && is_scalar(text)).then_some(Self {
+                indent,
+                is_item,
+                key: "",
+                value: text,
+            }),
+        }
+    }
+}
+
+/// Whether a value begins and ends in its line, whatever it is.
+fn is_scalar(value: &str) -> bool {
+    if let Some(quoted) = value.strip_prefix('"') {
+        let mut bytes = quoted.bytes();
+        loop {
+            match bytes.next() {
+                Some(b'"') => return bytes.len() == 0,
+                Some(b'\\') if bytes.next().is_some() => {}
+                Some(b'\\') | None => return false,
+                Some(byte) if byte < b' ' => return false,
+                Some(_) => {}
+            }
+        }
+    }
+    matches!(value, "[]" | "{}") || is_plain(value)
+}
+
+/// Whether a value is text or a number that is written without quotes, and of
+/// characters that mean nothing in YAML where they stand.
+fn is_plain(value: &str) -> bool {
+    value.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/')
+        && value.bytes().all(|b| (b' '..=b'~').contains(&b))
+        && !value.ends_with([':', ' '])
+        && !value.contains(": ")
+        && !value.contains(" #")
+        && !value.starts_with("- ")
+        && value != "-"
+}
+
+/// A value that is text without escapes, and is not read as nothing.
+fn text(value: &str) -> Option<&str> {
+    let quoted = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+    let is_text = match quoted {
+        Some(quoted) => return (!quoted.contains('\\')).then_some(quoted),
+        None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL"),
+    };
+    is_text.then_some(value)
+}
+
+/// A number in the simplest form there is.
+fn number(value: &str) -> Option<i64> {
+    let is_plain = value == "0" || (!value.starts_with('0') && value.bytes().all(|b| b.is_ascii_digit()));
+    is_plain.then(|| value.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::payload::{InstanceStats, NodeNetwork, Payload, Stats};
+
+    fn stats() -> Stats {
+        let one = |number: u128, state: InstanceState| InstanceStats {
+            instance_uuid: Uuid::from_u128(number).into(),
+            state,
+            ssh_ip: "10.0.0.1".into(),
+            volumes: vec![Uuid::from_u128(number + 1).into(), "odd one".into()],
+            ..InstanceStats::default()
+        };
+        Stats {
+            node_uuid: Uuid::from_u128(7).into(),
+            hostname: "a \"host\": of\nours".into(),
+            interval: 30,
+            networks: vec![NodeNetwork {
+                ip: "fd00::1".into(),
+                mac: "52:54:00:12:34:56".into(),
+            }],
+            instances: vec![
+                one(1, InstanceState::Active),
+                one(2, InstanceState::Other("new state".into())),
+                one(3, InstanceState::default()),
+            ],
+            ..Stats::default()
+        }
+    }
+
+    fn skimmed(document: &[u8]) -> Option<StatsSummary> {
+        Lines::of(document)?.summary()
+    }
+
+    #[test]
+    fn what_is_written_here_is_skimmed() {
+        let none = Stats {
+            node_uuid: "x".into(),
+            ..Stats::default()
+        };
+        for stats in [stats(), none] {
+            let document = stats.encode();
+            let whole: Whole = yaml::decode(&document).unwrap();
+            assert_eq!(skimmed(&document), Some(whole.into()));
+        }
+    }
+
+    #[test]
+    fn what_older_senders_write_is_skimmed() {
+        let document = include_bytes!("../../tests/fixtures/payloads/STATS.yaml");
+        let whole: Whole = yaml::decode(document).unwrap();
+        assert_eq!(StatsSummary::read(document).unwrap(), whole.into());
+        let document = b"node_uuid: 0\ninstances:\n- state: active\n  networks:\n  - a: b\n    c: d\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\nload: 3\n";
+        let summary = skimmed(document).expect("it has the form");
+        assert_eq!(summary.instances.len(), 1);
+    }
+
+    #[test]
+    fn keys_that_are_not_known_are_skipped() {
+        let document = b"node_uuid: n\ntaints:\n  example.org/gpu: only, for (some)\ninstances:\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n  labels:\n    state: odd\n    app.kubernetes.io/name: \"a: b \\\"c\\\"\"\n  state: exited\n  detail: it isn't there\n";
+        let summary = skimmed(document).expect("it has the form");
+        assert_eq!(summary.instances[0].1, InstanceState::Exited);
+        let whole: Whole = yaml::decode(document).unwrap();
+        assert_eq!(summary, whole.into());
+    }
+
+    #[test]
+    fn what_has_another_form_is_read_as_a_whole() {
+        for (document, node, interval) in [
+            ("{node_uuid: a, interval: 3}", "a", 3),
+            ("node_uuid: a\n  b\n", "a b", 0),
+            ("node_uuid: |\n  interval: 3\n", "interval: 3\n", 0),
+            ("other: |\n  text\nnode_uuid: a\n", "a", 0),
+            ("other: 'a\n\n  node_uuid: b'\n", "", 0),
+            ("node_uuid: &a b\nhostname: *a\ninterval: 0x10\n", "b", 16),
+            ("node_uuid: \"a\\x41\"\n", "aA", 0),
+            ("# a comment\nnode_uuid: a # another\n", "a", 0),
+            ("node_uuid: null\ninterval:\n", "", 0),
+            ("--- \nnode_uuid: a\n...\n", "a", 0),
+            ("instances:\nnode_uuid: a\n", "a", 0),
+        ] {
+            let summary = StatsSummary::read(document.as_bytes());
+            let summary = summary.unwrap_or_else(|e| panic!("{document:?}: {e}"));
+            assert_eq!(
+                (summary.node_uuid.as_str(), summary.interval),
+                (node, interval),
+                "{document:?}"
+            );
+        }
+        assert!(StatsSummary::read(b"node_uuid: a\nnode_uuid: b\n").is_err());
+    }
+
+    proptest! {
+        /// Whatever is cut, put in or exchanged: what is skimmed is what all of it
+        /// says, unless that is refused.
+        #[test]
+        fn what_is_skimmed_is_what_the_whole_says(
+            edits in prop::collection::vec((any::<prop::sample::Index>(), 0..8usize, prop::sample::select(vec![
+                "\n", " ", "  ", "- ", ":", ": ", "\"", "'", "#", "&a ", "*a", "|", ">-", "[", "]", "{", "}", ",", "\\",
+                "!!str ", "? ", "---\n", "\t", "\r", "~", "0x1", "state: active\n", "instances:\n", "\u{85}", "é",
+            ])), 1..6),
+        ) {
+            let mut document = String::from_utf8(stats().encode().to_vec()).unwrap();
+            for (at, cut, put) in edits {
+                let places: Vec<_> = document.char_indices().map(|(at, _)| at).collect();
+                let from = at.index(places.len());
+                let to = places.get(from + cut).copied().unwrap_or(document.len());
+                document.replace_range(places[from]..to, put);
+                document.push('\n');
+            }
+            if let Some(skimmed) = skimmed(document.as_bytes())
+                && let Ok(whole) = yaml::decode::<Whole>(document.as_bytes())
+            {
+                prop_assert_eq!(skimmed, whole.into(), "{}", document);
+            }
+        }
+    }
+}
