@@ -13,8 +13,13 @@
 //! | element | 5,000 policies with a child each: time and resident size, in clear and over TLS |
 //! | single | one policy after the other, each when the one before it is there |
 //! | crowd | 1,000 elements with 100 policies each: until all have them, until all have a change of each |
+//! | siblings | resolving one name among 20 and among 20,000 |
+//! | edit | one object into a policy of 100 and of 100,000: put, the same kept on the disk, and until who resolved it has the update |
+//! | statistics | resident size of a server while 20 agents report 20 counters each every 200 ms, each time in a new generation |
 //!
-//! A name of a line as argument measures that one alone.
+//! A name of a line as argument measures that one alone. `statistics` takes ten
+//! minutes, or as many as a further argument says, and is measured only when it is
+//! asked for.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,7 +31,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -49,8 +54,10 @@ fn main() {
     match argument(1) {
         Some("serve") => serve(&arguments[2], argument(3)),
         Some("echo-to") => echo_to(),
-        Some("element") => element(&arguments[2], argument(3)),
+        Some("element-of") => element(&arguments[2], argument(3)),
         Some("crowd-of") => crowd_of(&arguments[2], &arguments[3]),
+        Some("serve-plain") => serve_plain(&arguments[2], &arguments[3], argument(4)),
+        Some("statistics") => statistics(argument(2).map_or(10, |minutes| minutes.parse().unwrap())),
         // Cargo's own flag says nothing here.
         only => measure(only.filter(|only| !only.starts_with('-'))),
     }
@@ -90,6 +97,30 @@ fn plain() -> Vec<ManagedObject> {
     let text = "x".repeat(253);
     let object = |n| ManagedObject::new("GbpContract", plain_at(n)).with("name", text.as_str());
     (0..PLAIN).map(object).collect()
+}
+
+fn sibling_at(n: usize) -> Uri {
+    format!("/PolicyUniverse/PolicySpace/bench/GbpContract/c{n}/")
+        .parse()
+        .unwrap()
+}
+
+fn sibling(n: usize, name: &str) -> ManagedObject {
+    ManagedObject::new("GbpContract", sibling_at(n)).with("name", name)
+}
+
+/// So many objects side by side, kept in a file where there is one.
+fn serve_plain(control: &str, count: &str, keep: Option<&str>) {
+    let objects = (0..count.parse().unwrap()).map(|n| sibling(n, "0"));
+    let mut config = ServerConfig::new(server::Settings::new("bench", "bench"))
+        .policy(objects.collect())
+        .control(control)
+        .listen(Address::tcp("127.0.0.1", 0));
+    config.keep = keep.map(Into::into);
+    let server = Server::start(config).unwrap();
+    println!("{}", server.addresses()[0]);
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    server.stop();
 }
 
 /// `certificates` has `ca.pem` and `server.pem`.
@@ -282,13 +313,12 @@ impl Raw {
             assert!(!self.text.is_empty(), "the server closed the connection");
         }
     }
+}
 
-    fn resolve(n: usize) -> String {
-        format!(
-            "{{\"id\":[\"policy_resolve\",{n}],\"method\":\"policy_resolve\",\"params\":[{{\"subject\":\"GbpContract\",\"policy_uri\":\"{}\",\"prr\":3600}}]}}",
-            plain_at(n % PLAIN)
-        )
-    }
+fn resolve(uri: &Uri) -> String {
+    format!(
+        "{{\"id\":[\"policy_resolve\",1],\"method\":\"policy_resolve\",\"params\":[{{\"subject\":\"GbpContract\",\"policy_uri\":\"{uri}\",\"prr\":3600}}]}}"
+    )
 }
 
 fn measure(only: Option<&str>) {
@@ -325,6 +355,152 @@ fn measure(only: Option<&str>) {
         crowd(&address, &control, &server);
     }
     server.end();
+    if wanted("siblings") {
+        siblings(directory.path());
+    }
+    if wanted("edit") {
+        edits(directory.path());
+    }
+}
+
+/// Times something with few and with many in turns, so that what else the machine
+/// does slows both alike, and prints the middle of each.
+fn compare(what: &str, [few, many]: [&str; 2], count: usize, mut once: impl FnMut(usize, usize)) {
+    let mut times = [Vec::new(), Vec::new()];
+    for n in 0..count {
+        for (which, times) in times.iter_mut().enumerate() {
+            let begin = Instant::now();
+            once(which, n);
+            times.push(begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    let [a, b] = times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[count / 2]
+    });
+    println!("{what} {few}: {a:.4} ms, {many}: {b:.4} ms, {:.2} times", b / a);
+}
+
+/// Two servers with so many objects, kept in files or not.
+fn plain_servers(directory: &Path, sizes: [&str; 2], keep: bool) -> [(Other, String, PathBuf); 2] {
+    sizes.map(|size| {
+        let control = directory.join(format!("control{size}{keep}"));
+        let file = directory.join(format!("{size}.json"));
+        let mut arguments = vec![control.to_str().unwrap(), size];
+        arguments.extend(keep.then(|| file.to_str().unwrap()));
+        let mut server = Other::start("serve-plain", &arguments);
+        let address = server.line();
+        (server, address, control)
+    })
+}
+
+fn siblings(directory: &Path) {
+    let servers = plain_servers(directory, ["20", "20000"], false);
+    let mut clients = servers.each_ref().map(|(_, address, _)| Raw::connect(address));
+    // Its path is the beginning of those of 10 to 19 and so on.
+    let request = resolve(&sibling_at(1));
+    compare(
+        "siblings  one name among",
+        ["20", "20,000"],
+        10_000,
+        |which, _| {
+            clients[which].send(&request);
+            clients[which].until("\"policy\"");
+        },
+    );
+    servers.into_iter().for_each(|(server, ..)| server.end());
+}
+
+fn edits(directory: &Path) {
+    const TIMES: usize = 2000;
+    let sizes = ["100", "100000"];
+    let into = ["into 100", "into 100,000"];
+    let controls = |servers: &[(Other, String, PathBuf); 2]| {
+        let connect = |path: &PathBuf| Control::connect(path, Duration::from_secs(120)).unwrap();
+        servers.each_ref().map(|(_, _, path)| connect(path))
+    };
+    let servers = plain_servers(directory, sizes, false);
+    let mut control = controls(&servers);
+    compare("edit      put one object", into, TIMES, |which, n| {
+        control[which].put(&[sibling(7, &n.to_string())], false).unwrap();
+    });
+    let mut clients = servers.each_ref().map(|(_, address, _)| Raw::connect(address));
+    for client in &mut clients {
+        client.send(&resolve(&sibling_at(7)));
+        client.until("\"policy\"");
+    }
+    compare("edit      push one object", into, TIMES, |which, n| {
+        control[which]
+            .put(&[sibling(7, &format!("push {n}"))], false)
+            .unwrap();
+        clients[which].until("policy_update");
+    });
+    servers.into_iter().for_each(|(server, ..)| server.end());
+    let servers = plain_servers(directory, sizes, true);
+    let mut control = controls(&servers);
+    // The first one writes all there is.
+    for control in &mut control {
+        control.put(&[sibling(7, "first")], false).unwrap();
+    }
+    compare("edit      keep one object", into, TIMES, |which, n| {
+        control[which].put(&[sibling(7, &n.to_string())], false).unwrap();
+    });
+    servers.into_iter().for_each(|(server, ..)| server.end());
+}
+
+/// The memory of a server under statistics, every half a minute.
+fn statistics(minutes: u64) {
+    const AGENTS: usize = 20;
+    const COUNTERS: usize = 20;
+    const EVERY: Duration = Duration::from_millis(200);
+    let directory = tempfile::tempdir().unwrap();
+    let control = directory.path().join("control");
+    let mut server = Other::start("serve-plain", &[control.to_str().unwrap(), "100"]);
+    let address = server.line();
+    let mut agents: Vec<Raw> = (0..AGENTS).map(|_| Raw::connect(&address)).collect();
+    let report = |agent: usize, counter: usize, generation: u64| {
+        let uri = format!(
+            "/ObserverStatUniverse/GbpeL24ClassifierCounter/agent{agent}/{generation}/class{counter}/"
+        );
+        let counter = ManagedObject::new("GbpeL24ClassifierCounter", uri.parse().unwrap())
+            .with("genId", generation)
+            .with(
+                "classifier",
+                format!("/PolicyUniverse/PolicySpace/bench/GbpeL24Classifier/class{counter}/"),
+            )
+            .with("packets", generation * 10)
+            .with("bytes", generation * 15_000);
+        let object = serde_json::to_string(&counter).unwrap();
+        format!(
+            "{{\"id\":[\"state_report\",{generation}],\"method\":\"state_report\",\"params\":[{{\"observable\":[{object}]}}]}}"
+        )
+    };
+    println!("statistics  0 s: {:.1} MB", server.rss_mb());
+    let begin = Instant::now();
+    let (mut generation, mut reports, mut next) = (0, 0, Duration::from_secs(30));
+    while begin.elapsed() < Duration::from_secs(60 * minutes) + EVERY {
+        let round = Instant::now();
+        generation += 1;
+        reports += AGENTS * COUNTERS;
+        for (n, agent) in agents.iter_mut().enumerate() {
+            for counter in 0..COUNTERS {
+                agent.send(&report(n, counter, generation));
+            }
+        }
+        for agent in &mut agents {
+            (0..COUNTERS).for_each(|_| agent.until("\"result\""));
+        }
+        if begin.elapsed() >= next {
+            let seconds = next.as_secs();
+            println!(
+                "statistics  {seconds} s: {:.1} MB after {reports} reports",
+                server.rss_mb()
+            );
+            next += Duration::from_secs(30);
+        }
+        std::thread::sleep(EVERY.saturating_sub(round.elapsed()));
+    }
+    server.end();
 }
 
 fn certificates(directory: &Path) -> String {
@@ -338,7 +514,7 @@ fn certificates(directory: &Path) -> String {
 }
 
 fn elements(how: &str, address: &str, certificates: Option<&str>) {
-    let mut element = Other::start("element", &[&[address], certificates.as_slice()].concat());
+    let mut element = Other::start("element-of", &[&[address], certificates.as_slice()].concat());
     element.line();
     let idle = element.rss_mb();
     element.go_on();
@@ -453,7 +629,7 @@ fn resolves(address: &str) {
 /// Round trips per second with so many under way.
 fn window(raw: &mut Raw, window: usize, times: &mut Vec<Duration>) -> f64 {
     const COUNT: usize = 30_000;
-    let requests: Vec<String> = (0..PLAIN).map(|n| Raw::resolve(n) + "\0").collect();
+    let requests: Vec<String> = (0..PLAIN).map(|n| resolve(&plain_at(n)) + "\0").collect();
     let mut sent_at = std::collections::VecDeque::new();
     let begin = Instant::now();
     let (mut sent, mut answered) = (0, 0);
@@ -495,7 +671,7 @@ fn push(address: &str, control: &Path, server: &Other, connections: usize) {
     let before = server.rss_mb();
     let mut clients: Vec<Raw> = (0..connections).map(|_| Raw::connect(address)).collect();
     for client in &mut clients {
-        client.send(&Raw::resolve(1));
+        client.send(&resolve(&plain_at(1)));
         client.until("\"policy\"");
     }
     let each = (server.rss_mb() - before) * 1024.0 / connections as f64;

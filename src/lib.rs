@@ -52,6 +52,10 @@
     feature = "opflex",
     doc = "| [`opflex`] | the OpFlex control protocol, beside SSNTP on the same transport |"
 )]
+#![cfg_attr(
+    feature = "testkit",
+    doc = "| [`testkit`] | for tests of programs that embed this crate |"
+)]
 //!
 //! Who may use whom goes one way only; see `docs/architecture.md`.
 //!
@@ -77,6 +81,8 @@
 //! | `fleet` | with `cli` | simulated agents by the thousand: `cluster::agent::Fleet` |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
+//! | `testkit` | yes | the module `testkit`, for tests of programs that embed this crate |
+//! | `json` | with `opflex`, `cli` | JSON as payloads of an application's own frames |
 //! | `cli` | yes | the `ssntp` program |
 //! | `cli-agent` | with `cli` | the `ssntp` program; alone, with nothing but its agent |
 //!
@@ -116,6 +122,8 @@ mod replace;
 mod role;
 mod setters;
 mod ssntp;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 pub mod transport;
 
 pub use role::{ParseRoleError, Role};
@@ -128,7 +136,7 @@ pub use ssntp::server::{self, Server, ServerConfig};
 pub use bytes::{self, Bytes};
 pub use crossbeam_channel::{self, Receiver};
 pub use rustls;
-#[cfg(feature = "opflex")]
+#[cfg(feature = "json")]
 pub use serde_json;
 pub use uuid::{self, Uuid};
 
@@ -136,3 +144,25 @@ pub use uuid::{self, Uuid};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Compiles and runs what the pages of docs/book show.
+#[cfg(all(doctest, feature = "testkit", any(feature = "aws-lc-rs", feature = "ring")))]
+mod book {
+    macro_rules! pages {
+        ($($name:ident = $page:literal,)*) => {$(
+            #[doc = include_str!($page)]
+            struct $name;
+        )*};
+    }
+
+    pages! {
+        AClient = "../docs/book/client.md",
+        AServer = "../docs/book/server.md",
+        OwnFrames = "../docs/book/own-frames.md",
+        Testing = "../docs/book/testing.md",
+        Errors = "../docs/book/errors.md",
+        Limits = "../docs/book/limits.md",
+        UnderSystemd = "../docs/book/systemd.md",
+        Security = "../docs/book/security.md",
+    }
+}

@@ -47,7 +47,7 @@ pub(crate) fn sum_line(bytes: &[u8]) -> String {
 
 /// FNV-1a: it is there to recognise accidents, not forgers, who could write
 /// a proper record just as well.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

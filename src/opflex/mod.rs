@@ -8,14 +8,14 @@
 //! ```no_run
 //! # #![allow(clippy::disallowed_methods)]
 //! use std::time::Instant;
-//! use ssntp::opflex::model::{Format, ManagedObject};
+//! use ssntp::opflex::model::{Edit, Format, ManagedObject};
 //! use ssntp::opflex::server::{ServerCore, Settings};
 //!
 //! let now = Instant::now();
 //! let mut server = ServerCore::new(Settings::new("pr1", "openstack"), now);
 //! let policy = ManagedObject::read_all(&std::fs::read("policy.json")?, Format::Json)?;
 //! let mut actions = Vec::new();
-//! server.merge_policy(policy, now, &mut actions)?;
+//! server.edit(Edit::Merge(policy), now, &mut actions)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
+use super::workload::is_false;
 use super::{Id, payload};
 
 /// Empty a node, and what it does afterwards.
@@ -22,6 +23,20 @@ pub struct Evacuate {
     /// What the node does afterwards; default: maintenance, and then left out.
     #[serde(skip_serializing_if = "is_maintenance")]
     pub next_state: NextState,
+    /// After how many seconds instances that have not ended are killed; default:
+    /// 0, after the time that the node gives them, and then left out. A key of
+    /// this project.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub deadline: u32,
+    /// Whether the scheduler starts what can run elsewhere on other nodes once it
+    /// has ended here; default: false, and then left out. Written as `move`. A key
+    /// of this project.
+    #[serde(rename = "move", skip_serializing_if = "is_false")]
+    pub moves: bool,
+}
+
+fn is_zero(seconds: &u32) -> bool {
+    *seconds == 0
 }
 
 payload!(Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid);

@@ -56,5 +56,7 @@ names! {
         UnsupportedOperand = "unsupported_operand";
         /// The sender's role may not send it.
         RoleNotAllowed = "role_not_allowed";
+        /// It is registered as a request and does not begin as one.
+        BadExchange = "bad_exchange";
     }
 }

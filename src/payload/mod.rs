@@ -48,10 +48,13 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `content` | [`Content`]: types of an application, beside these |
+//! | `json` | JSON for them, with the feature of that name |
 //! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
 //! | [`timestamp`] | points in time as TraceReport writes them |
 //! | `workload` | what START and RESTART share |
 //! | `id` | [`Id`], a text that names an entity |
+//! | `label` | what instances may be called |
 //! | `names` | texts with known values, in which others survive |
 //!
 //! FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
@@ -64,12 +67,16 @@
 //! written and limited is told in [`yaml`].
 
 mod configure;
+mod content;
 mod delete;
 mod evacuate;
 mod failure;
 mod id;
 mod instance;
 mod invalid_frame_type;
+#[cfg(feature = "json")]
+pub mod json;
+mod label;
 mod names;
 mod node;
 mod public_ip;
@@ -97,19 +104,21 @@ use serde::de::DeserializeOwned;
 pub use self::configure::{
     Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
 };
+pub use self::content::Content;
 pub use self::delete::Delete;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::id::Id;
 pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceStopped};
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
+pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
 pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
 pub use self::restart::Restart;
 pub use self::restore::Restore;
-pub use self::start::{MarkerInside, RawDocument, Start, StartPayload, Storage, VmType};
+pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
 pub use self::stats_summary::StatsSummary;
 pub use self::stop::Stop;
@@ -117,9 +126,10 @@ pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
-use crate::proto::{Frame, FrameKind};
+use crate::proto::FrameKind;
 
-/// A schema: the content of one kind of frame.
+/// A schema of the protocol: the content of one kind of frame, which can always
+/// be written. Types of an application are [`Content`].
 pub trait Payload: Sized {
     /// The kind of frame that carries it.
     const KIND: FrameKind;
@@ -151,13 +161,16 @@ pub enum Error {
     /// told by the matching failure: `invalid_payload` when
     /// [`is_malformed`](yaml::Error::is_malformed), `invalid_data` otherwise.
     Document(yaml::Error),
+    /// A payload of an application's own type is not what that type says, or
+    /// cannot be written.
+    Content(String),
 }
 
 impl Error {
     /// Where in the document, as `start.storage[0].size`; empty for all of it.
     pub fn path(&self) -> String {
         match self {
-            Self::OtherKind { .. } => String::new(),
+            Self::OtherKind { .. } | Self::Content(_) => String::new(),
             Self::Document(error) => error.path(),
         }
     }
@@ -165,7 +178,7 @@ impl Error {
     /// The line in the payload, from 1.
     pub fn line(&self) -> Option<usize> {
         match self {
-            Self::OtherKind { .. } => None,
+            Self::OtherKind { .. } | Self::Content(_) => None,
             Self::Document(error) => error.line(),
         }
     }
@@ -184,6 +197,7 @@ impl fmt::Display for Error {
                 write!(f, "a payload of {expected} was asked of a {found} frame")
             }
             Self::Document(error) => error.fmt(f),
+            Self::Content(why) => f.write_str(why),
         }
     }
 }
@@ -191,7 +205,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::OtherKind { .. } => None,
+            Self::OtherKind { .. } | Self::Content(_) => None,
             Self::Document(error) => Some(error),
         }
     }
@@ -200,28 +214,6 @@ impl std::error::Error for Error {
 impl From<yaml::Error> for Error {
     fn from(error: yaml::Error) -> Self {
         Self::Document(error)
-    }
-}
-
-impl Frame {
-    /// Reads the frame's payload.
-    ///
-    /// # Errors
-    /// [`Error::OtherKind`] when `T` belongs to another kind of frame,
-    /// otherwise as [`Payload::decode`].
-    pub fn payload<T: Payload>(&self) -> Result<T, Error> {
-        if self.kind() != T::KIND {
-            return Err(Error::OtherKind {
-                expected: T::KIND,
-                found: self.kind(),
-            });
-        }
-        T::decode(self.payload_bytes())
-    }
-
-    /// The frame that carries `payload`.
-    pub fn of<T: Payload>(payload: &T) -> Self {
-        Self::with_payload(T::KIND, payload.encode())
     }
 }
 

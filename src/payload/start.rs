@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::id::parse_uuid;
+use super::label::{read_labels, read_name};
 use super::names::names;
 use super::workload::{Resource, is_false};
 use super::yaml::{self, ErrorKind, Position, Tree};
@@ -81,6 +82,15 @@ pub struct Start {
     /// Whether this starts an instance again that was there before; default:
     /// false.
     pub restart: bool,
+    /// Whether its node starts it again when it has ended by itself; default:
+    /// never. Left out then. A key of this project: `restart` was taken, and has
+    /// to stay a boolean for others.
+    #[serde(skip_serializing_if = "is_never")]
+    pub restart_policy: RestartPolicy,
+    /// How often in a row its node does; default: 0, without end. Left out then.
+    /// A key of this project.
+    #[serde(skip_serializing_if = "is_zero_count")]
+    pub restart_limit: u32,
     /// The program of a process and its arguments; required for `process`.
     /// Default: none. Left out when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -93,6 +103,16 @@ pub struct Start {
     /// Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub dir: String,
+    /// What people call it: see [`check_name`](super::check_name). Several may have
+    /// the same. A key of this project, which others ignore; default: empty. Left
+    /// out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// What else people say of it: see [`check_label`](super::check_label), and at
+    /// most [`MAX_LABELS`](super::MAX_LABELS). A key of this project; default: none.
+    /// Left out when empty.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A volume of an instance. Every field is left out when empty, false or 0.
@@ -127,6 +147,29 @@ pub struct Storage {
 
 fn is_zero(number: &i64) -> bool {
     *number == 0
+}
+
+fn is_zero_count(count: &u32) -> bool {
+    *count == 0
+}
+
+fn is_never(policy: &RestartPolicy) -> bool {
+    *policy == RestartPolicy::Never
+}
+
+names! {
+    /// Whether a node starts an instance again that has ended by itself. The
+    /// default is `Never`.
+    RestartPolicy {
+        /// It stays as it ended.
+        Never = "never" | "";
+        /// Where it ended with another exit code than 0, by a signal, or nobody
+        /// knows how, as when its node was booted.
+        OnFailure = "on-failure";
+        /// However it ended.
+        Always = "always";
+    }
+    default Never
 }
 
 names! {
@@ -173,11 +216,19 @@ struct Form {
     #[serde(default)]
     restart: bool,
     #[serde(default)]
+    restart_policy: RestartPolicy,
+    #[serde(default)]
+    restart_limit: u32,
+    #[serde(default)]
     command: Vec<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
     #[serde(default)]
     dir: String,
+    #[serde(default, deserialize_with = "read_name")]
+    name: String,
+    #[serde(default, deserialize_with = "read_labels")]
+    labels: BTreeMap<String, String>,
 }
 
 impl From<Form> for Start {
@@ -207,9 +258,13 @@ impl From<Form> for Start {
             storage,
             requirements,
             restart: form.restart,
+            restart_policy: form.restart_policy,
+            restart_limit: form.restart_limit,
             command: form.command,
             env: form.env,
             dir: form.dir,
+            name: form.name,
+            labels: form.labels,
         }
     }
 }

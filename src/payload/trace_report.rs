@@ -176,6 +176,9 @@ mod tests {
             "Detach storage volume",
             "Restore",
             "Refresh CNCI List",
+            "OpenStream",
+            "StreamCredit",
+            "CloseStream",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

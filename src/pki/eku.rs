@@ -1,5 +1,5 @@
 //! Roles as extended key usages: 1.3.6.1.4.1.343.8.N, where N is the last
-//! column of the role table (protocol.md, "Roles").
+//! column of the role table (docs/protocol.md, "Roles").
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;

@@ -16,7 +16,7 @@ use crate::Role;
 /// key may be held elsewhere: [`with_signer`](Self::with_signer).
 ///
 /// The roles that may be advertised in the handshake are the ones of the
-/// chain's first certificate (protocol.md, "Roles").
+/// chain's first certificate (docs/protocol.md, "Roles").
 ///
 /// # Threads
 /// A clone is cheap and shares everything; `Send` and `Sync`. Only the

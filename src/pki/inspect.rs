@@ -40,7 +40,7 @@ pub struct CertificateInfo {
     /// The roles it gives, [`Role::NONE`] where it gives none.
     pub roles: Role,
     /// The UUID of its `urn:uuid:` SAN, where it has one. Its holder may
-    /// connect with no other (protocol.md, "Handshake").
+    /// connect with no other (docs/protocol.md, "Handshake").
     pub uuid: Option<Uuid>,
     /// The DNS names and IP addresses in its SANs, in their order.
     pub hosts: Vec<Host>,

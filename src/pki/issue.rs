@@ -148,7 +148,7 @@ impl Authority {
     /// Issues a certificate with a new key.
     ///
     /// It gives the roles as extended key usages, beside clientAuth, and
-    /// serverAuth for servers and schedulers (protocol.md, "Roles").
+    /// serverAuth for servers and schedulers (docs/protocol.md, "Roles").
     ///
     /// # Errors
     /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].

@@ -2,7 +2,7 @@
 //!
 //! Every entity of a cluster shows one certificate, issued by the cluster's
 //! authority. Its roles are extended key usages in it, so that a peer cannot
-//! claim a role that the authority did not give (protocol.md, "Roles").
+//! claim a role that the authority did not give (docs/protocol.md, "Roles").
 //!
 //! ```text
 //!   Authority --issue--> Issued --PEM file--> Identity   what we show

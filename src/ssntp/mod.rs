@@ -2,5 +2,6 @@
 
 pub mod client;
 pub mod proto;
+mod request;
 pub mod server;
 mod wire;

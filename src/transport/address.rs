@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The default port of SSNTP (protocol.md, "Roles").
+/// The default port of SSNTP (docs/protocol.md, "Underneath").
 pub const DEFAULT_PORT: u16 = 8888;
 
 /// A place to listen at or to connect to.

@@ -1,4 +1,4 @@
-//! How much memory queues may hold, all of them together.
+//! How much memory queues may hold, all of them together, and what is left.
 
 use std::fs;
 use std::path::Path;
@@ -13,6 +13,12 @@ use super::procfs::{directories, number, number_field};
 pub(crate) fn memory_for_queues() -> u64 {
     let address_space = getrlimit(Resource::As).current;
     memory(Path::new("/"), address_space) / 4
+}
+
+/// The other three quarters, in KiB, for what sessions take themselves. Address
+/// space is counted for itself.
+pub(super) fn memory_beside_queues() -> Option<u64> {
+    Some(memory(Path::new("/"), None) / 1024 / 4 * 3)
 }
 
 /// The tightest of physical memory, the limits of the process's control

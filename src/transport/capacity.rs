@@ -21,6 +21,7 @@ use std::thread::available_parallelism;
 use log::{info, warn};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
+use super::available_memory::memory_beside_queues;
 use super::procfs::{directories, field, number, number_field};
 
 const THREADS_PER_SESSION: u64 = 2;
@@ -114,6 +115,17 @@ fn address_space() -> Cost {
         reserved: arenas().saturating_mul(ARENA),
     }
 }
+
+/// In KiB, of what the process may have beside the queues. A session that waits
+/// takes 26 of them, and somewhat more while it is used; a handshake has a stack
+/// and the state of TLS; a server without sessions takes 8 MiB beside its program.
+const MEMORY: Cost = Cost {
+    session: 40,
+    handshake: 128,
+    fixed: 8 * 1024,
+    most_spare: ARENA,
+    reserved: 0,
+};
 
 /// One limit of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,6 +357,7 @@ fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let limits = [
         DESCRIPTORS.limit("the open files limit (ulimit -n)", files, open),
         address_space().limit("the address space limit (ulimit -v)", space, mapped),
+        MEMORY.limit("three quarters of the memory in KiB", memory_beside_queues(), 0),
         mappings(per_thread).limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
         TASKS.limit("kernel.pid_max", sysctl("kernel/pid_max"), tasks),
         TASKS.limit("kernel.threads-max", sysctl("kernel/threads-max"), tasks),
@@ -447,6 +460,15 @@ mod tests {
 
     fn sessions(cost: Cost, value: u64) -> usize {
         limit(cost, value, 10).room(128).0
+    }
+
+    #[test]
+    fn where_memory_is_short_fewer_sessions_are_admitted_than_it_would_kill_with() {
+        // Three quarters of 32 MiB, in which some 600 sessions were too many.
+        let sessions = |mib: u64| limit(MEMORY, mib * 1024 / 4 * 3, 0).room(512).0;
+        assert!((100..400).contains(&sessions(32)), "{}", sessions(32));
+        assert!(sessions(16) > 0);
+        assert!(sessions(8192) > 100_000);
     }
 
     #[test]

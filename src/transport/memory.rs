@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -78,6 +78,8 @@ struct State {
     /// The reader is gone: the writer gets `BrokenPipe`.
     abandoned: bool,
     cut: bool,
+    /// Nothing passes: what is written stays where it is.
+    stalled: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -104,6 +106,7 @@ impl Pipe {
         loop {
             let ready_at = match state.pieces.front() {
                 Some((at, _)) if *at > now() => Some(*at),
+                _ if state.stalled && !state.cut => None,
                 Some(_) if take => return Ok(self.take(&mut state, buffer)),
                 Some((_, piece)) => return Ok(piece.len()),
                 None if state.cut => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -256,6 +259,35 @@ pub struct MemoryListener {
     sender: Sender<MemoryStream>,
     receiver: Receiver<MemoryStream>,
     closed: Cancel,
+    network: Arc<Mutex<Network>>,
+}
+
+/// What all connections of a place have in common.
+#[derive(Debug, Default)]
+struct Network {
+    /// Of what clients receive, and of what the server does.
+    faults: (Faults, Faults),
+    stalled: bool,
+    /// Both directions of each connection that stands, and of some that do not
+    /// any more.
+    pipes: Vec<Weak<Pipe>>,
+}
+
+impl Network {
+    fn pair(&mut self) -> (MemoryStream, MemoryStream) {
+        let (client, server) = pair_with(self.faults.0, self.faults.1);
+        self.pipes.retain(|pipe| pipe.strong_count() > 0);
+        for pipe in [&client.incoming, &client.outgoing] {
+            pipe.end(|state| state.stalled = self.stalled);
+            self.pipes.push(Arc::downgrade(pipe));
+        }
+        (client, server)
+    }
+
+    fn change(&self, change: impl Fn(&mut State)) {
+        let pipes = self.pipes.iter().filter_map(Weak::upgrade);
+        pipes.for_each(|pipe| pipe.end(&change));
+    }
 }
 
 impl Default for MemoryListener {
@@ -272,7 +304,33 @@ impl MemoryListener {
             sender,
             receiver,
             closed: Cancel::new(),
+            network: Arc::default(),
         }
+    }
+
+    /// The faults of the connections that clients make from now on: `first` of
+    /// what the client receives, `second` of what the server does. Those of
+    /// [`connect`](Self::connect) are its own.
+    pub fn set_faults(&self, first: Faults, second: Faults) {
+        self.network().faults = (first, second);
+    }
+
+    /// Cuts every connection that clients have made: reads and writes fail with
+    /// `ConnectionReset` on both ends.
+    pub fn cut(&self) {
+        self.network().change(|state| state.cut = true);
+    }
+
+    /// Lets nothing pass on any connection, and on none to come, until it is
+    /// called with false: as a network that swallows everything.
+    pub fn stall(&self, stalled: bool) {
+        let mut network = self.network();
+        network.stalled = stalled;
+        network.change(|state| state.stalled = stalled);
+    }
+
+    fn network(&self) -> MutexGuard<'_, Network> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A new connection to whoever accepts here; `first` strikes what the
@@ -284,10 +342,11 @@ impl MemoryListener {
         self.enter(pair_with(first, second), &Cancel::new())
     }
 
-    /// As [`connect`](Self::connect) without faults, and ends at once when
-    /// it is cancelled.
+    /// As [`connect`](Self::connect) with the faults of the place, and ends at
+    /// once when it is cancelled.
     pub(super) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
-        self.enter(pair(), cancel)
+        let pair = self.network().pair();
+        self.enter(pair, cancel)
     }
 
     fn enter(

@@ -15,7 +15,7 @@ use ssntp::payload::{
     AttachVolume, Delete, DetachVolume, Evacuate, InstanceState, InstanceStats, NodeConnected, Payload,
     Persistence, Requirements, Restart, Restore, Start, Stats, Stop, VmType,
 };
-use ssntp::proto::Frame;
+use ssntp::proto::{Command, Frame};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use tempfile::TempDir;
@@ -104,6 +104,11 @@ impl Cluster {
 
     pub fn send<T: Payload>(&self, payload: &T) {
         self.controller.send(Frame::of(payload)).unwrap();
+    }
+
+    pub fn send_raw(&self, command: Command, payload: &str) {
+        let frame = Frame::with_payload(command, payload.to_owned());
+        self.controller.send(frame).unwrap();
     }
 
     /// The next payload of that kind that will do; what comes before it and

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `policy` | what the node lets instances have |
 //! | `processes` | from START to DELETE |
+//! | `life` | restarts by policy, retention, slow disks, volumes that go with an instance |
 //! | `survival` | agents that end and come back, and state that is damaged |
 //! | `fleet` | simulated agents by the hundred |
 //! | `cluster` | the cluster and its controller |
@@ -30,6 +31,7 @@
 mod cluster;
 #[cfg(feature = "fleet")]
 mod fleet;
+mod life;
 mod policy;
 mod processes;
 #[path = "../support/mod.rs"]

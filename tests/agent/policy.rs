@@ -24,7 +24,6 @@ fn what_an_agent_keeps_is_its_own() {
     let mode = |name: &str| fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o7777;
     for name in [
         "start.yaml",
-        "start.sum",
         "instance.yaml",
         "stdout.log",
         "stderr.log",

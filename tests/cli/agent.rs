@@ -109,6 +109,7 @@ fn after_an_evacuation_a_program_is_run() {
     cluster.send(&Evacuate {
         workload_agent_uuid: node.into(),
         next_state: NextState::Reboot,
+        ..Evacuate::default()
     });
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
     let said = wait_for(|| fs::read_to_string(path("said")).ok());

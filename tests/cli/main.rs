@@ -25,7 +25,9 @@ mod opflex;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 #[path = "../support/processes.rs"]
 mod processes;
+mod readme;
 mod scheduler;
 mod session;
+mod shell;
 mod signal_stacks;
 mod signals;

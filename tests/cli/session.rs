@@ -244,15 +244,17 @@ fn what_is_sent_is_printed_as_often_as_asked_for() {
     std::fs::write(place.path("stats.yaml"), "load: 7\n").unwrap();
     place.send(&at, "--count 3 --payload stats.yaml", b"").succeed();
     place.send(&at, "--payload -", b"\xff\x00").succeed();
-    assert_eq!(
-        text.succeed(),
-        [
-            "COMMAND STATS (8 bytes)",
-            "  load: 7",
-            "COMMAND STATS (8 bytes)",
-            "  load: 7"
-        ]
-    );
+    let text = text.succeed();
+    let [first, payload, second, _] = &text[..] else {
+        panic!("{text:?}");
+    };
+    // Only those that ask who received them are traced, and say whose they are.
+    let [time, what] = first.split_once(' ').map(|(time, what)| [time, what]).unwrap();
+    assert!(time.ends_with('Z') && time.matches(':').count() == 2, "{first}");
+    assert!(what.starts_with("COMMAND STATS (8 bytes) from "), "{first}");
+    assert!(what.ends_with(" (agent)"), "{first}");
+    assert!(second.ends_with(" COMMAND STATS (8 bytes)"), "{second}");
+    assert_eq!(payload, "  load: 7");
     let frames: Vec<_> = json_lines.succeed().iter().map(|line| json(line)).collect();
     assert_eq!(frames.len(), 4);
     for frame in &frames[..3] {
@@ -268,6 +270,48 @@ fn what_is_sent_is_printed_as_often_as_asked_for() {
     assert_eq!(frames[3]["payload_hex"], "ff00");
     server.signal(Signal::TERM);
     server.succeed();
+}
+
+#[test]
+fn frames_of_an_application_pass_where_they_are_registered() {
+    let place = Place::new();
+    let own = "--application EVENT/0x80=Scaled 0x81=QUERY:request";
+    let (_server, at) = place.server(&format!("{own} --forward EVENT/0x80=controller"));
+    let listener = place.listener(&at, &format!("{own} --count 1 --json"));
+    let send = |operand: &str, more: &str| {
+        let (kind, _) = operand.split_once('/').unwrap();
+        let to = connect(&at, "agent");
+        let line = format!("send {to} --type {kind} --operand {operand} --payload - {more}");
+        Program::with_input(place.0.path(), &line, b"\x00\xff")
+    };
+    send("EVENT/0x80", own).succeed();
+    let frame = json(&listener.succeed()[0]);
+    assert_eq!(
+        (&frame["type_number"], &frame["operand_number"]),
+        (&3.into(), &128.into())
+    );
+    assert_eq!(frame["payload_hex"], "00ff");
+
+    // Not registered here, not there, and one that is asked, not sent.
+    send("EVENT/0x80", "").fail(2);
+    let refused = send("EVENT/0x90", "--application EVENT/0x90=Other").fail(1);
+    assert!(refused.contains("unsupported_operand"), "{refused}");
+    send("COMMAND/0x81", own).fail(2);
+    for wrong in [
+        "0x7f=X",
+        "0x80=two words",
+        "EVENT/128=X",
+        "EVENT=X",
+        "0x80=STATS",
+        "ERROR/0x80=X:request",
+    ] {
+        let mut server = command(
+            place.0.path(),
+            "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem",
+        );
+        let ended = server.args(["--application", wrong]).output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{wrong}");
+    }
 }
 
 #[test]
@@ -293,7 +337,7 @@ fn a_unix_socket_is_as_good_and_goes_with_its_server() {
     let (server, _) = place.server("--listen unix:s.sock");
     let listener = place.listener("unix:s.sock", "--count 1");
     place.send("unix:s.sock", "", b"").succeed();
-    assert_eq!(listener.succeed(), ["COMMAND STATS (0 bytes)"]);
+    assert!(listener.succeed()[0].contains(" COMMAND STATS (0 bytes) from "));
     server.signal(Signal::TERM);
     server.succeed();
     assert!(!place.path("s.sock").exists());
@@ -308,10 +352,8 @@ fn of_several_addresses_the_first_that_answers_is_used() {
         .unwrap();
     let port = dead.local_addr().unwrap().as_socket().unwrap().port();
     let (_server, at) = place.server("");
-    let listener = place.listener(&format!("127.0.0.1:{port} {at}"), "--count 1");
-    place
-        .send(&format!("127.0.0.1:{port} --connect {at}"), "", b"")
-        .succeed();
+    let listener = place.listener(&format!("127.0.0.1:{port},{at}"), "--count 1");
+    place.send(&format!("127.0.0.1:{port},{at}"), "", b"").succeed();
     listener.succeed();
 }
 
@@ -374,7 +416,7 @@ fn wrong_usage_ends_with_2() {
             ended.err
         );
     }
-    for line in ["", "nope", "listen", "server --listen 127.0.0.1:0"] {
+    for line in ["", "nope", "listen --ca ca.pem", "server --listen 127.0.0.1:0"] {
         assert_eq!(place.start(line).end().code, Some(2), "{line}");
     }
 }
@@ -430,17 +472,24 @@ fn a_signal_ends_a_client_in_any_state() {
     // It takes connections and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent_at = silent.local_addr().unwrap().to_string();
-    for signal in [Signal::TERM, Signal::INT] {
+    for (signal, interrupted) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let connected = place.listener(&at, "");
+        let counting = place.listener(&at, "--count 1");
         let listening = place.start(&format!("listen {}", connect(&silent_at, "agent")));
         // Once it has connected, it handles signals.
         let _first = silent.accept().unwrap();
         let sending = place.send(&silent_at, "", b"");
         let _second = silent.accept().unwrap();
-        for program in [connected, listening, sending] {
+        // What goes on until a signal comes is done then, and nothing else is.
+        for (program, code) in [
+            (connected, 0),
+            (listening, 0),
+            (counting, interrupted),
+            (sending, interrupted),
+        ] {
             program.signal(signal);
             let ended = program.end();
-            assert_eq!((ended.code, ended.out.len()), (Some(0), 0), "{:?}", ended.err);
+            assert_eq!((ended.code, ended.out.len()), (Some(code), 0), "{:?}", ended.err);
         }
     }
 }

@@ -5,7 +5,9 @@
 //! |---|---|
 //! | `verbs` | each command of `ssntp ctl` does what it says |
 //! | `failures` | each failure is told in words |
+//! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
+//! | `logs` | what instances write |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
 //! | `demo` | `ssntp demo` |
@@ -28,8 +30,10 @@
 
 mod crashes;
 mod demo;
+mod ends;
 mod failures;
 mod lists;
+mod logs;
 mod processes;
 mod program;
 mod verbs;

@@ -210,8 +210,16 @@ impl Cluster {
     pub fn fails(&self, line: &str) -> String {
         let done = self.ctl(line);
         assert_eq!(done.code, Some(1), "{line}: {}{}", done.stdout, done.stderr);
-        assert_eq!(done.stderr.lines().count(), 1, "{line}: {}", done.stderr);
-        done.stderr.strip_prefix("ssntp: ").unwrap().trim().to_owned()
+        // What it waited for, and why it failed.
+        let waited = |said: &&str| {
+            said.starts_with("ssntp: cannot connect yet")
+                || said.starts_with("ssntp: no node for it is connected yet")
+        };
+        let said: Vec<_> = done.stderr.lines().filter(|said| !waited(said)).collect();
+        let [why] = said[..] else {
+            panic!("{line}: {}", done.stderr);
+        };
+        why.strip_prefix("ssntp: ").unwrap().trim().to_owned()
     }
 
     /// Starts a persistent workload that lasts.

@@ -19,7 +19,7 @@ fn the_scheduler_is_found_by_flags_environment_or_file() {
     assert!(
         missing
             .stderr
-            .contains("--ca is needed: on the command line, as SSNTP_CA, or as ca in")
+            .contains("--ca is needed: on the command line, as SSNTP_CA, or by a context")
     );
 
     // Anywhere on the line.

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::Value;
+use ssntp::cluster::controller::View;
 use ssntp::payload::{InstanceState, NodeStatus};
 use uuid::Uuid;
 
@@ -234,6 +235,62 @@ fn a_node_is_evacuated_and_restored() {
 }
 
 #[test]
+fn what_can_run_elsewhere_is_moved_when_its_node_is_evacuated() {
+    let cluster = Cluster::with_agents(2);
+    let said = json(&cluster.done("start --json -- sleep 1000"));
+    let (moved, node) = (
+        said[0]["subject"].as_str().unwrap(),
+        said[0]["node"].as_str().unwrap(),
+    );
+    let stays = cluster.start(&format!("--node {node}"));
+    let done = cluster.ctl(&format!("evacuate {node} --move --deadline 20"));
+    assert_eq!(done.code, Some(1), "{}{}", done.stdout, done.stderr);
+    assert!(
+        done.stderr.contains("1 of 2 instances were not moved"),
+        "{}",
+        done.stderr
+    );
+    for line in [
+        format!("node {node} is empty, and in maintenance"),
+        format!("instance {stays} was not moved: it is persistent, and its node keeps it"),
+        format!("instance {moved} was moved to node "),
+    ] {
+        assert!(done.stdout.contains(&line), "{}", done.stdout);
+    }
+    let controller = cluster.controller_sees(1);
+    let uuid = moved.parse().unwrap();
+    wait_for(&controller, uuid, &InstanceState::Active);
+    controller.look(|view| assert_ne!(view.instance(uuid).unwrap().node.to_string(), node));
+}
+
+#[test]
+fn an_instance_is_started_again_as_it_was_asked_for() {
+    let cluster = Cluster::with_agents(1);
+    let words = [
+        "start",
+        "--json",
+        "--restart",
+        "on-failure",
+        "--restart-limit",
+        "3",
+        "--",
+    ];
+    let script = "test -e ran && exec sleep 1000; touch ran; exit 3";
+    let done = cluster.ctl_words(&[&words[..], &["sh", "-c", script]].concat());
+    let instance = json(&done.stdout)[0]["subject"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let controller = cluster.controller_sees(1);
+    let again = |view: &View| {
+        let instance = view.instance(instance)?;
+        (instance.stats.restarts == 1 && instance.state == InstanceState::Active).then_some(())
+    };
+    controller.wait(LIMIT, again).expect("it is started again");
+}
+
+#[test]
 fn the_cluster_is_configured() {
     let cluster = Cluster::with_agents(1);
     let yaml = "configure:\n  launcher:\n    compute_net: [10.0.0.0/24]\n";
@@ -257,6 +314,8 @@ fn a_controller_with_a_uuid_of_its_own_configures_too() {
     let back =
         |view: &ssntp::cluster::controller::View| (view.is_online() && view.is_complete()).then_some(());
     controller.wait(LIMIT, back).expect("it connects again");
+    // Two that go on take each other's place again and again.
+    drop(controller);
     fs::write(cluster.path("new.yaml"), "configure: {}\n").unwrap();
     cluster.done("configure new.yaml --cert bound.pem");
 }
@@ -344,4 +403,29 @@ fn public_addresses_are_assigned_and_released() {
     assert_eq!(listed(&cluster).len(), 2);
     cluster.done(&format!("delete {cnci} {second}"));
     assert!(listed(&cluster).is_empty());
+}
+
+#[test]
+fn a_start_waits_for_the_first_node_and_says_so() {
+    let mut cluster = Cluster::new("");
+    let mut command = cluster.command(&["ctl", "start", "--", "sleep", "1000"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+    assert_eq!(said, "ssntp: no node for it is connected yet: waiting for one\n");
+    cluster.agent("");
+    assert_eq!(crate::processes::end_of(&mut child, LIMIT).code(), Some(0));
+}
+
+#[test]
+fn all_instances_are_deleted_at_once() {
+    let cluster = Cluster::with_agents(2);
+    cluster.done("start --count 3 --mem 16 -- sleep 1000");
+    assert_eq!(cluster.done("delete --all").lines().count(), 3);
+    assert_eq!(cluster.done("instances --json").trim(), "[]");
+    // There is nothing left to be done.
+    assert_eq!(cluster.done("delete --all"), "");
+    assert_eq!(cluster.ctl("delete --all 5f").code, Some(2));
+    assert_eq!(cluster.ctl("delete").code, Some(2));
 }

@@ -7,6 +7,8 @@
 //! | `resumption` | a session that is resumed |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `embedding` | frames of an application, requests, its admission, the testkit |
+//! | `pages` | the wire and the payloads as docs/ has them |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 #![allow(
@@ -19,7 +21,10 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+#[cfg(feature = "testkit")]
+mod embedding;
 mod flow;
+mod pages;
 mod pki;
 mod resumption;
 mod server;

@@ -17,8 +17,8 @@ use ssntp::opflex::rpc::{self, Framing, Limits};
 use ssntp::payload::*;
 use ssntp::pki::{CertificateInfo, Identity, Trust};
 use ssntp::proto::{
-    ClientHandshake, Codec, Connect, Connected, Frame, Item, Run, ServerHandshake, Trace,
-    answer_to_unsupported,
+    ClientHandshake, Codec, Connect, Connected, Frame, Item, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, OpenStream,
+    Run, ServerHandshake, StreamCredit, StreamData, StreamEnded, Trace, answer_to_unsupported, stream_of,
 };
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -29,11 +29,12 @@ const MAX_PAYLOAD: u32 = 64 * 1024;
 type Body = fn(&[u8]);
 
 /// Every body by the name of its fuzz target.
-pub const BODIES: [(&str, Body); 9] = [
+pub const BODIES: [(&str, Body); 10] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
     ("client_handshake", client_handshake),
     ("trace", trace),
+    ("stream", stream),
     ("payload_yaml", payload_yaml),
     ("start_documents", start_documents),
     ("certificate", certificate),
@@ -124,6 +125,36 @@ fn shake<T: PartialEq + std::fmt::Debug>(
     }
     assert_eq!(verdict, pieces);
     verdict.ok().flatten().map(|accepted| (accepted, whole))
+}
+
+/// What is read of a stream's payload is written as it was, and is of the stream
+/// that the payload begins with.
+pub fn stream(data: &[u8]) {
+    let payload = Bytes::copy_from_slice(data);
+    let id = stream_of(data);
+    if let Some(open) = OpenStream::decode(data) {
+        assert_eq!(Some(open.stream), id);
+        let again = open.frame();
+        assert_eq!(OpenStream::decode(again.payload_bytes()), Some(open));
+        assert_eq!(again.payload_bytes().len(), 44);
+    }
+    if let Some(credit) = StreamCredit::decode(data) {
+        assert_eq!(Some(credit.stream), id);
+        assert_eq!(StreamCredit::decode(credit.frame().payload_bytes()), Some(credit));
+    }
+    if let Some(piece) = StreamData::decode(&payload) {
+        assert_eq!(Some(piece.stream), id);
+        assert!((1..=MAX_STREAM_CHUNK).contains(&piece.data.len()));
+        assert_eq!(piece.cost() as usize, piece.frame().encoded_len());
+        assert_eq!(StreamData::room(piece.cost()), piece.data.len());
+        assert_eq!(StreamData::decode(piece.frame().payload_bytes()), Some(piece));
+    }
+    if let Some(ended) = StreamEnded::decode(data) {
+        assert_eq!(Some(ended.stream), id);
+        let again = StreamEnded::decode(ended.frame().payload_bytes()).expect("it is no longer than allowed");
+        assert!(again.text.len() <= MAX_STREAM_TEXT && ended.text.starts_with(&again.text));
+        let _ = ended.reason.to_string();
+    }
 }
 
 /// The first byte is what the client's certificate gives.

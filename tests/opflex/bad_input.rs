@@ -75,7 +75,7 @@ proptest! {
         let mut server = ServerCore::new(server::Settings::default(), now);
         let mut actions = Vec::new();
         for connection in 0..3 {
-            server.connected(ConnectionId(connection), None, now, &mut actions);
+            server.connected(ConnectionId(connection), "peer".to_owned(), None, now, &mut actions);
             if connection < 2 {
                 let identity = json!({"proto_version": "1.0", "name": "n", "domain": "default", "my_role": ["x"]});
                 let message = json!({"id": 1, "method": "send_identity", "params": [identity]});

@@ -4,7 +4,7 @@
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request};
+use ssntp::opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request, Store};
 use ssntp::opflex::model::Target;
 use ssntp::opflex::rpc::{self, Error, Frame, Framing, Limits};
 
@@ -135,11 +135,11 @@ fn both_targets_of_the_draft_print_back() {
         {"subject": "c", "policy_uri": "/c/", "prr": -5, "status": "new", "policy_ident": null}]});
     match read(&text) {
         Incoming::Request {
-            request: Request::PolicyResolve(resolves),
+            request: Request::Resolve(_, resolves),
             ..
         } => {
             assert_eq!(resolves[0].target, Target::Uri("/c/".parse().unwrap()));
-            assert_eq!(resolves[0].prr, -5);
+            assert_eq!(resolves[0].prr, Some(-5));
         }
         other => panic!("{other:?}"),
     }
@@ -234,7 +234,7 @@ fn missing_params_are_an_empty_list() {
     for (method, expected) in [
         ("echo", Request::Echo(Default::default())),
         ("send_identity", Request::SendIdentity(Default::default())),
-        ("policy_resolve", Request::PolicyResolve(vec![])),
+        ("policy_resolve", Request::Resolve(Store::Policy, vec![])),
         ("state_report", Request::StateReport(vec![])),
     ] {
         for text in [
@@ -270,7 +270,7 @@ fn responses_are_read_by_the_method_in_their_id() {
         ("policy_resolve", json!({"policy": [{"uri": "/c/"}]})),
         ("policy_resolve", json!(null)),
         ("policy_resolve", json!([[]])),
-        ("endpoint_resolve", json!({"policy": []})),
+        ("endpoint_resolve", json!({"objects": []})),
         ("send_identity", json!([])),
         ("send_identity", json!({"peers": "localhost:8009"})),
         ("send_identity", json!({"peers": [{"role": []}]})),
@@ -289,7 +289,7 @@ fn one_object_that_is_none_costs_the_others_nothing() {
         let result = json!({member: objects});
         match read(&json!({"id": [method, 1], "result": result})) {
             Incoming::Result {
-                reply: Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects),
+                reply: Reply::Resolve(_, objects),
                 ..
             } => assert_eq!(objects.len(), 1),
             other => panic!("{method}: {other:?}"),
@@ -411,5 +411,23 @@ proptest! {
         if let Incoming::Request { id, request } = read(&text) {
             prop_assert!(request.to_frame(&id).is_ok());
         }
+    }
+}
+
+#[test]
+fn each_line_of_the_page_is_a_message_that_is_taken() {
+    let page = include_str!("../../docs/opflex.md");
+    let blocks = page
+        .split("```json\n")
+        .skip(1)
+        .map(|block| block.split("```").next().unwrap());
+    let lines: Vec<&str> = blocks.flat_map(str::lines).collect();
+    assert!(lines.len() > 10);
+    for line in lines {
+        let taken = read(&serde_json::from_str(line).unwrap());
+        assert!(
+            matches!(taken, Incoming::Request { .. } | Incoming::Result { .. }),
+            "{line}: {taken:?}"
+        );
     }
 }

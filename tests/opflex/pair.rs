@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use ssntp::opflex::message::{Decoder, Method, Peer, Role};
-use ssntp::opflex::model::{ManagedObject, Uri};
+use ssntp::opflex::model::{Edit, ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
 use ssntp::opflex::policy_element::{self as element, ElementCore, Health, PeerState};
 use ssntp::opflex::rpc::{Framing, Limits};
@@ -192,7 +192,13 @@ impl Net {
         self.links.insert(number, link);
         let dialled = address.to_owned();
         self.on_server(address, |server, now, actions| {
-            server.connected(ConnectionId(number), Some(dialled), now, actions);
+            server.connected(
+                ConnectionId(number),
+                "element".to_owned(),
+                Some(dialled),
+                now,
+                actions,
+            );
         });
         self.on_element(element, |element, now, actions| {
             element.connected(connection, now, actions)
@@ -263,7 +269,7 @@ impl Net {
 
     fn put(&mut self, address: &str, objects: Vec<ManagedObject>) {
         self.on_server(address, |server, now, actions| {
-            server.merge_policy(objects, now, actions).unwrap();
+            server.edit(Edit::Merge(objects), now, actions).unwrap();
         });
         self.run();
     }
@@ -457,10 +463,15 @@ fn bootstrap_loss_and_return_of_each_server() {
     net.pass(10.0);
     assert_eq!(
         (net.elements[element].health(), net.value(element, "/a/")),
-        (Health::Degraded, Some(2))
+        (Health::Healthy, Some(2)),
+        "the other one is given up"
     );
     net.put("c:1", vec![object("/a/", 3)]);
     assert_eq!(net.value(element, "/a/"), Some(3));
+    // It is still dialled now and then.
+    start(&mut net, "b:1");
+    net.pass(25.0);
+    assert_eq!(net.servers["b:1"].sessions()[0].policies, 1);
 }
 
 #[test]

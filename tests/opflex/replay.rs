@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use serde_json::{Value, json};
 use ssntp::opflex::message::{Decoder, Incoming};
-use ssntp::opflex::model::{ManagedObject, Uri};
+use ssntp::opflex::model::{Edit, ManagedObject, Uri};
 use ssntp::opflex::peer::ConnectionId;
 use ssntp::opflex::policy_element::{self, ElementCore};
 use ssntp::opflex::server::{Action, ServerCore, Settings};
@@ -80,11 +80,11 @@ fn replay(capture: &str, domain: &str) {
     let mut server = ServerCore::new(Settings::new("server", domain), start);
     let mut actions = Vec::new();
     server
-        .merge_policy(objects(capture, "policy"), start, &mut actions)
+        .edit(Edit::Merge(objects(capture, "policy")), start, &mut actions)
         .unwrap();
     // The endpoints that the element resolved are declared by somebody else.
     let other = ConnectionId(0);
-    server.connected(other, None, start, &mut actions);
+    server.connected(other, "other".to_owned(), None, start, &mut actions);
     let identity =
         json!({"proto_version": "1.0", "name": "other", "domain": domain, "my_role": ["policy_element"]});
     let declare = json!({"endpoint": objects(capture, "endpoint"), "prr": 7200});
@@ -95,7 +95,8 @@ fn replay(capture: &str, domain: &str) {
     actions.clear();
 
     let element = ConnectionId(1);
-    server.connected(element, Some("127.0.0.1:18009".to_owned()), start, &mut actions);
+    let dialled = Some("127.0.0.1:18009".to_owned());
+    server.connected(element, "element".to_owned(), dialled, start, &mut actions);
     for (t, message) in said(capture, "pe>srv") {
         let now = start + Duration::from_secs_f64(t);
         server.tick(now, &mut actions);

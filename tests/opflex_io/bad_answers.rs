@@ -1,4 +1,4 @@
-//! What no server should send (opflex.md, section 2.3): what an element does
+//! What no server should send (docs/opflex.md, "Bad input"): what an element does
 //! with it.
 
 use std::net::TcpListener;
@@ -65,7 +65,7 @@ impl Bench {
         self.identify(&mut raw, |_| {});
         let resolve = raw.recv_method("policy_resolve");
         raw.send(&json!({"id": resolve["id"], "result": {"policy": [group("1")]}}));
-        until_value(&self.element, Subject::Policy, GROUP, Some("1"));
+        until_value(&self.element, Store::Policy, GROUP, Some("1"));
         raw
     }
 
@@ -112,7 +112,7 @@ fn say(bench: &Bench, raw: &mut Raw, text: &[u8], then: &Then) {
         }
     }
     alive(raw, &shown);
-    until_value(&bench.element, Subject::Policy, GROUP, Some("1"));
+    until_value(&bench.element, Store::Policy, GROUP, Some("1"));
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn an_update_is_carried_out_as_a_whole_or_not_at_all() {
     }
     let update = json!({"id": 1, "method": "policy_update", "params": [{"replace": [group("2")]}]});
     raw.send(&update);
-    until_value(&bench.element, Subject::Policy, GROUP, Some("2"));
+    until_value(&bench.element, Store::Policy, GROUP, Some("2"));
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn a_request_is_sent_again_until_its_answer_can_be_used() {
         assert_eq!(asked["params"], first["params"], "{answer}");
     }
     raw.send(&json!({"id": asked["id"], "result": {"policy": [group("1")]}, "error": null}));
-    until_value(&bench.element, Subject::Policy, GROUP, Some("1"));
+    until_value(&bench.element, Store::Policy, GROUP, Some("1"));
     for _ in 0..refused {
         let code = event(&bench.element, |event| match event {
             ElementEvent::Refused { error, .. } => Some(error.code.meaning()),
@@ -413,7 +413,7 @@ fn a_dead_server_delays_no_other() {
         let value = n.to_string();
         let update = json!({"replace": [group(&value)], "merge_children": [], "delete": []});
         raw.send(&json!({"id": ["policy_update", n], "method": "policy_update", "params": [update]}));
-        until_value(&bench.element, Subject::Policy, GROUP, Some(&value));
+        until_value(&bench.element, Store::Policy, GROUP, Some(&value));
     }
     assert_eq!(bench.element.health().unwrap(), Health::Degraded);
     let begin = Instant::now();
@@ -468,7 +468,7 @@ fn a_server_that_falls_silent_is_left_and_dialled_again() {
     until_health(&bench.element, Health::Down);
     // Its policy stays, and is asked for again.
     let mut back = bench.accept();
-    until_value(&bench.element, Subject::Policy, GROUP, Some("1"));
+    until_value(&bench.element, Store::Policy, GROUP, Some("1"));
     bench.identify(&mut back, |_| {});
     assert_eq!(
         back.recv_method("policy_resolve")["params"][0]["policy_uri"],

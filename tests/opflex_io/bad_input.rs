@@ -1,4 +1,4 @@
-//! What no peer should send (opflex.md, section 2.3), and peers that take
+//! What no peer should send (docs/opflex.md, "Bad input"), and peers that take
 //! nothing.
 
 use serde_json::{Value, json};
@@ -407,7 +407,7 @@ fn a_slow_client_delays_nobody() {
     let config = ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
     let element = PolicyElement::start(config).unwrap();
     let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
-    until_value(&element, Subject::Policy, "/a/", Some("0"));
+    until_value(&element, Store::Policy, "/a/", Some("0"));
 
     let slow = place.connect(Faults::default(), Faults::default()).unwrap();
     let resolve = r#"{"id":2,"method":"policy_resolve","params":[{"subject":"GbpEpGroup","policy_uri":"/a/","prr":3600}]}"#;
@@ -420,8 +420,8 @@ fn a_slow_client_delays_nobody() {
     let long = "x".repeat(100_000);
     for n in 1..30 {
         let value = format!("{n}{long}");
-        handle.merge_policy(vec![object("/a/", &value)]).unwrap();
-        until_value(&element, Subject::Policy, "/a/", Some(&value));
+        handle.edit(Edit::Merge(vec![object("/a/", &value)])).unwrap();
+        until_value(&element, Store::Policy, "/a/", Some(&value));
     }
     until_server(&handle, |cx| cx.core().session_count() == 1);
     let begin = Instant::now();

@@ -24,8 +24,9 @@ fn trust() -> Trust {
     Trust::load(file("ca.pem")).unwrap()
 }
 
-fn connector(check: ServerCheck<'_>, identity: Option<&Identity>) -> Option<Connector> {
-    Some(Connector::checking(check, identity).unwrap())
+/// Whether a server and an element that dials this name take each other.
+fn take(server: Acceptor, check: ServerCheck<'_>, element: Option<&Identity>, name: &str) -> bool {
+    is_let_in(server, Some(Connector::checking(check, element).unwrap()), name)
 }
 
 #[test]
@@ -33,29 +34,13 @@ fn a_certificate_without_a_role_is_verified_with_its_name_or_without() {
     let (own, trust) = (ordinary("v3.pem"), trust());
     assert!(own.roles().is_empty());
     let open = || Acceptor::server_only(&own).unwrap();
-    assert!(is_let_in(
-        open(),
-        connector(ServerCheck::Name(&trust), None),
-        "localhost"
-    ));
-    assert!(!is_let_in(
-        open(),
-        connector(ServerCheck::Name(&trust), None),
-        "other"
-    ));
-    assert!(is_let_in(
-        open(),
-        connector(ServerCheck::Authority(&trust), None),
-        "other"
-    ));
+    assert!(take(open(), ServerCheck::Name(&trust), None, "localhost"));
+    assert!(!take(open(), ServerCheck::Name(&trust), None, "other"));
+    assert!(take(open(), ServerCheck::Authority(&trust), None, "other"));
     let mutual = Acceptor::mutual_of_any_version(&own, &trust).unwrap();
     let check = ServerCheck::Name(&trust);
-    assert!(is_let_in(
-        mutual.clone(),
-        connector(check, Some(&own)),
-        "localhost"
-    ));
-    assert!(!is_let_in(mutual, connector(check, None), "localhost"));
+    assert!(take(mutual.clone(), check, Some(&own), "localhost"));
+    assert!(!take(mutual, check, None, "localhost"));
 }
 
 #[test]
@@ -63,26 +48,13 @@ fn a_server_of_version_1_is_taken_where_no_name_is_asked_for() {
     let trust = trust();
     for name in ["v1.pem", "rsa.pem"] {
         let open = || Acceptor::server_only(&ordinary(name)).unwrap();
-        assert!(
-            is_let_in(open(), connector(ServerCheck::Nothing, None), "x"),
-            "{name}"
-        );
-        assert!(
-            is_let_in(open(), connector(ServerCheck::Authority(&trust), None), "x"),
-            "{name}"
-        );
-        assert!(
-            !is_let_in(open(), connector(ServerCheck::Name(&trust), None), "x"),
-            "{name}"
-        );
+        assert!(take(open(), ServerCheck::Nothing, None, "x"), "{name}");
+        assert!(take(open(), ServerCheck::Authority(&trust), None, "x"), "{name}");
+        assert!(!take(open(), ServerCheck::Name(&trust), None, "x"), "{name}");
     }
     let stranger = || Acceptor::server_only(&ordinary("stranger.pem")).unwrap();
-    assert!(is_let_in(stranger(), connector(ServerCheck::Nothing, None), "x"));
-    assert!(!is_let_in(
-        stranger(),
-        connector(ServerCheck::Authority(&trust), None),
-        "x"
-    ));
+    assert!(take(stranger(), ServerCheck::Nothing, None, "x"));
+    assert!(!take(stranger(), ServerCheck::Authority(&trust), None, "x"));
 }
 
 #[test]
@@ -91,23 +63,12 @@ fn a_client_of_version_1_is_taken_where_an_authority_issued_it() {
     let any = || Acceptor::mutual_of_any_version(&own, &trust).unwrap();
     let check = ServerCheck::Nothing;
     for name in ["v1.pem", "rsa.pem"] {
-        assert!(
-            is_let_in(any(), connector(check, Some(&ordinary(name))), "x"),
-            "{name}"
-        );
+        assert!(take(any(), check, Some(&ordinary(name)), "x"), "{name}");
     }
-    assert!(!is_let_in(
-        any(),
-        connector(check, Some(&ordinary("stranger.pem"))),
-        "x"
-    ));
+    assert!(!take(any(), check, Some(&ordinary("stranger.pem")), "x"));
     // Where roles count, version 1 gives none.
     let strict = Acceptor::mutual(&own, &trust).unwrap();
-    assert!(!is_let_in(
-        strict,
-        connector(check, Some(&ordinary("v1.pem"))),
-        "x"
-    ));
+    assert!(!take(strict, check, Some(&ordinary("v1.pem")), "x"));
 }
 
 #[test]
@@ -123,7 +84,7 @@ fn version_1_proves_itself_in_tls_1_2_too() {
             )));
         let acceptor = Acceptor::with_config(Arc::new(config));
         assert!(
-            is_let_in(acceptor, connector(ServerCheck::Authority(&trust), None), "x"),
+            take(acceptor, ServerCheck::Authority(&trust), None, "x"),
             "{name}"
         );
     }

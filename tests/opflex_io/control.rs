@@ -23,7 +23,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
     let (server, address) = start();
     let element = element("pe1", &address);
     let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
-    until_value(&element, Subject::Policy, "/a/", Some("from the configuration"));
+    until_value(&element, Store::Policy, "/a/", Some("from the configuration"));
 
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     assert_eq!(
@@ -35,7 +35,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
     // It is on the disk when the answer is there.
     let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept.len(), 2);
-    until_value(&element, Subject::Policy, "/a/", Some("put"));
+    until_value(&element, Store::Policy, "/a/", Some("put"));
     assert_eq!(control.delete(&[uri("/b/")]).unwrap(), 1);
     assert_eq!(control.put(&[object("/a/", "put")], true).unwrap(), 0);
     assert_eq!(control.dump(&Uri::root()).unwrap(), [object("/a/", "put")]);
@@ -64,7 +64,7 @@ fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
 
     let (server, _) = start();
     assert_eq!(server.handle().policy().unwrap(), [object("/a/", "put")]);
-    server.handle().reload_policy(Vec::new()).unwrap();
+    server.handle().edit(Edit::Reload(Vec::new())).unwrap();
     server.stop();
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), "[]");
 }
@@ -87,7 +87,7 @@ fn a_write_that_fails_is_told_and_tried_again() {
     assert!(unsaved.contains("policy is changed, but not kept: "), "{unsaved}");
     let unsaved = server
         .handle()
-        .merge_policy(vec![object("/b/", "b")])
+        .edit(Edit::Merge(vec![object("/b/", "b")]))
         .unwrap_err();
     assert!(matches!(unsaved, CallError::Keep(_)), "{unsaved}");
     // The policy is changed all the same, and kept as soon as that can be.
@@ -107,7 +107,7 @@ fn a_write_that_fails_is_told_and_tried_again() {
     let server = serve(config);
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
-    server.handle().delete_policy(vec![uri("/a/")]).unwrap_err();
+    server.handle().edit(Edit::Delete(vec![uri("/a/")])).unwrap_err();
     let begin = Instant::now();
     server.stop();
     assert!(begin.elapsed() < Duration::from_secs(5));
@@ -130,9 +130,9 @@ fn a_large_tree_is_dumped_in_pieces_as_it_was_at_the_first() {
     let begun = first["objects"].as_array().unwrap().len();
     assert!(begun < 1200 && first["more"] == true);
     let handle = server.handle();
-    handle.merge_policy(vec![object("/a/1199/", "new")]).unwrap();
+    handle.edit(Edit::Merge(vec![object("/a/1199/", "new")])).unwrap();
     handle
-        .delete_policy(vec![uri("/a/1198/"), uri("/a/0000/")])
+        .edit(Edit::Delete(vec![uri("/a/1198/"), uri("/a/0000/")]))
         .unwrap();
     let mut rest = Vec::new();
     loop {
@@ -185,7 +185,7 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     shuffled.reverse();
     assert_eq!(control.put(&shuffled, false).unwrap(), 2500);
     assert_eq!(control.dump(&Uri::root()).unwrap(), policy("one"));
-    until_value(&element, Subject::Policy, "/a/1700/", Some("one"));
+    until_value(&element, Store::Policy, "/a/1700/", Some("one"));
 
     assert_eq!(control.reload(&policy("one")).unwrap(), 0);
     let mut next = policy("one");
@@ -193,9 +193,9 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     next.push(object("/b/", "new"));
     next.remove(3);
     assert_eq!(control.reload(&next).unwrap(), 3);
-    until_value(&element, Subject::Policy, "/a/1700/", Some("two"));
+    until_value(&element, Store::Policy, "/a/1700/", Some("two"));
     assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
-    until_value(&element, Subject::Policy, "/a/1700/", Some("three"));
+    until_value(&element, Store::Policy, "/a/1700/", Some("three"));
     // While the server runs, edits may stand behind the file.
     server.stop();
     let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
@@ -370,13 +370,18 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
     let all = (0..3000).map(|n| object(&format!("/p/{n}/"), "x")).collect();
     let server = start("policy", all);
     let handle = server.handle();
-    handle.merge_policy(vec![object("/p/1/", "first")]).unwrap();
+    handle.edit(Edit::Merge(vec![object("/p/1/", "first")])).unwrap();
     let whole = std::fs::read(at("policy")).unwrap();
     handle
-        .merge_policy(vec![object("/p/2/", "second"), object("/p/2/below/", "b")])
+        .edit(Edit::Merge(vec![
+            object("/p/2/", "second"),
+            object("/p/2/below/", "b"),
+        ]))
         .unwrap();
-    handle.delete_policy(vec![uri("/p/3/")]).unwrap();
-    handle.replace_policy(vec![object("/p/2/", "third")]).unwrap();
+    handle.edit(Edit::Delete(vec![uri("/p/3/")])).unwrap();
+    handle
+        .edit(Edit::Replace(vec![object("/p/2/", "third")]))
+        .unwrap();
     assert!(
         std::fs::read(at("policy")).unwrap() == whole,
         "it is not written again"
@@ -394,11 +399,11 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
         // It goes on from there.
         again
             .handle()
-            .merge_policy(vec![object("/p/5/", "later")])
+            .edit(Edit::Merge(vec![object("/p/5/", "later")]))
             .unwrap();
         again
             .handle()
-            .merge_policy(vec![object("/p/6/", "later")])
+            .edit(Edit::Merge(vec![object("/p/6/", "later")]))
             .unwrap();
         let expected = again.handle().policy().unwrap();
         again.stop();
@@ -417,4 +422,55 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
     assert!(!at("policy.edits").exists());
     let kept = ManagedObject::read_all(&std::fs::read(at("policy")).unwrap(), Format::Json).unwrap();
     assert!(kept == expected);
+}
+
+#[test]
+fn what_an_agent_asked_for_is_counted_over_all_its_sessions() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let mut settings = server_settings("pr1");
+    settings.limits.agents = 2;
+    let config = ServerConfig::new(settings)
+        .policy(vec![object("/a/", "a")])
+        .control(&socket);
+    let (server, address) = serve_tcp(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let mut agents = move || control.agents().unwrap();
+    // Its sessions are over when the next begins: the counters are summed up.
+    for session in 1..4 {
+        let element = element("pe1", &address);
+        let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
+        element.report(object("/c/", "c")).unwrap();
+        until(|| element.unanswered().unwrap() == 0);
+        let agent = agents().remove(0);
+        assert_eq!((&agent["name"], &agent["connected"]), (&json!("pe1"), &json!(1)));
+        assert_eq!(agent["requests"]["policy_resolve"], session);
+        drop(element);
+        until(|| agents()[0]["connected"] == 0);
+        let agent = agents().remove(0);
+        assert_eq!(agent["sessions"], session);
+        for method in ["send_identity", "policy_resolve", "state_report"] {
+            assert_eq!(agent["requests"][method], session, "{agent}");
+        }
+        for bytes in ["bytes_received", "bytes_sent"] {
+            assert!(agent[bytes].as_u64().unwrap() > 200 * session, "{agent}");
+        }
+    }
+    // Of those that have left, the two that left last are known.
+    let stays = element("stays", &address);
+    until_health(&stays, Health::Healthy);
+    for name in ["pe2", "pe3"] {
+        let passes = element(name, &address);
+        until_health(&passes, Health::Healthy);
+        drop(passes);
+        until(|| {
+            let agents = agents();
+            agents
+                .iter()
+                .any(|agent| agent["name"] == name && agent["connected"] == 0)
+        });
+    }
+    let names: Vec<_> = agents().iter().map(|agent| agent["name"].clone()).collect();
+    assert_eq!(names, ["pe2", "pe3", "stays"]);
+    assert_eq!(server.handle().agents().unwrap().len(), 3);
 }

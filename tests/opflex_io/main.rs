@@ -15,6 +15,8 @@ mod bad_answers;
 mod bad_input;
 mod certificates;
 mod control;
+mod feed;
+mod inspector;
 mod many;
 mod methods;
 mod raw;
@@ -26,8 +28,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::opflex::model::{ManagedObject, Uri};
-use ssntp::opflex::policy_element::{self, ElementEvent, Health, Subject};
+use ssntp::opflex::model::{Edit, ManagedObject, Uri};
+use ssntp::opflex::policy_element::{self, ElementEvent, Health, Store};
 use ssntp::opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
 use ssntp::opflex::{PolicyElement, Server, server};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
@@ -114,7 +116,7 @@ fn until_health(element: &PolicyElement, wanted: Health) {
 }
 
 /// Waits until an object that is held has a value, or is gone.
-fn until_value(element: &PolicyElement, what: Subject, at: &str, value: Option<&str>) {
+fn until_value(element: &PolicyElement, what: Store, at: &str, value: Option<&str>) {
     let at = uri(at);
     until(|| {
         let objects = element.objects(what, &at).unwrap();

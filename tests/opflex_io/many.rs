@@ -27,10 +27,10 @@ fn many(elements: usize, policies: usize) {
     });
     for value in ["1", "2"] {
         let changes = (0..policies).map(|n| object(&at(n), value)).collect();
-        assert_eq!(handle.merge_policy(changes).unwrap(), policies);
+        assert_eq!(handle.edit(Edit::Merge(changes)).unwrap(), policies);
         for (element, _) in &elements {
             for n in [0, policies / 2, policies - 1] {
-                until_value(element, Subject::Policy, &at(n), Some(value));
+                until_value(element, Store::Policy, &at(n), Some(value));
             }
         }
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 use ssntp::opflex::PolicyElement;
 use ssntp::opflex::message::Method;
 use ssntp::opflex::model::{ManagedObject, Target};
-use ssntp::opflex::policy_element::{ElementEvent, Health, PeerState, Subject};
+use ssntp::opflex::policy_element::{ElementEvent, Health, PeerState, Store};
 use ssntp::opflex::run::{ElementConfig, ServerConfig};
 use ssntp::transport::Address;
 use ssntp::transport::memory::MemoryListener;
@@ -42,11 +42,11 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
         _ => None,
     });
     assert!(found);
-    until_value(&element, Subject::Policy, GROUP, Some("web"));
-    assert_eq!(handle.merge_policy(vec![object(GROUP, "web2")]).unwrap(), 1);
-    until_value(&element, Subject::Policy, GROUP, Some("web2"));
-    assert_eq!(handle.delete_policy(vec![uri(GROUP)]).unwrap(), 1);
-    until_value(&element, Subject::Policy, GROUP, None);
+    until_value(&element, Store::Policy, GROUP, Some("web"));
+    assert_eq!(handle.edit(Edit::Merge(vec![object(GROUP, "web2")])).unwrap(), 1);
+    until_value(&element, Store::Policy, GROUP, Some("web2"));
+    assert_eq!(handle.edit(Edit::Delete(vec![uri(GROUP)])).unwrap(), 1);
+    until_value(&element, Store::Policy, GROUP, None);
     drop(policy);
     until_server(&handle, |cx| cx.core().sessions()[0].policies == 0);
 
@@ -58,11 +58,11 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     let wanted = element
         .resolve_endpoint("EprL3Ep", Target::Uri(uri(ENDPOINT)))
         .unwrap();
-    until_value(&element, Subject::Endpoint, ENDPOINT, Some("one"));
+    until_value(&element, Store::Endpoints, ENDPOINT, Some("one"));
     element.declare(vec![endpoint("two")]).unwrap();
-    until_value(&element, Subject::Endpoint, ENDPOINT, Some("two"));
+    until_value(&element, Store::Endpoints, ENDPOINT, Some("two"));
     assert!(element.undeclare(&uri(ENDPOINT)).unwrap());
-    until_value(&element, Subject::Endpoint, ENDPOINT, None);
+    until_value(&element, Store::Endpoints, ENDPOINT, None);
     drop(wanted);
     until_server(&handle, |cx| cx.core().sessions()[0].endpoint_resolves == 0);
 
@@ -247,10 +247,10 @@ fn what_is_resolved_is_told_for_the_refresh_time_and_no_longer() {
     };
     let answer = raw.ask(&resolve(1));
     assert_eq!(answer["result"]["policy"][0]["uri"], GROUP);
-    handle.merge_policy(vec![object(GROUP, "a")]).unwrap();
+    handle.edit(Edit::Merge(vec![object(GROUP, "a")])).unwrap();
     assert_eq!(raw.recv_other().unwrap()["method"], "policy_update");
     until_server(&handle, |cx| cx.core().sessions()[0].policies == 0);
-    handle.merge_policy(vec![object(GROUP, "b")]).unwrap();
+    handle.edit(Edit::Merge(vec![object(GROUP, "b")])).unwrap();
     // Nothing comes between the change and the answer to what is said after it.
     raw.send(&json!({"id": 7, "method": "echo", "params": [1]}));
     assert_eq!(raw.recv_other().unwrap(), json!({"id": 7, "result": [1]}));
@@ -295,13 +295,16 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
     let element = PolicyElement::start(config.connect_in_memory("pr1:1", &place)).unwrap();
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     for n in 1..20 {
-        until_value(&element, Subject::Policy, GROUP, Some(&(n - 1).to_string()));
+        until_value(&element, Store::Policy, GROUP, Some(&(n - 1).to_string()));
         let change = object(GROUP, &n.to_string());
-        assert_eq!(server.handle().merge_policy(vec![change]).unwrap(), 1);
+        assert_eq!(server.handle().edit(Edit::Merge(vec![change])).unwrap(), 1);
     }
-    until_value(&element, Subject::Policy, GROUP, Some("19"));
+    until_value(&element, Store::Policy, GROUP, Some("19"));
     assert_eq!(element.events().try_iter().count(), 3);
-    server.handle().merge_policy(vec![object(GROUP, "last")]).unwrap();
+    server
+        .handle()
+        .edit(Edit::Merge(vec![object(GROUP, "last")]))
+        .unwrap();
     let missed = element.recv_timeout(LIMIT).unwrap();
     assert!(matches!(missed, ElementEvent::Missed(n) if n >= 18), "{missed:?}");
     assert!(matches!(

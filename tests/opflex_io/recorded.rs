@@ -252,9 +252,9 @@ fn the_recorded_server_is_understood() {
         if moves {
             let (at, name, value) = steps.next().unwrap();
             let what = if at.starts_with("/class4") {
-                Subject::Policy
+                Store::Policy
             } else {
-                Subject::Endpoint
+                Store::Endpoints
             };
             until(|| {
                 let objects = element.objects(what, &uri(at)).unwrap();

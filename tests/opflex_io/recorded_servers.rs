@@ -323,7 +323,7 @@ fn the_recorded_server_of_the_agent_hears_what_the_agent_said() {
                 held.insert(at.clone(), reference.unwrap());
                 let expected = script.answers[said]["policy"].as_array().unwrap();
                 until(|| {
-                    let came = element.objects(Subject::Policy, &uri(&at)).unwrap();
+                    let came = element.objects(Store::Policy, &uri(&at)).unwrap();
                     let came: Vec<Value> = came
                         .iter()
                         .map(|object| serde_json::to_value(object).unwrap())

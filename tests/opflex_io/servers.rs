@@ -57,7 +57,7 @@ fn a_server_that_knows_only_the_others_leads_to_them() {
     expected.sort_by(|a, b| a.0.cmp(&b.0));
     until(|| states(&element) == expected);
     let _policy = element.resolve(&uri(GROUP)).unwrap();
-    until_value(&element, Subject::Policy, GROUP, Some("web"));
+    until_value(&element, Store::Policy, GROUP, Some("web"));
     for server in servers {
         until_server(&server.handle(), |cx| cx.core().sessions()[0].policies == 1);
     }
@@ -77,7 +77,7 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
         servers[index].take().unwrap().stop();
         until_health(&element, Health::Degraded);
         // What it had it keeps.
-        until_value(&element, Subject::Policy, GROUP, Some("web"));
+        until_value(&element, Store::Policy, GROUP, Some("web"));
         let server = serve_at(address, true, &[&b, &c]);
         until_health(&element, Health::Healthy);
         let handle = server.handle();
@@ -88,15 +88,15 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
                 .is_some_and(|session| session.policies == 1)
                 && cx.core().endpoints().len() == 1
         });
-        handle.merge_policy(vec![object(GROUP, address)]).unwrap();
-        until_value(&element, Subject::Policy, GROUP, Some(address));
-        handle.merge_policy(vec![object(GROUP, "web")]).unwrap();
-        until_value(&element, Subject::Policy, GROUP, Some("web"));
+        handle.edit(Edit::Merge(vec![object(GROUP, address)])).unwrap();
+        until_value(&element, Store::Policy, GROUP, Some(address));
+        handle.edit(Edit::Merge(vec![object(GROUP, "web")])).unwrap();
+        until_value(&element, Store::Policy, GROUP, Some("web"));
         servers[index] = Some(server);
     }
     drop(servers);
     until_health(&element, Health::Down);
-    until_value(&element, Subject::Policy, GROUP, Some("web"));
+    until_value(&element, Store::Policy, GROUP, Some("web"));
     let _b = serve_at(&b, true, &[&b]);
     until_health(&element, Health::Degraded);
 }
@@ -168,11 +168,11 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
     for n in 1..=5 {
         server
             .handle()
-            .merge_policy(vec![object(GROUP, &n.to_string())])
+            .edit(Edit::Merge(vec![object(GROUP, &n.to_string())]))
             .unwrap();
     }
     // Nothing is lost of the policy itself.
-    until_value(&element, Subject::Policy, GROUP, Some("5"));
+    until_value(&element, Store::Policy, GROUP, Some("5"));
     let first = element.recv_timeout(LIMIT).unwrap();
     assert!(matches!(first, ElementEvent::Peer { .. }), "{first:?}");
     let mut lost = 0;
@@ -181,9 +181,9 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
         number += 1;
         server
             .handle()
-            .merge_policy(vec![object(GROUP, &number.to_string())])
+            .edit(Edit::Merge(vec![object(GROUP, &number.to_string())]))
             .unwrap();
-        until_value(&element, Subject::Policy, GROUP, Some(&number.to_string()));
+        until_value(&element, Store::Policy, GROUP, Some(&number.to_string()));
         while let Ok(event) = element.events().try_recv() {
             if let ElementEvent::Missed(count) = event {
                 lost += count;

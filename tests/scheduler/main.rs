@@ -1,15 +1,17 @@
 //! The scheduler as its clients meet it, over memory and TLS: every row of
-//! cluster.md's tables for it.
+//! docs/cluster.md's tables for it.
 //!
 //! | file | rules |
 //! |---|---|
 //! | `routing` | who may send what, and where it goes |
 //! | `nodes` | NodeConnected, NodeDisconnected, and what a new controller is told |
 //! | `starts` | placement, held and lost STARTs |
+//! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `truth` | who may say what of an instance, and when a START counts as done |
 //! | `answers` | what the scheduler answers itself |
 //! | `controllers` | any and master |
 //! | `configuration` | CONFIGURE, its file, and the way back |
+//! | `streams` | what instances write, and who may read it |
 //! | `bad_input` | payloads that are none |
 //! | `client` | a client by hand |
 
@@ -36,9 +38,11 @@ mod bad_input;
 mod client;
 mod configuration;
 mod controllers;
+mod moves;
 mod nodes;
 mod routing;
 mod starts;
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod truth;

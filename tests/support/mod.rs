@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, HEADER_LEN, Header, Item, Status};
+use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, HEADER_LEN, Header, Item, Operands, Status};
 use ssntp::server::{Handler, Server, ServerConfig};
 use ssntp::transport::memory::{Faults, MemoryListener};
 use ssntp::transport::raw::{BufferPool, Duplex, Halves, Outgoing};
@@ -148,6 +148,11 @@ impl Peer {
         let connected = self.connected();
         self.codec = Codec::new(u32::MAX, connected.trace);
         connected
+    }
+
+    /// Takes frames of an application from now on.
+    pub fn takes(&mut self, operands: Operands) {
+        self.codec = Codec::new(u32::MAX, false).operands(operands);
     }
 
     /// Receives CONNECTED.

@@ -5,11 +5,13 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 
 use crate::cmd;
+use crate::failure::Failure;
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
 ///
-/// Exit codes: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
+/// before it was done. RUST_LOG sets what is logged
 /// to the standard error (default: warn for servers, else error). Nobody waits
 /// for who reads it: lines that find no room are counted and left out.
 #[derive(Debug, Parser)]
@@ -33,6 +35,8 @@ pub(crate) enum Command {
     #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),
     #[cfg(feature = "cli")]
+    Context(cmd::context::Args),
+    #[cfg(feature = "cli")]
     Ctl(cmd::ctl::Args),
     #[cfg(feature = "cli")]
     Decode(cmd::decode::Args),
@@ -40,6 +44,8 @@ pub(crate) enum Command {
     Demo(cmd::demo::Args),
     #[cfg(feature = "cli")]
     Listen(cmd::listen::Args),
+    #[cfg(feature = "cli")]
+    Operands(cmd::operands::Args),
     #[cfg(all(feature = "cli", feature = "opflex"))]
     Opflex(cmd::opflex::Args),
     #[cfg(feature = "cli")]
@@ -53,13 +59,31 @@ pub(crate) enum Command {
 impl Args {
     /// Reads the command line.
     pub(crate) fn of_this_process() -> Self {
-        Self::parse_from(common_flags_last(std::env::args_os().collect()))
+        let words = common_flags_last(std::env::args_os().collect());
+        match Self::try_parse_from(&words) {
+            Ok(args) => args,
+            Err(e) if e.use_stderr() && asks_for_json(&words) => {
+                // What follows the first paragraph is for people.
+                let text = e.to_string();
+                let why = text.split("\n\n").next().unwrap_or_default();
+                let usage = Failure::usage(why.trim_start_matches("error: "));
+                let _ = usage.in_json(true).report();
+                std::process::exit(e.exit_code())
+            }
+            Err(e) => e.exit(),
+        }
     }
+}
+
+/// Whether a program reads what `ssntp ctl` says, though it was asked wrongly.
+fn asks_for_json(words: &[OsString]) -> bool {
+    let mut own = words.iter().skip(1).take_while(|word| *word != "--");
+    words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
 }
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 4] = ["--connect", "--listen", "--ca", "--cert"];
+const COMMON: [&str; 5] = ["--connect", "--listen", "--ca", "--cert", "--context"];
 const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags that stand before the subcommand right behind it.

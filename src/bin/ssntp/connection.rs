@@ -1,88 +1,242 @@
-//! The flags of every subcommand that connects to a server.
+//! How a program reaches its server: the flags of every subcommand that connects,
+//! else the environment, else the user's context; and the wait for what comes.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use crate::context::{self, Context, Contexts};
 use crate::failure::Failure;
+use crate::output::note;
+use crate::seconds::Seconds;
 use crate::signals::Stop;
+
+/// Which server, and the files that both sides are known by. Each by its flag,
+/// else by the environment, else by the context.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ServerArgs {
+    /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, joined with
+    /// commas, the first that answers [default: the context's, else the names in
+    /// the CA certificate, else localhost]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        global = true,
+        env = "SSNTP_CONNECT",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    connect: Vec<Address>,
+    /// The authority that the server's certificate has to come from
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CA",
+        hide_env_values = true
+    )]
+    ca: Option<PathBuf>,
+    /// This client's certificate and key
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CERT",
+        hide_env_values = true
+    )]
+    cert: Option<PathBuf>,
+    /// The name that the server's certificate has to hold [default: the one
+    /// connected to]
+    #[arg(long, value_name = "NAME", global = true)]
+    server_name: Option<String>,
+    /// The context that says what is not said here, see `ssntp context`
+    /// [default: the current one]
+    #[arg(
+        long,
+        value_name = "NAME",
+        global = true,
+        env = "SSNTP_CONTEXT",
+        hide_env_values = true
+    )]
+    context: Option<String>,
+}
+
+/// What [`ServerArgs`] come to.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    pub(crate) connect: Vec<Address>,
+    pub(crate) ca: PathBuf,
+    pub(crate) cert: PathBuf,
+    pub(crate) server_name: Option<String>,
+}
+
+/// How long a command waits for a context where it is told of no server at all:
+/// `ssntp server --dev`, started just before it, is about to make one.
+const MAKING: Duration = Duration::from_secs(10);
+/// Between two looks at the contexts.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl ServerArgs {
+    /// Looks everything up. Where nothing at all is said, it waits for a context
+    /// for some seconds, and says so.
+    pub(crate) fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
+        let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
+        // Then a file adds nothing, and need not be right.
+        let found = match complete && self.context.is_none() {
+            true => None,
+            false => self.find_context(stop)?,
+        };
+        let context = found.unwrap_or_default();
+        let path = |given: &Option<PathBuf>, in_context: &str, flag: &str, variable: &str| match given {
+            Some(path) => Ok(path.clone()),
+            None if in_context.is_empty() => Err(Failure::usage(format!(
+                "--{flag} is needed: on the command line, as {variable}, or by a context \
+                 (`ssntp context add`, `ssntp server --dev`)"
+            ))),
+            None => Ok(PathBuf::from(in_context)),
+        };
+        Ok(Reached {
+            ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
+            cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
+            connect: match self.connect.is_empty() {
+                true => context.connect.parse()?,
+                false => self.connect.clone(),
+            },
+            server_name: self
+                .server_name
+                .clone()
+                .or_else(|| Some(context.server_name).filter(|name| !name.is_empty())),
+        })
+    }
+
+    fn find_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
+        let says_nothing = self.ca.is_none() && self.cert.is_none() && self.context.is_none();
+        let began = now();
+        let mut told = false;
+        loop {
+            let found = Contexts::load()?.find(self.context.as_deref())?;
+            if found.is_some() || !says_nothing || began.elapsed() > MAKING {
+                return Ok(found);
+            }
+            if !told {
+                note(format_args!(
+                    "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
+                    MAKING.as_secs()
+                ));
+                told = true;
+            }
+            if stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
+                return Err(stop.interrupted());
+            }
+        }
+    }
+
+    /// Whether the command line or the environment says anything of a server.
+    pub(crate) fn says_something(&self) -> bool {
+        self.ca.is_some() || self.cert.is_some() || !self.connect.is_empty() || self.context.is_some()
+    }
+
+    /// Makes a context of what is given, with whole file names.
+    pub(crate) fn to_context(&self) -> Result<Context, Failure> {
+        let whole = |path: &Option<PathBuf>, flag: &str| {
+            let path = path.as_ref();
+            let path = path.ok_or_else(|| Failure::usage(format!("--{flag} is needed")))?;
+            let whole = std::path::absolute(path);
+            whole.map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+        };
+        Ok(Context {
+            connect: context::Addresses::Several(self.connect.iter().map(Address::to_string).collect()),
+            ca: whole(&self.ca, "ca")?.to_string_lossy().into_owned(),
+            cert: whole(&self.cert, "cert")?.to_string_lossy().into_owned(),
+            server_name: self.server_name.clone().unwrap_or_default(),
+        })
+    }
+}
+
+impl Reached {
+    /// A client's configuration with all of it.
+    pub(crate) fn config(self, identity: Identity) -> Result<ClientConfig, Failure> {
+        let mut config = ClientConfig::new(identity, Trust::load(&self.ca)?).addresses(self.connect);
+        if let Some(name) = self.server_name {
+            config = config.server_name(name);
+        }
+        Ok(config)
+    }
+}
 
 /// How to reach a server, and as whom.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Connection {
-    /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, the first
-    /// that answers [default: the names in the CA certificate, else localhost]
-    #[arg(long, value_name = "ADDR", num_args = 1..)]
-    connect: Vec<Address>,
-    /// The authority that the server's certificate has to come from
-    #[arg(long, value_name = "FILE")]
-    ca: PathBuf,
-    /// This client's certificate and key
-    #[arg(long, value_name = "FILE")]
-    cert: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
     /// The roles to advertise [default: all that the certificate holds]
     #[arg(long)]
     role: Option<Role>,
     /// This client's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
-    /// The name that the server's certificate has to hold [default: the one
-    /// connected to]
-    #[arg(long, value_name = "NAME")]
-    server_name: Option<String>,
 }
 
 impl Connection {
     /// The client's configuration so far.
-    pub(crate) fn config(&self) -> Result<ClientConfig, Failure> {
-        self.config_of(Identity::load(&self.cert)?, self.role)
+    pub(crate) fn config(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
+        self.config_choosing(stop, |held| held)
+    }
+
+    /// The same, where `choose` picks those of the certificate's roles that are
+    /// advertised if nobody says.
+    pub(crate) fn config_choosing(
+        &self,
+        stop: &Stop,
+        choose: impl FnOnce(Role) -> Role,
+    ) -> Result<ClientConfig, Failure> {
+        let reached = self.server.reach(stop)?;
+        let identity = Identity::load(&reached.cert)?;
+        let role = self.role.unwrap_or_else(|| choose(identity.roles()));
+        self.config_of(reached, identity, role)
     }
 
     /// The same for a program that is nothing but `roles`: of them, it
     /// advertises those that its certificate holds.
-    pub(crate) fn config_as(&self, roles: Role) -> Result<ClientConfig, Failure> {
-        let identity = Identity::load(&self.cert)?;
+    pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<ClientConfig, Failure> {
+        let reached = self.server.reach(stop)?;
+        let identity = Identity::load(&reached.cert)?;
         let held = identity.roles();
         let advertised = self.role.unwrap_or(held & roles);
         if advertised.is_empty() || !roles.contains(advertised) {
-            let (cert, any) = (self.cert.display(), roles.to_string().replace(',', " or "));
+            let (cert, any) = (reached.cert.display(), roles.to_string().replace(',', " or "));
             let found = self.role.unwrap_or(held);
             return Err(Failure::new(format!(
                 "{cert}: the role is {found}, it has to be {any}"
             )));
         }
-        self.config_of(identity, Some(advertised))
+        self.config_of(reached, identity, advertised)
     }
 
-    fn config_of(&self, identity: Identity, role: Option<Role>) -> Result<ClientConfig, Failure> {
-        let mut config = ClientConfig::new(identity, Trust::load(&self.ca)?);
-        config = config.addresses(self.connect.iter().cloned());
-        if let Some(role) = role {
-            config = config.role(role);
-        }
-        if let Some(uuid) = self.uuid {
-            config = config.uuid(uuid);
-        }
-        if let Some(name) = &self.server_name {
-            config = config.server_name(name);
-        }
-        Ok(config)
+    fn config_of(&self, reached: Reached, identity: Identity, role: Role) -> Result<ClientConfig, Failure> {
+        let config = reached.config(identity)?.role(role);
+        Ok(match self.uuid {
+            Some(uuid) => config.uuid(uuid),
+            None => config,
+        })
     }
 
     /// The identity, the trust and the one address, for what is no client of
     /// the library's.
-    pub(crate) fn parts(&self) -> Result<(Identity, Trust, Address), Failure> {
-        let [address] = &self.connect[..] else {
-            return Err(Failure::usage("--connect is needed, once"));
+    pub(crate) fn parts(&self, stop: &Stop) -> Result<(Identity, Trust, Address), Failure> {
+        let reached = self.server.reach(stop)?;
+        let [address] = &reached.connect[..] else {
+            return Err(Failure::usage("--connect is needed, with one address"));
         };
         Ok((
-            Identity::load(&self.cert)?,
-            Trust::load(&self.ca)?,
+            Identity::load(&reached.cert)?,
+            Trust::load(&reached.ca)?,
             address.clone(),
         ))
     }
@@ -93,8 +247,9 @@ impl Connection {
     }
 
     /// Whether the command line or the certificate says the UUID.
-    pub(crate) fn settles_uuid(&self) -> Result<bool, Failure> {
-        Ok(self.uuid.is_some() || Identity::load(&self.cert)?.uuid().is_some())
+    pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
+        let bound = || Ok::<_, Failure>(Identity::load(self.server.reach(stop)?.cert)?.uuid().is_some());
+        Ok(self.uuid.is_some() || bound()?)
     }
 }
 
@@ -108,23 +263,113 @@ pub(crate) enum Waited {
     TimedOut,
 }
 
-/// The next event of a client, or a signal, or the end of the time.
-///
-/// Fails when the client is over for good, with its reason.
-pub(crate) fn wait(client: &Client, stop: &Stop, limit: Option<Duration>) -> Result<Waited, Failure> {
-    let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
-    crossbeam_channel::select! {
-        recv(client.events()) -> event => match event {
-            Ok(ClientEvent::Closed(why)) => Err(closed(why)),
-            Ok(event) => Ok(Waited::Event(event)),
-            Err(_) => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
-        },
-        recv(stop.channel()) -> _ => Ok(Waited::Stopped),
-        recv(timeout) -> _ => Ok(Waited::TimedOut),
+/// What comes from a client, with a word to the user as soon as its server cannot
+/// be reached.
+#[derive(Debug)]
+pub(crate) struct Watch<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) stop: &'a Stop,
+    complaint: Complaint,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(client: &'a Client, stop: &'a Stop) -> Self {
+        Self {
+            client,
+            stop,
+            complaint: Complaint::default(),
+        }
     }
+
+    /// The next event, or a signal, or the end of the time.
+    ///
+    /// Fails when the client is over for good, with its reason.
+    pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
+        let client = self.client;
+        let event = |event| match event {
+            Some(ClientEvent::Closed(why)) => Err(closed(why)),
+            Some(event) => Ok(Waited::Event(event)),
+            None => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
+        };
+        if self.stop.requested() {
+            return Ok(Waited::Stopped);
+        }
+        // Where frames come fast, nothing else is needed.
+        match client.events().try_recv() {
+            Ok(came) => return event(Some(came)),
+            Err(TryRecvError::Disconnected) => return event(None),
+            Err(TryRecvError::Empty) => {}
+        }
+        let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
+        loop {
+            let look = match client.is_connected() {
+                true => crossbeam_channel::never(),
+                false => crossbeam_channel::after(LOOK),
+            };
+            crossbeam_channel::select! {
+                recv(client.events()) -> came => return event(came.ok()),
+                recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
+                recv(timeout) -> _ => return Ok(Waited::TimedOut),
+                recv(look) -> _ => self.complaint.tell(&client.handle()),
+            }
+        }
+    }
+
+    /// Waits for the first session, for at most so long.
+    pub(crate) fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
+        let limit = Duration::from(limit);
+        match self.wait(Some(limit))? {
+            Waited::Event(_) => Ok(()),
+            Waited::Stopped => Err(self.stop.interrupted()),
+            Waited::TimedOut => Err(unanswered(&self.client.handle(), "server", limit)),
+        }
+    }
+}
+
+/// Tells of a server that cannot be reached at once, and again when the reason is
+/// another one.
+#[derive(Debug, Default)]
+pub(crate) struct Complaint {
+    told: String,
+}
+
+impl Complaint {
+    /// Call it now and then while no session stands.
+    pub(crate) fn tell(&mut self, client: &ClientHandle) {
+        let why = reasons(&client.failures());
+        // The end of a client is told by its own error.
+        if why.is_empty() || why == self.told || client.ended().is_some() {
+            return;
+        }
+        note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
+        self.told = why;
+    }
+}
+
+/// Nobody has answered in time.
+pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> Failure {
+    let why = reasons(&client.failures());
+    let separator = if why.is_empty() { "" } else { ": " };
+    Failure::new(format!(
+        "cannot connect: no {who} has answered in {} s{separator}{why}",
+        limit.as_secs_f64()
+    ))
+}
+
+fn reasons(failures: &[DialError]) -> String {
+    failures
+        .iter()
+        .map(DialError::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// A client that ended for good ends its program.
 pub(crate) fn closed(why: ClientError) -> Failure {
     Failure::new(why)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
+fn now() -> Instant {
+    Instant::now()
 }

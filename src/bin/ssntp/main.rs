@@ -6,9 +6,11 @@
 //! | `args` | the command line, one variant a subcommand |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
+//! | `context` | what these flags need not say: the user's contexts |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `logging` | the log on the standard error, which nobody waits for |
 //! | `output` | the standard output, which may be closed at any time |
+//! | `receipt` | how a server tells a sender who received a frame |
 //! | `seconds` | times on the command line |
 //! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
@@ -19,6 +21,8 @@
     allow(dead_code, reason = "the agent alone needs a part of what is here")
 )]
 
+#[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
+mod application;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod args;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -26,11 +30,15 @@ mod cmd;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod context;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod failure;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod logging;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod output;
+#[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
+mod receipt;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod seconds;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]

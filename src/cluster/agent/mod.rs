@@ -2,7 +2,7 @@
 //! node and of them.
 //!
 //! ```text
-//!  scheduler ◀─▶ client ◀─▶ ssntp-agent ── jobs ──▶ ssntp-work-0…3 ──▶ driver ──▶ instances
+//!  scheduler ◀─▶ client ◀─▶ ssntp-agent ── jobs ──▶ ssntp-work, …  ──▶ driver ──▶ instances
 //!                           (Control)  ◀─ outcomes ─┘     │                          │
 //!                                │                        ▼                          │
 //!                                │                   state directory                 │
@@ -43,7 +43,10 @@
 //! # What the protocol leaves open
 //! * **START** of what isn't here: `launch_failure` when the program, its
 //!   directory or a driver is missing; a program that ran, however short, was
-//!   started, and its instance is `exited`. It stays until it is deleted.
+//!   started, and its instance is `exited`. A persistent one stays until it is
+//!   deleted, any other as long as the policy's retention says.
+//! * **An end that nobody asked for** is the beginning of another run where the
+//!   START's `restart_policy` says so.
 //! * **A START that an agent did not come to an end with** is answered by the
 //!   next agent, with `launch_failure`. Which STARTs failed in the last minute
 //!   is said again in a new session, as the one before may have lost it.
@@ -72,6 +75,8 @@
 //!   scheduler waits for it.
 //! * **Logs** are kept within their limit (16 MB each by default) as they are
 //!   written, also while no agent runs.
+//! * **Logs are read** by one thread for all streams (docs/streams.md), also while the
+//!   node is OFFLINE or in maintenance, and as long as the instance is kept.
 //! * **A lost record** is made anew from the START and from what runs; with a
 //!   lost START an instance is `missing` unless it still runs, can be stopped
 //!   and deleted, and RESTART answers `instance_corrupt`.
@@ -86,6 +91,7 @@
 //! | `policy` | [`Policy`]: what this node lets instances have |
 //! | `store` | the state directory |
 //! | `tree` | directories that instances write to: removed and measured |
+//! | `streams` | the thread that reads what instances have written |
 //! | [`driver`] | what runs an instance |
 //! | `fleet` | `Fleet`: simulated agents by the thousand, to load a cluster; with the feature of that name |
 
@@ -96,6 +102,7 @@ mod fleet;
 mod policy;
 mod runner;
 mod store;
+mod streams;
 mod tree;
 mod worker;
 

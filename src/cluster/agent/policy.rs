@@ -9,6 +9,8 @@
 //! pids: 1024
 //! disk_mb: 10240
 //! emulation: false
+//! retention_s: 86400
+//! retention_count: 256
 //! ```
 //!
 //! It is the agent's own: CONFIGURE and START choose within it, and what they
@@ -84,6 +86,12 @@ pub struct Policy {
     /// Whether a machine may be emulated where the processor can't run it by
     /// itself (KVM), which is many times slower. Default: no.
     pub emulation: bool,
+    /// For how many seconds an instance that has ended is kept before it is
+    /// deleted; persistent ones are kept. Default: 86400, a day.
+    pub retention_s: u32,
+    /// How many such instances are kept, the latest. They don't count as
+    /// instances of the node. Default: 256.
+    pub retention_count: u32,
 }
 
 impl Default for Policy {
@@ -97,6 +105,8 @@ impl Default for Policy {
             pids: PIDS,
             disk_mb: Some(DISK_MB),
             emulation: false,
+            retention_s: 24 * 60 * 60,
+            retention_count: 256,
         }
     }
 }
@@ -356,7 +366,7 @@ mod tests {
         };
         assert_eq!(read(""), Ok(Policy::default()));
         let full = "users: [70000-70009, agent, nobody, 7]\ndrivers: [process]\ndirectories: [/srv]\n\
-                    images: [a]\nmem_mb: 5\npids: 6\ndisk_mb: 0\nemulation: yes\n";
+                    images: [a]\nmem_mb: 5\npids: 6\ndisk_mb: 0\nemulation: yes\nretention_s: 8\nretention_count: 9\n";
         let expected = Policy {
             users: vec![
                 RunAs::Own(70000..=70009),
@@ -371,6 +381,8 @@ mod tests {
             pids: 6,
             disk_mb: None,
             emulation: true,
+            retention_s: 8,
+            retention_count: 9,
         };
         assert_eq!(read(full), Ok(expected));
         for (text, where_it_is, what) in [

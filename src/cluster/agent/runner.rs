@@ -15,6 +15,7 @@ use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
 use super::policy::Policy;
 use super::store::{PASS, Store, make_dirs};
+use super::streams::Streams;
 use super::worker::Workers;
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
@@ -238,6 +239,7 @@ impl Agent {
         let (inputs, outcomes) = bounded(INPUTS);
         let workers =
             Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
+        let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
         let settings = settings(&config, &client, store.as_deref());
         let disk = store
             .as_ref()
@@ -253,6 +255,7 @@ impl Agent {
             client,
             control,
             workers,
+            streams,
             inbox,
             outcomes,
             evacuations,
@@ -352,6 +355,7 @@ struct Runner {
     client: Client,
     control: Control,
     workers: Workers,
+    streams: Streams,
     inbox: Receiver<Order>,
     outcomes: Receiver<Input>,
     evacuations: Sender<NextState>,
@@ -375,6 +379,8 @@ impl Runner {
                         warn!("{}: disconnected: {reason}", self.client.uuid());
                         Input::Disconnected
                     }
+                    // It has registered none.
+                    Ok(ClientEvent::Request(_)) => continue,
                     Ok(ClientEvent::Closed(why)) => break Some(why),
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },
@@ -394,6 +400,7 @@ impl Runner {
         let Self {
             client,
             workers,
+            streams,
             outcomes,
             control,
             inbox,
@@ -405,6 +412,7 @@ impl Runner {
         // drivers go with their last user.
         drop(outcomes);
         drop(workers);
+        drop(streams);
         drop(control);
         client.close();
         drop(inbox);
@@ -421,6 +429,7 @@ impl Runner {
             for action in actions {
                 match action {
                     Action::Job(job) => self.workers.give(job),
+                    Action::Stream(order) => self.streams.take(order),
                     Action::Evacuated(next) => {
                         info!("{}: evacuated; next is {next}", self.client.uuid());
                         if self.evacuations.try_send(next).is_err() {

@@ -5,8 +5,10 @@
 //!   node.yaml                   whether the node is in maintenance, and what is next
 //!   instances/UUID/
 //!     instance.yaml             the record: phase, process, exit code
-//!     start.yaml                the START, byte for byte
+//!     start.yaml                a checksum, and the START as it was received
+//!     restart.yaml              what a RESTART said anew, where one did
 //!     …                         the driver's, see `driver::Place`
+//!   new/                        instances that are being made
 //!   removed/                    what DELETE left, on its way out
 //!   set-aside/                  copies of what could not be read; why is in the log
 //! ```
@@ -17,34 +19,38 @@
 //! each has one of its own.
 //!
 //! A file is written beside its place, synced, and renamed over it, so that
-//! after a crash the old or the new one is there. Each ends with a checksum
-//! of the rest: a file that is torn all the same, or was changed by hand, is
-//! recognised and set aside, never obeyed.
+//! after a crash the old or the new one is there. An instance's directory is made
+//! in `new`, and renamed once all of it is on the disk: after a crash the whole
+//! instance is there, or nothing of it. Each file has a checksum of the rest: one
+//! that is torn all the same, or was changed by hand, is recognised and set aside,
+//! never obeyed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, Permissions, set_permissions};
-use std::io;
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::warn;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::driver::{Exit, Handle, Place, User, Volume};
+use super::driver::{Exit, Handle, Place, User, Volume, boot_id};
 use super::tree::{self, Access};
-use crate::cluster::summed::{read_summed, sum_line, write_summed};
-use crate::payload::{NextState, Payload, StartPayload};
-use crate::replace::replace;
+use crate::cluster::summed::{fnv1a, read_summed, sum_line, write_summed};
+use crate::payload::{Networking, NextState, Payload, Restart, Start, StartPayload};
 
 const RECORD: &str = "instance.yaml";
 const START: &str = "start.yaml";
+const RESTART: &str = "restart.yaml";
 const NODE: &str = "node.yaml";
 const INSTANCES: &str = "instances";
 const SET_ASIDE: &str = "set-aside";
+const NEW: &str = "new";
 const REMOVED: &str = "removed";
 /// The mode of a directory that nobody else gets into.
 const PRIVATE: u32 = 0o700;
@@ -67,6 +73,20 @@ pub(crate) struct Record {
     pub(crate) first_run: bool,
     /// How its last run ended; -1 unknown.
     pub(crate) exit_code: i32,
+    /// The signal that ended it; 0 none.
+    pub(crate) exit_signal: i32,
+    pub(crate) out_of_memory: bool,
+    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
+    pub(crate) started: u64,
+    pub(crate) ended: u64,
+    /// Why its node ended it, or could not start it again; a line for people.
+    pub(crate) detail: String,
+    /// How often its node has started it again by itself, in all and since it last
+    /// ran for long.
+    pub(crate) restarts: u32,
+    pub(crate) restarts_in_row: u32,
+    /// It has ended, and its node is to start it again.
+    pub(crate) restart_due: bool,
     /// What is to happen once it has ended, where somebody asked.
     pub(crate) after: RecordAfter,
 }
@@ -99,6 +119,8 @@ pub(crate) enum RecordAfter {
     Delete,
     /// Remove, and say InstanceStopped.
     Release,
+    /// Remove, since it was kept long enough, and say InstanceDeleted.
+    Retire,
 }
 
 impl Record {
@@ -116,7 +138,7 @@ impl Record {
         })
     }
 
-    /// The same instance, running.
+    /// The same instance, running; `started` is set by who starts it.
     pub(crate) fn running(&self, handle: &Handle) -> Self {
         Self {
             driver: self.driver.clone(),
@@ -126,7 +148,10 @@ impl Record {
             boot_id: handle.boot_id.clone(),
             first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
-            after: RecordAfter::Nothing,
+            started: self.started,
+            restarts: self.restarts,
+            restarts_in_row: self.restarts_in_row,
+            ..Self::default()
         }
     }
 
@@ -136,10 +161,23 @@ impl Record {
             driver: self.driver.clone(),
             phase: RecordPhase::Stopped,
             exit_code: exit.code.unwrap_or(-1),
+            exit_signal: exit.signal.unwrap_or(0),
+            out_of_memory: exit.out_of_memory,
+            started: exit.started.map_or(self.started, millis),
+            ended: exit.ended.map_or(0, millis),
+            detail: self.detail.clone(),
+            restarts: self.restarts,
+            restarts_in_row: self.restarts_in_row,
             after: self.after,
             ..Self::default()
         }
     }
+}
+
+/// A time as a record has it.
+pub(crate) fn millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What is true of the whole node.
@@ -150,6 +188,8 @@ pub(crate) struct NodeRecord {
     pub(crate) maintenance: bool,
     /// What is to come once it is.
     pub(crate) next_state: NextState,
+    /// Somebody at the node has taken it out of service.
+    pub(crate) offline: bool,
 }
 
 /// An instance as it was found on disk.
@@ -161,6 +201,10 @@ pub(crate) struct Stored {
     /// `None` where it can't be read; a copy was set aside.
     pub(crate) start: Option<Box<StartPayload>>,
     pub(crate) volumes: BTreeSet<Uuid>,
+    /// Its last run was in another boot.
+    pub(crate) rebooted: bool,
+    /// How long its record says what it says.
+    pub(crate) age: Duration,
 }
 
 /// The state directory of one agent. Its calls come from any thread; two for
@@ -220,25 +264,40 @@ impl Store {
         place(&self.root, instance)
     }
 
-    /// Makes the directory of a new instance and writes its START down.
-    pub(crate) fn create(&self, instance: Uuid, start: &StartPayload, record: &Record) -> io::Result<()> {
+    /// Makes the directory of a new instance, with its START as it was received.
+    /// After a power cut all of it is there, or nothing.
+    pub(crate) fn create(&self, instance: Uuid, start: &[u8], record: &Record) -> io::Result<()> {
         let place = self.place(instance);
         // What is left of a former one of that name is nobody's.
         tree::remove(place.dir())?;
-        make_dirs(&self.root.join(INSTANCES), PASS)?;
-        make_dirs(&place.work(), PRIVATE)?;
-        make_dirs(&place.volumes(), PRIVATE)?;
-        self.save_start(instance, start)?;
-        self.save(instance, record)
+        let instances = self.root.join(INSTANCES);
+        make_dirs(&instances, PASS)?;
+        let new = Place::new(instance, self.root.join(NEW).join(instance.to_string()));
+        let make = || {
+            tree::remove(new.dir())?;
+            make_dirs(&new.work(), PRIVATE)?;
+            make_dirs(&new.volumes(), PRIVATE)?;
+            // In front: after the last document it would be a part of that.
+            let mut options = File::options();
+            let options = options.write(true).create_new(true).mode(0o600);
+            let mut file = options.open(new.dir().join(START))?;
+            file.write_all(sum_line(start).as_bytes())?;
+            file.write_all(start)?;
+            file.sync_all()?;
+            // This syncs the directory as well.
+            write_summed(&new.dir().join(RECORD), record)?;
+            fs::rename(new.dir(), place.dir())
+        };
+        make().inspect_err(|_| {
+            // The first error is the one to tell; the next agent tries again.
+            let _ = tree::remove(new.dir());
+        })?;
+        sync_dir(&instances)
     }
 
-    /// Replaces an instance's START.
-    pub(crate) fn save_start(&self, instance: Uuid, start: &StartPayload) -> io::Result<()> {
-        // A checksum after the last document would be part of it: it stands
-        // in a file of its own.
-        let (path, bytes) = (self.place(instance).dir().join(START), start.encode());
-        replace(&path.with_extension("sum"), sum_line(&bytes).as_bytes())?;
-        replace(&path, &bytes)
+    /// Writes down what a RESTART said anew. The START stays as it was received.
+    pub(crate) fn save_restart(&self, instance: Uuid, restart: &Restart) -> io::Result<()> {
+        write_summed(&self.place(instance).dir().join(RESTART), restart)
     }
 
     /// Replaces an instance's record.
@@ -252,15 +311,18 @@ impl Store {
     }
 
     /// Forgets an instance and removes all its files, those of its volumes
-    /// excepted.
+    /// excepted that are not `ephemeral`.
     ///
     /// After an error it is still here as a whole. Files that can't be
     /// removed are no error: it is no instance any more, and the next agent
     /// tries again.
-    pub(crate) fn remove(&self, instance: Uuid) -> io::Result<()> {
+    pub(crate) fn remove(&self, instance: Uuid, ephemeral: &[Uuid]) -> io::Result<()> {
         let place = self.place(instance);
         for volume in volumes_at(&place.volumes()) {
             self.take_back(&place, volume);
+            if ephemeral.contains(&volume) {
+                self.remove_volume(instance, volume);
+            }
         }
         let dir = place.dir().to_owned();
         // At one stroke, and without taking any space.
@@ -284,10 +346,10 @@ impl Store {
         Ok(())
     }
 
-    /// What could not be removed before.
+    /// What could not be removed before, or was not made to the end.
     fn remove_the_rest(&self) {
-        let entries = fs::read_dir(self.root.join(REMOVED)).into_iter().flatten();
-        for entry in entries.flatten() {
+        let entries = |name| fs::read_dir(self.root.join(name)).into_iter().flatten();
+        for entry in entries(REMOVED).chain(entries(NEW)).flatten() {
             if let Err(e) = tree::remove(&entry.path()) {
                 warn!("{}: {e}", entry.path().display());
             }
@@ -304,7 +366,7 @@ impl Store {
                 // It may have been evacuated for a reason.
                 NodeRecord {
                     maintenance: true,
-                    next_state: NextState::Maintenance,
+                    ..NodeRecord::default()
                 }
             }
         };
@@ -341,7 +403,7 @@ impl Store {
             Ok(None) => {
                 // It was being made or removed when the agent ended.
                 warn!("instance {instance}: it has no record, and is removed");
-                if let Err(e) = self.remove(instance) {
+                if let Err(e) = self.remove(instance, &[]) {
                     warn!("instance {instance}: {e}");
                 }
                 return None;
@@ -351,18 +413,34 @@ impl Store {
                 None
             }
         };
-        let start = match read_start(&start_path) {
-            Ok(start) => Some(Box::new(start)),
+        let mut start = match read_start(&start_path) {
+            Ok(mut start) => {
+                name_own_volumes(&mut start.start);
+                Some(Box::new(start))
+            }
             Err(why) => {
                 self.set_aside(&start_path, &why);
                 None
             }
         };
+        let restart_path = place.dir().join(RESTART);
+        match (read_summed(&restart_path), &mut start) {
+            (Ok(Some(restart)), Some(start)) => start.start = restarted(&start.start, restart),
+            (Ok(_), _) => {}
+            (Err(why), _) => self.set_aside(&restart_path, &why),
+        }
+        let (is_run, boot) = (record.as_ref().and_then(Record::handle), boot_id());
+        let rebooted =
+            is_run.is_some_and(|run| !run.boot_id.is_empty() && !boot.is_empty() && run.boot_id != boot);
+        let changed = fs::metadata(&record_path).and_then(|metadata| metadata.modified());
         Some(Stored {
             instance,
             record,
             start,
             volumes: volumes_at(&place.volumes()),
+            rebooted,
+            // A clock that was set back makes it young.
+            age: changed.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default(),
         })
     }
 
@@ -420,6 +498,29 @@ impl Store {
             && let Err(e) = chown(&volume.path, Some(agent), None)
         {
             warn!("{}: {e}", volume.path.display());
+        }
+    }
+
+    /// Removes a volume that goes with an instance, unless another one has it.
+    /// First of all that is removed: a crash leaves it to be removed again.
+    fn remove_volume(&self, instance: Uuid, uuid: Uuid) {
+        let Some(volume) = self.volume(uuid) else { return };
+        let others = fs::read_dir(self.root.join(INSTANCES))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let has_it = |other: fs::DirEntry| {
+            other.file_name() != *instance.to_string()
+                && fs::symlink_metadata(other.path().join("volumes").join(uuid.to_string())).is_ok()
+        };
+        if others.into_iter().any(has_it) {
+            return warn!("volume {uuid} of instance {instance} is not removed: another one has it");
+        }
+        if let Err(e) = tree::remove(&volume.path) {
+            warn!(
+                "{}: it goes with instance {instance}, and can't be removed: {e}",
+                volume.path.display()
+            );
         }
     }
 
@@ -511,13 +612,71 @@ fn volumes_at(dir: &Path) -> BTreeSet<Uuid> {
     entries.filter_map(uuid).collect()
 }
 
+/// Names the volumes that are made with an instance, and go with it: those that
+/// its START does not name. Each has the same name whenever it is asked for, and no
+/// other instance's.
+pub(crate) fn name_own_volumes(start: &mut Start) {
+    for (n, storage) in start.storage.iter_mut().enumerate() {
+        if storage.id.is_empty() && !storage.boot {
+            let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
+            storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
+            storage.local = true;
+            storage.ephemeral = true;
+        }
+    }
+}
+
+/// The START of an instance with what a RESTART says anew.
+pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
+    let mut start = start.clone();
+    let said = &restart.requirements;
+    if said.mem_mb != 0 || said.vcpus != 0 {
+        start.requirements.mem_mb = said.mem_mb;
+        start.requirements.vcpus = said.vcpus;
+    }
+    if restart.persistence.as_str() != "" {
+        start.persistence = restart.persistence;
+    }
+    if restart.fw_type.as_str() != "" {
+        start.fw_type = restart.fw_type;
+    }
+    if restart.networking != Networking::default() {
+        start.networking = restart.networking;
+    }
+    start
+}
+
+/// A RESTART that makes the one START of the other: what has to be written down
+/// beside the first. `None` where they say the same.
+pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
+    (before != after).then(|| Restart {
+        instance_uuid: after.instance_uuid.into(),
+        fw_type: after.fw_type.clone(),
+        persistence: after.persistence.clone(),
+        networking: after.networking.clone(),
+        requirements: after.requirements.clone(),
+        ..Restart::default()
+    })
+}
+
 fn read_start(path: &Path) -> Result<StartPayload, String> {
     let bytes = fs::read(path).map_err(|e| e.to_string())?;
-    let sum = fs::read(path.with_extension("sum")).map_err(|e| format!("its checksum: {e}"))?;
-    if sum != sum_line(&bytes).as_bytes() {
-        return Err("its checksum is wrong".into());
+    // Agents before this one kept the checksum in a file of its own.
+    let (sum, start) = match fs::read(path.with_extension("sum")) {
+        Ok(sum) => (sum, bytes.as_slice()),
+        Err(_) => {
+            let end = bytes
+                .iter()
+                .position(|byte| *byte == b'\n')
+                .map_or(0, |at| at + 1);
+            let (sum, start) = bytes.split_at(end);
+            (sum.to_vec(), start)
+        }
+    };
+    if sum != sum_line(start).as_bytes() {
+        return Err("its checksum is wrong: it is torn".into());
     }
-    StartPayload::decode(&bytes).map_err(|e| e.to_string())
+    StartPayload::decode(start).map_err(|e| e.to_string())
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {
@@ -563,11 +722,12 @@ mod tests {
         let evacuated = NodeRecord {
             maintenance: true,
             next_state: NextState::Update,
+            offline: true,
         };
         {
             let store = Store::open(&dir.path().join("deep/state"), Some(dir.path())).unwrap();
-            store.create(b, &start(b), &running()).unwrap();
-            store.create(a, &start(a), &stopped).unwrap();
+            store.create(b, &start(b).encode(), &running()).unwrap();
+            store.create(a, &start(a).encode(), &stopped).unwrap();
             store.save_node(&evacuated).unwrap();
             let volume = store.volume(Uuid::from_u128(9)).unwrap();
             store.link(&store.place(a), &volume).unwrap();
@@ -586,8 +746,8 @@ mod tests {
         assert_eq!((stopped.handle(), stopped.exit_code), (None, 3));
 
         store.unlink(&store.place(a), Uuid::from_u128(9)).unwrap();
-        store.remove(a).unwrap();
-        store.remove(a).unwrap();
+        store.remove(a, &[]).unwrap();
+        store.remove(a, &[]).unwrap();
         let (_, stored) = store.load().unwrap();
         assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [b]);
     }
@@ -608,9 +768,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (bad, good) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let store = Store::open(dir.path(), None).unwrap();
-        store.create(good, &start(good), &running()).unwrap();
-        for file in [RECORD, START, "start.sum"] {
-            store.create(bad, &start(bad), &running()).unwrap();
+        store.create(good, &start(good).encode(), &running()).unwrap();
+        for file in [RECORD, START] {
+            store.create(bad, &start(bad).encode(), &running()).unwrap();
             let path = store.place(bad).dir().join(file);
             let whole = fs::read(&path).unwrap();
             let mut changed = whole.clone();
@@ -622,7 +782,7 @@ mod tests {
                 b"\xff\xfe",
                 &changed,
             ] {
-                store.create(bad, &start(bad), &running()).unwrap();
+                store.create(bad, &start(bad).encode(), &running()).unwrap();
                 fs::write(&path, broken).unwrap();
                 for _again in 0..2 {
                     let (_, stored) = store.load().unwrap();
@@ -632,9 +792,9 @@ mod tests {
                     assert!(stored[1].record.is_some() && stored[1].start.is_some(), "{file}");
                 }
             }
-            store.remove(bad).unwrap();
+            store.remove(bad, &[]).unwrap();
         }
-        assert!(fs::read_dir(dir.path().join(SET_ASIDE)).unwrap().count() >= 15);
+        assert!(fs::read_dir(dir.path().join(SET_ASIDE)).unwrap().count() >= 10);
     }
 
     #[test]
@@ -666,8 +826,10 @@ mod tests {
         let store = Store::open(dir.path(), None).unwrap();
         let instance = Uuid::from_u128(1);
         let removed = || fs::read_dir(dir.path().join(REMOVED)).unwrap().count();
-        store.create(instance, &start(instance), &running()).unwrap();
-        store.remove(instance).unwrap();
+        store
+            .create(instance, &start(instance).encode(), &running())
+            .unwrap();
+        store.remove(instance, &[]).unwrap();
         assert_eq!((removed(), store.load().unwrap().1.len()), (0, 0));
 
         // An agent that was killed in the middle.
@@ -677,10 +839,12 @@ mod tests {
         assert_eq!(removed(), 0);
 
         // Without room to put it aside, its record goes first.
-        store.create(instance, &start(instance), &running()).unwrap();
+        store
+            .create(instance, &start(instance).encode(), &running())
+            .unwrap();
         fs::remove_dir(dir.path().join(REMOVED)).unwrap();
         fs::write(dir.path().join(REMOVED), "").unwrap();
-        store.remove(instance).unwrap();
+        store.remove(instance, &[]).unwrap();
         assert!(!store.place(instance).dir().exists());
     }
 
@@ -692,7 +856,9 @@ mod tests {
         let left = store.place(instance).work().join("left");
         fs::create_dir_all(store.place(instance).work()).unwrap();
         fs::write(&left, "").unwrap();
-        store.create(instance, &start(instance), &running()).unwrap();
+        store
+            .create(instance, &start(instance).encode(), &running())
+            .unwrap();
         assert!(!left.exists());
     }
 
@@ -703,7 +869,93 @@ mod tests {
         // A file in the place of the directory: also for root.
         fs::write(dir.path().join(INSTANCES), "").unwrap();
         let instance = Uuid::from_u128(1);
-        assert!(store.create(instance, &start(instance), &running()).is_err());
+        assert!(
+            store
+                .create(instance, &start(instance).encode(), &running())
+                .is_err()
+        );
         assert!(store.load().is_err());
+    }
+
+    /// Power that goes while it is made, at any step.
+    #[test]
+    fn a_start_is_on_disk_as_a_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let instance = Uuid::from_u128(1);
+        let received = format!("start:\n  instance_uuid: {instance}\n  vm_type: process\n  command: [a]\n");
+        store.create(instance, received.as_bytes(), &running()).unwrap();
+        let whole = dir.path().join(INSTANCES).join(instance.to_string());
+        let new = dir.path().join(NEW).join(instance.to_string());
+        for lost in [
+            &["work", "volumes", START, RECORD][..],
+            &[START, RECORD],
+            &[RECORD],
+            &[],
+        ] {
+            fs::rename(&whole, &new).unwrap();
+            for name in lost {
+                tree::remove(&new.join(name)).unwrap();
+            }
+            assert!(store.load().unwrap().1.is_empty(), "without {lost:?}");
+            assert!(!new.exists() && !whole.exists());
+            store.create(instance, received.as_bytes(), &running()).unwrap();
+            let (_, stored) = store.load().unwrap();
+            assert!(stored[0].start.is_some() && stored[0].record.is_some());
+        }
+    }
+
+    #[test]
+    fn a_start_is_kept_as_it_was_received_also_through_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let instance = Uuid::from_u128(1);
+        let start =
+            format!("{{instance_uuid: {instance}, command: [a], colour: blue, requirements: {{mem_mb: 5}}}}");
+        let received = format!("start: {start}\n---\n#cloud-config\n---\n{{}}");
+        store.create(instance, received.as_bytes(), &running()).unwrap();
+        let start = store.load().unwrap().1[0].start.clone().unwrap();
+        let mut after = start.start.clone();
+        after.requirements.mem_mb = 7;
+        assert_eq!(changes(&start.start, &start.start), None);
+        store
+            .save_restart(instance, &changes(&start.start, &after).unwrap())
+            .unwrap();
+        let kept = fs::read_to_string(store.place(instance).dir().join(START)).unwrap();
+        assert!(kept.ends_with(&received), "{kept}");
+        let stored = store.load().unwrap().1[0].start.clone().unwrap();
+        assert_eq!(stored.start, after);
+        assert_eq!(stored.user_data.unwrap().as_text(), Some("#cloud-config\n"));
+    }
+
+    #[test]
+    fn a_start_of_an_older_agent_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), None).unwrap();
+        let instance = Uuid::from_u128(1);
+        store.create(instance, b"", &running()).unwrap();
+        let (path, bytes) = (store.place(instance).dir().join(START), start(instance).encode());
+        fs::write(&path, &bytes).unwrap();
+        fs::write(path.with_extension("sum"), sum_line(&bytes)).unwrap();
+        let stored = store.load().unwrap().1[0].start.clone();
+        assert_eq!(stored, Some(Box::new(start(instance))));
+    }
+
+    #[test]
+    fn a_volume_without_a_name_has_the_same_one_each_time() {
+        let unnamed = |instance| {
+            let mut start = start(Uuid::from_u128(instance)).start;
+            start.storage = vec![Default::default(), Default::default()];
+            name_own_volumes(&mut start);
+            start.storage
+        };
+        assert_eq!(unnamed(1), unnamed(1));
+        let ids: BTreeSet<_> = [unnamed(1), unnamed(2)]
+            .concat()
+            .into_iter()
+            .map(|s| s.id.uuid())
+            .collect();
+        assert_eq!(ids.len(), 4);
+        assert!(unnamed(1)[0].local && unnamed(1)[0].ephemeral);
     }
 }

@@ -283,6 +283,8 @@ impl Runner {
                     Ok(ClientEvent::Disconnected { reason, .. }) => {
                         warn!("{}: disconnected: {reason}", self.client.uuid());
                     }
+                    // It has registered none.
+                    Ok(ClientEvent::Request(_)) => {}
                     Ok(ClientEvent::Closed(why)) => break Some(why),
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },

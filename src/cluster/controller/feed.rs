@@ -1,7 +1,7 @@
 //! The thread that feeds the view, and everything it feeds: the orders that
 //! wait, the subscribers, whoever waits for the view to change.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -10,6 +10,7 @@ use log::{info, warn};
 
 use super::goal::Goal;
 use super::order::{CommandError, OrderError};
+use super::stream::{StreamError, Streams};
 use super::{Change, LOG, Shown, View};
 use crate::client::{ClientError, ClientEvent, ClientHandle};
 use crate::log_limit::LogLimit;
@@ -44,6 +45,8 @@ type Reply = Result<Shown, OrderError>;
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// With a lock of their own: what instances write changes nothing else.
+    pub(super) streams: Arc<Streams>,
 }
 
 #[derive(Debug)]
@@ -95,6 +98,7 @@ impl Shared {
                 log: LogLimit::default(),
             }),
             changed: Condvar::new(),
+            streams: Arc::default(),
         }
     }
 
@@ -115,19 +119,23 @@ impl Shared {
                 }
             };
             match event {
+                ClientEvent::Frame(frame) if frame.kind().is_of_streams() => self.streams.frame(&frame),
                 ClientEvent::Frame(frame) => self.frame(&frame, wall_clock()),
                 ClientEvent::Connected(server) => self.online(server.to_string(), client.configuration()),
                 ClientEvent::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
-                ClientEvent::Closed(_) => {}
+                // It has registered no request.
+                ClientEvent::Request(_) | ClientEvent::Closed(_) => {}
             }
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);
+        self.streams.end(&StreamError::Closed(reason.clone()));
         info!(target: LOG, "{}: the controller ends: {reason}", client.uuid());
         self.lock().end(reason);
         self.changed.notify_all();
     }
 
     fn frame(&self, frame: &Frame, at: SystemTime) {
+        self.streams.refused(frame);
         let mut state = self.lock();
         let changes = state.view.apply(frame, at);
         state.take(changes);
@@ -149,6 +157,7 @@ impl Shared {
     }
 
     fn offline(&self, reason: String, at: SystemTime) {
+        self.streams.end(&StreamError::Lost);
         let mut state = self.lock();
         state.view.disconnected(at);
         state.take(vec![Change::Offline { reason }]);

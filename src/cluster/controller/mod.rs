@@ -57,6 +57,7 @@
 //! | `failure` | [`Failure`]: why a command failed, in words |
 //! | `goal` | what shows that a command was carried out: [`Orderable`], [`Shown`] |
 //! | `order` | [`Order`], [`OrderError`], [`CommandError`] |
+//! | `stream` | [`OutputStream`]: what an instance writes |
 //! | `feed` | the thread, and what it shares with the others |
 
 mod change;
@@ -64,6 +65,7 @@ mod failure;
 mod feed;
 mod goal;
 mod order;
+mod stream;
 mod view;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,7 +82,8 @@ use self::feed::Shared;
 use self::goal::Goal;
 pub use self::goal::{Orderable, Shown};
 pub use self::order::{CommandError, Order, OrderError};
-pub use self::view::{Cnci, FindError, Instance, Node, PublicIp, View};
+pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest};
+pub use self::view::{Cnci, Ending, FindError, Instance, Node, PublicIp, View};
 use crate::client::{Client, ClientConfig, ClientError, ClientHandle};
 use crate::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, NextState, ReleasePublicIp, Restart,
@@ -287,7 +290,8 @@ impl Controller {
         })
     }
 
-    /// EVACUATE a node.
+    /// EVACUATE a node. What else [`Evacuate`] can say, [`order`](Self::order)
+    /// takes.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -295,6 +299,7 @@ impl Controller {
         self.order(&Evacuate {
             workload_agent_uuid: node.into(),
             next_state,
+            ..Evacuate::default()
         })
     }
 

@@ -11,6 +11,7 @@ use crate::payload::{
     RestartFailureReason, StartFailure, StartFailureReason, StopFailure, StopFailureReason,
     UnassignPublicIpFailure,
 };
+use crate::printable::excerpt;
 use crate::proto::{Command, Frame, FrameKind, FrameType};
 use crate::server::{Context, SessionInfo};
 
@@ -55,6 +56,11 @@ fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
     }
 }
 
+/// Answers a frame that can neither be read nor be answered otherwise.
+pub(super) fn invalid_data(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind) {
+    invalid_frame(cx, to, kind, "invalid_data".into());
+}
+
 fn invalid_frame(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind, reason: InvalidFrameTypeReason) {
     let answer = Frame::of(&InvalidFrameType::new(kind, reason));
     if let Err(e) = cx.send(to.uuid(), &answer) {
@@ -88,9 +94,14 @@ fn failure(frame: &Frame, why: Why<'_>) -> Option<Frame> {
 }
 
 fn failed<F: CommandFailure>(command: &Frame, why: Why<'_>, not_connected: F::Reason) -> Frame {
+    let mut subject = CommandSubject::of(command);
     let reason = match why {
-        Why::Unreadable(error) => error.into(),
+        Why::Unreadable(error) => {
+            // Its sender may read what is wrong with it.
+            subject.detail = excerpt(error).to_string();
+            error.into()
+        }
         Why::NotConnected => not_connected,
     };
-    Frame::of(&F::of(CommandSubject::of(command), reason))
+    Frame::of(&F::of(subject, reason))
 }

@@ -95,6 +95,8 @@ mod tests {
             instance: Uuid::nil(),
             restart: false,
             from: Uuid::nil(),
+            stays: None,
+            restarts: false,
         }
     }
 

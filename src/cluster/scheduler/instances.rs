@@ -169,6 +169,18 @@ impl Instances {
         self.due.len() >= self.max_starting
     }
 
+    /// What a node has, is starting, or was given; and whether that has ended.
+    pub(super) fn of(&self, node: Uuid) -> Vec<(Uuid, bool)> {
+        let own = self.by_node.get(&node).into_iter();
+        let own = own.flat_map(|of_node| &of_node.instances);
+        own.filter_map(|instance| match self.by_uuid.get(instance)?.state {
+            State::Held | State::GivenUp => None,
+            State::Ended => Some((*instance, true)),
+            State::Starting(_) | State::Pending | State::Running => Some((*instance, false)),
+        })
+        .collect()
+    }
+
     /// The node that an instance belongs to.
     pub(super) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
         self.by_uuid.get(&instance)?.node

@@ -46,6 +46,7 @@
 //! * **Master mode.** A backup's command goes back to it as InvalidFrameType
 //!   with the reason `role_not_allowed`: no failure has a reason that fits.
 //!   A controller that connects again stands at the end of the line.
+//! * **A backup may read.** Streams of what instances write are no commands.
 //! * **Who a node is.** The session's UUID; the one in READY is not looked at,
 //!   STATS with another one go nowhere.
 //! * **Held.** A node that has just connected is waiting for its READY, too,
@@ -69,9 +70,11 @@
 //! | [`placement`] | which node takes a START |
 //! | `starts` | a START from its arrival to its answer |
 //! | `held` | STARTs that wait for a READY |
+//! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `instances` | which instance is where, and STARTs that nodes were given |
 //! | `reports` | what agents say, and whether it is theirs to say |
 //! | `relay` | commands that name whom they are for |
+//! | `streams` | what instances write, passed on to who asked for it |
 //! | `answers` | what the scheduler answers itself |
 //! | `nodes` | agents: their status, and what a new controller is told |
 //! | `cncis` | what concentrators have told, and are to be told |
@@ -87,11 +90,13 @@ mod controllers;
 mod held;
 mod instances;
 mod keeper;
+mod moves;
 mod nodes;
 pub mod placement;
 mod relay;
 mod reports;
 mod starts;
+mod streams;
 
 use std::time::Instant;
 
@@ -104,8 +109,10 @@ use self::configuration::Configuration;
 use self::controllers::Controllers;
 use self::held::HeldStarts;
 use self::instances::{Instances, StartLimits};
+use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
+use self::streams::Streams;
 use crate::Role;
 use crate::log_limit::LogLimit;
 #[cfg(doc)]
@@ -144,6 +151,8 @@ pub struct Scheduler {
     controllers: Controllers,
     held: HeldStarts,
     instances: Instances,
+    streams: Streams,
+    moves: Moves,
     configuration: Configuration,
     invalid_frames: u64,
     /// What agents have said of what is not theirs.
@@ -179,6 +188,8 @@ impl Scheduler {
                     absence: config.absence,
                 },
             ),
+            streams: Streams::default(),
+            moves: Moves::default(),
             configuration,
             invalid_frames: 0,
             foreign: 0,
@@ -216,6 +227,9 @@ impl Scheduler {
         if command == Command::STATS {
             return self.stats(cx, from, frame);
         }
+        if frame.kind().is_of_streams() {
+            return self.stream_command(cx, from, frame);
+        }
         if self.mode == ControllerMode::Master && !self.controllers.is_master(from.id()) {
             if let Some(more) = self.log.admit(from.uuid(), "not the master", cx.now()) {
                 info!(target: "ssntp::scheduler",
@@ -240,6 +254,7 @@ impl Scheduler {
     fn event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         match Event(frame.kind().operand) {
             Event::TENANT_ADDED | Event::TENANT_REMOVED => self.tenant_event(cx, from, frame),
+            _ if frame.kind().is_of_streams() => self.stream_event(cx, from, frame),
             _ => self.node_event(cx, from, frame),
         }
     }
@@ -256,6 +271,7 @@ impl Scheduler {
                         excerpt_bytes(frame.payload_bytes())
                     );
                 }
+                self.streams_not_supported(cx, from, frame);
             }
             _ => self.node_failure(cx, from, frame),
         }
@@ -281,6 +297,7 @@ impl Handler for Scheduler {
         }
         self.controllers.leave(session, &mut self.log, cx.now());
         self.cncis.disconnected(session);
+        self.streams_disconnected(cx, session);
         self.node_disconnected(cx, session);
     }
 

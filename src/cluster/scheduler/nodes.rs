@@ -246,6 +246,7 @@ impl Scheduler {
             },
             Status::MAINTENANCE => {
                 self.placement.close(uuid);
+                self.end_move(uuid);
                 match frame.payload::<Maintenance>() {
                     Ok(Maintenance { ready: Some(ready) }) => {
                         self.placement.hostname(uuid, &ready.hostname);
@@ -257,6 +258,11 @@ impl Scheduler {
             }
             _ => {
                 self.placement.close(uuid);
+                if status == Status::OFFLINE {
+                    // Then it is not evacuated.
+                    self.end_move(uuid);
+                    self.moves.end(uuid);
+                }
                 None
             }
         };

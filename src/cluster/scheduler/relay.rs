@@ -65,10 +65,26 @@ impl Scheduler {
         if addressed.as_ref().is_ok_and(elsewhere) {
             return answers::refuse(cx, from, frame, Why::NotConnected);
         }
+        // Whoever asks for something else means that.
+        if let Some(instance) = instance {
+            self.moves.leave(instance, has);
+        }
+        let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
         let to = addressed.map(|addressed| addressed.to);
         if let Err(e) = forward(cx, &mut self.log, from, frame, to) {
             let why = e.as_ref().map_or(Why::NotConnected, Why::Unreadable);
-            answers::refuse(cx, from, frame, why);
+            return answers::refuse(cx, from, frame, why);
+        }
+        let Some(node) = node else { return };
+        match Command(frame.kind().operand) {
+            Command::EVACUATE if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) => {
+                self.begin_move(cx, from, node);
+            }
+            Command::RESTORE => {
+                self.end_move(node);
+                self.moves.end(node);
+            }
+            _ => {}
         }
     }
 }

@@ -126,6 +126,9 @@ impl Scheduler {
                 if let Some(instance) = subject.instance_uuid.uuid() {
                     let is_kept = event == Event::INSTANCE_STOPPED;
                     self.instances.over(instance, is_kept, cx.now());
+                    if is_kept {
+                        self.move_on(cx, instance, from.uuid());
+                    }
                 }
                 self.nodes.instance_event(from.uuid(), frame);
             }

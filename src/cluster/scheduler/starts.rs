@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::instances::PendingStart;
 use super::placement::{Allocation, Needs, Verdict};
-use super::{Scheduler, answers};
+use super::{Scheduler, answers, moves};
 use crate::payload::yaml::{self, ErrorKind};
 use crate::payload::{self, Id, Start, StartFailure, StartFailureReason};
 use crate::printable::excerpt;
@@ -38,21 +38,27 @@ pub(super) struct Waiting {
     pub(super) restart: bool,
     /// The controller.
     pub(super) from: Uuid,
+    /// Why it can run on no other node than its first, where that is so.
+    pub(super) stays: Option<&'static str>,
+    /// Whether its node starts it again by itself.
+    pub(super) restarts: bool,
 }
 
 impl Waiting {
-    fn read(from: &SessionInfo, frame: &Frame) -> Result<Self, payload::Error> {
+    pub(super) fn read(from: Uuid, frame: Frame) -> Result<Self, payload::Error> {
         let start: Start = frame.payload()?;
         let needs = Needs::of(&start).map_err(|path| {
             let below = ErrorKind::Invalid(format!("{path} is below zero"));
             payload::Error::from(yaml::Error::new(below))
         })?;
         Ok(Self {
-            frame: frame.clone(),
+            frame,
             needs,
             instance: start.instance_uuid,
             restart: start.restart,
-            from: from.uuid(),
+            from,
+            stays: moves::stays(&start),
+            restarts: moves::restarts(&start),
         })
     }
 
@@ -73,13 +79,14 @@ impl Waiting {
             instance_uuid: self.instance.into(),
             reason,
             restart: self.restart,
+            detail: String::new(),
         }
     }
 }
 
 impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        match Waiting::read(from, frame) {
+        match Waiting::read(from.uuid(), frame.clone()) {
             Ok(start) => match self.instances.taken(start.instance) {
                 None => self.place(cx, Some(from), start),
                 // To nobody else: a START of another controller may be under way.
@@ -102,7 +109,7 @@ impl Scheduler {
 
     /// Sends a START to a node, holds it, or answers it. `from` is given
     /// while its session's own frame is being handled.
-    fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
+    pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
         if self.instances.is_full() {
             if let Some(more) = self.log.admit(start.from, "too many in flight", cx.now()) {
                 warn!(target: "ssntp::scheduler",
@@ -160,6 +167,7 @@ impl Scheduler {
                 let interval = self.nodes.interval(allocation.node);
                 self.instances
                     .give(start.instance, allocation, start.restart, interval, cx.now());
+                self.moves.keep(&start, &self.instances);
                 None
             }
             Err(e) => {
@@ -268,6 +276,7 @@ impl Scheduler {
             instance_uuid: instance.into(),
             reason: StartFailureReason::LaunchFailure,
             restart: given.restart,
+            detail: "its node has not said what became of it".into(),
         };
         answers::to_controllers(cx, &failure);
     }

@@ -1,16 +1,18 @@
 //! What arrives, typed and judged.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use log::debug;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::error_response::cut;
+use super::resolve::Worded;
 use super::{
-    Custom, CustomResult, Echo, EndpointDeclare, EndpointResolve, EndpointResolveResult, EndpointUndeclare,
-    EndpointUnresolve, EndpointUpdate, ErrorCode, ErrorResponse, Identity, IdentityResult, Method,
-    PolicyResolve, PolicyResolveResult, PolicyUnresolve, PolicyUpdate, StateReport,
+    Custom, CustomResult, Echo, EndpointDeclare, EndpointUndeclare, ErrorCode, ErrorResponse, Identity,
+    IdentityResult, Method, Resolve, StateReport, Store, Update,
 };
 use crate::opflex::json::Object;
 use crate::opflex::model::ManagedObject;
@@ -19,18 +21,15 @@ use crate::opflex::rpc::{self, EncodeError, Frame, Id, Payload};
 /// A request of a known method whose parameters fit it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "each is the method of that name")]
+#[expect(missing_docs, reason = "each is the method of that name, or both of them")]
 pub enum Request {
     Echo(Echo),
     SendIdentity(Box<Identity>),
-    PolicyResolve(Vec<PolicyResolve>),
-    PolicyUnresolve(Vec<PolicyUnresolve>),
-    PolicyUpdate(Vec<PolicyUpdate>),
+    Resolve(Store, Vec<Resolve>),
+    Unresolve(Store, Vec<Resolve>),
+    Update(Store, Vec<Update>),
     EndpointDeclare(Vec<EndpointDeclare>),
     EndpointUndeclare(Vec<EndpointUndeclare>),
-    EndpointResolve(Vec<EndpointResolve>),
-    EndpointUnresolve(Vec<EndpointUnresolve>),
-    EndpointUpdate(Vec<EndpointUpdate>),
     StateReport(Vec<StateReport>),
     Custom(Vec<Custom>),
 }
@@ -43,10 +42,8 @@ pub enum Reply {
     Echo(Value),
     /// Who the other side is.
     SendIdentity(Box<IdentityResult>),
-    /// The policies that are there.
-    PolicyResolve(Vec<ManagedObject>),
-    /// The endpoints that are there.
-    EndpointResolve(Vec<ManagedObject>),
+    /// The policy, or endpoints, that are there: parents before children.
+    Resolve(Store, Vec<ManagedObject>),
     /// Of a method inside a method.
     Custom(CustomResult),
     /// It is done. The draft has an empty object here; anything is taken.
@@ -113,14 +110,11 @@ impl Request {
         match self {
             Self::Echo(_) => Method::Echo,
             Self::SendIdentity(_) => Method::SendIdentity,
-            Self::PolicyResolve(_) => Method::PolicyResolve,
-            Self::PolicyUnresolve(_) => Method::PolicyUnresolve,
-            Self::PolicyUpdate(_) => Method::PolicyUpdate,
+            Self::Resolve(of, _) => of.resolve(),
+            Self::Unresolve(of, _) => of.unresolve(),
+            Self::Update(of, _) => of.update(),
             Self::EndpointDeclare(_) => Method::EndpointDeclare,
             Self::EndpointUndeclare(_) => Method::EndpointUndeclare,
-            Self::EndpointResolve(_) => Method::EndpointResolve,
-            Self::EndpointUnresolve(_) => Method::EndpointUnresolve,
-            Self::EndpointUpdate(_) => Method::EndpointUpdate,
             Self::StateReport(_) => Method::StateReport,
             Self::Custom(_) => Method::Custom,
         }
@@ -135,14 +129,13 @@ impl Request {
         match self {
             Self::Echo(Echo(params)) => frame.request(params),
             Self::SendIdentity(identity) => frame.request(&[identity]),
-            Self::PolicyResolve(params) => frame.request(params),
-            Self::PolicyUnresolve(params) => frame.request(params),
-            Self::PolicyUpdate(params) => frame.request(params),
+            Self::Resolve(of, params) | Self::Unresolve(of, params) => {
+                let worded: Vec<_> = params.iter().map(|params| Worded(*of, params)).collect();
+                frame.request(&worded)
+            }
+            Self::Update(_, params) => frame.request(params),
             Self::EndpointDeclare(params) => frame.request(params),
             Self::EndpointUndeclare(params) => frame.request(params),
-            Self::EndpointResolve(params) => frame.request(params),
-            Self::EndpointUnresolve(params) => frame.request(params),
-            Self::EndpointUpdate(params) => frame.request(params),
             Self::StateReport(params) => frame.request(params),
             Self::Custom(params) => frame.request(params),
         }
@@ -155,14 +148,20 @@ impl Request {
             Method::SendIdentity => {
                 Self::SendIdentity(objects(params)?.into_iter().next().unwrap_or_default())
             }
-            Method::PolicyResolve => Self::PolicyResolve(objects(params)?),
-            Method::PolicyUnresolve => Self::PolicyUnresolve(objects(params)?),
-            Method::PolicyUpdate => Self::PolicyUpdate(objects(params)?),
+            Method::PolicyResolve => {
+                let resolves: Vec<Resolve> = objects(params)?;
+                if resolves.iter().any(|resolve| resolve.prr.is_none()) {
+                    return Err("missing field `prr`".to_owned());
+                }
+                Self::Resolve(Store::Policy, resolves)
+            }
+            Method::EndpointResolve => Self::Resolve(Store::Endpoints, objects(params)?),
+            Method::PolicyUnresolve => Self::Unresolve(Store::Policy, objects(params)?),
+            Method::EndpointUnresolve => Self::Unresolve(Store::Endpoints, objects(params)?),
+            Method::PolicyUpdate => Self::Update(Store::Policy, objects(params)?),
+            Method::EndpointUpdate => Self::Update(Store::Endpoints, objects(params)?),
             Method::EndpointDeclare => Self::EndpointDeclare(objects(params)?),
             Method::EndpointUndeclare => Self::EndpointUndeclare(objects(params)?),
-            Method::EndpointResolve => Self::EndpointResolve(objects(params)?),
-            Method::EndpointUnresolve => Self::EndpointUnresolve(objects(params)?),
-            Method::EndpointUpdate => Self::EndpointUpdate(objects(params)?),
             Method::StateReport => Self::StateReport(objects(params)?),
             Method::Custom => Self::Custom(objects(params)?),
         })
@@ -175,8 +174,7 @@ impl Reply {
         match self {
             Self::Echo(_) => Method::Echo,
             Self::SendIdentity(_) => Method::SendIdentity,
-            Self::PolicyResolve(_) => Method::PolicyResolve,
-            Self::EndpointResolve(_) => Method::EndpointResolve,
+            Self::Resolve(of, _) => of.resolve(),
             Self::Custom(_) => Method::Custom,
             Self::Done(method, _) => *method,
         }
@@ -192,10 +190,14 @@ impl Reply {
         match self {
             Self::Echo(value) | Self::Done(_, value) => Frame::result(id, value),
             Self::SendIdentity(identity) => Frame::result(id, identity),
-            Self::PolicyResolve(policy) => Frame::result(id, &PolicyResolveResult { policy }),
-            Self::EndpointResolve(endpoint) => Frame::result(id, &EndpointResolveResult { endpoint }),
+            Self::Resolve(of, objects) => Self::resolved(*of, id, objects),
             Self::Custom(result) => Frame::result(id, result),
         }
+    }
+
+    /// The same of a resolve, however its objects are held.
+    pub(crate) fn resolved(of: Store, id: &Id, objects: &impl Serialize) -> Result<Bytes, EncodeError> {
+        Frame::result(id, &BTreeMap::from([(of.name(), objects)]))
     }
 
     fn read(method: Method, result: &Payload) -> Result<Self, serde_json::Error> {
@@ -205,18 +207,20 @@ impl Reply {
         Ok(match method {
             Method::Echo => Self::Echo(result.parse()?),
             Method::SendIdentity => Self::SendIdentity(object(result)?),
-            Method::PolicyResolve => Self::PolicyResolve(match object::<PolicyResolveResult>(result) {
-                Ok(all) => all.policy,
-                Err(error) => {
-                    usable(object::<PolicyResolveResult<Vec<Value>>>(result)?.policy).ok_or(error)?
-                }
-            }),
-            Method::EndpointResolve => Self::EndpointResolve(match object::<EndpointResolveResult>(result) {
-                Ok(all) => all.endpoint,
-                Err(error) => {
-                    usable(object::<EndpointResolveResult<Vec<Value>>>(result)?.endpoint).ok_or(error)?
-                }
-            }),
+            Method::PolicyResolve | Method::EndpointResolve => {
+                let of = match method {
+                    Method::PolicyResolve => Store::Policy,
+                    _ => Store::Endpoints,
+                };
+                let objects = match object::<Resolved<Vec<ManagedObject>>>(result) {
+                    Ok(all) => all.objects,
+                    Err(error) => {
+                        let usable = usable(object::<Resolved<Vec<Value>>>(result)?.objects);
+                        Some(usable).filter(|usable| !usable.is_empty()).ok_or(error)?
+                    }
+                };
+                Self::Resolve(of, objects)
+            }
             Method::Custom => Self::Custom(object(result)?),
             other => Self::Done(other, result.parse()?),
         })
@@ -279,9 +283,17 @@ impl Incoming {
     }
 }
 
+/// The result of a resolve.
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "O: Deserialize<'de>"))]
+struct Resolved<O> {
+    #[serde(rename = "policy", alias = "endpoint")]
+    objects: O,
+}
+
 /// The managed objects of an answer in which something is none: one of them must
-/// not cost the others. `None` where there is nothing else in it.
-fn usable(values: Vec<Value>) -> Option<Vec<ManagedObject>> {
+/// not cost the others.
+fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
     let came = values.len();
     let read = |value| serde_json::from_value::<Object<ManagedObject>>(value).ok();
     let objects = values.into_iter().filter_map(read).map(|Object(object)| object);
@@ -290,7 +302,7 @@ fn usable(values: Vec<Value>) -> Option<Vec<ManagedObject>> {
         "{} of {came} objects of an answer can't be used",
         came - objects.len()
     );
-    Some(objects).filter(|objects| !objects.is_empty())
+    objects
 }
 
 struct Outgoing<'a> {

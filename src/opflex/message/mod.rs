@@ -21,10 +21,9 @@
 //! | `decoder` | bytes to [`Incoming`] |
 //! | `method`, `role` | the names |
 //! | `error_response` | the error of a response and its codes |
-//! | `target` | the members for URI and identifier, in resolve and unresolve |
 //! | `echo`, `identity` | for every session |
-//! | `policy_resolve`, `policy_unresolve`, `policy_update` | with a policy repository |
-//! | `endpoint_declare`, `endpoint_undeclare`, `endpoint_resolve`, `endpoint_unresolve`, `endpoint_update` | with an endpoint registry |
+//! | `store`, `resolve`, `update` | with a policy repository, and in other words with an endpoint registry |
+//! | `endpoint_declare`, `endpoint_undeclare` | with an endpoint registry alone |
 //! | `state_report` | with an observer |
 //! | `custom` | of libopflex's inspector |
 
@@ -32,35 +31,28 @@ mod custom;
 mod decoder;
 mod echo;
 mod endpoint_declare;
-mod endpoint_resolve;
 mod endpoint_undeclare;
-mod endpoint_unresolve;
-mod endpoint_update;
 mod error_response;
 mod identity;
 mod incoming;
 mod method;
-mod policy_resolve;
-mod policy_unresolve;
-mod policy_update;
+mod resolve;
 mod role;
 mod state_report;
-mod target;
+mod store;
+mod update;
 
 pub use self::custom::{Custom, CustomResult};
 pub use self::decoder::Decoder;
 pub use self::echo::Echo;
 pub use self::endpoint_declare::EndpointDeclare;
-pub use self::endpoint_resolve::{EndpointResolve, EndpointResolveResult};
 pub use self::endpoint_undeclare::EndpointUndeclare;
-pub use self::endpoint_unresolve::EndpointUnresolve;
-pub use self::endpoint_update::EndpointUpdate;
 pub use self::error_response::{ErrorCode, ErrorResponse};
 pub use self::identity::{Identity, IdentityResult, PROTO_VERSION, Peer, Proxies};
 pub use self::incoming::{Incoming, Reply, Request};
 pub use self::method::Method;
-pub use self::policy_resolve::{PolicyResolve, PolicyResolveResult};
-pub use self::policy_unresolve::PolicyUnresolve;
-pub use self::policy_update::{Deletion, PolicyUpdate};
+pub use self::resolve::Resolve;
 pub use self::role::Role;
 pub use self::state_report::StateReport;
+pub use self::store::Store;
+pub use self::update::{Deletion, Update};

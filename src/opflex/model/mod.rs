@@ -4,7 +4,7 @@
 //! ```text
 //!   file ─── ManagedObject::read_all ──┐                      ┌── subtree ──> resolve results
 //!   messages ── replace, merge_children ┼──> Tree ── Changes ──┤
-//!   API ────── merge, replace, delete ──┘     │                └── Watchers ──> who is to be told
+//!   API ────── Edit ────────────────────┘     │                └── Watchers ──> who is to be told
 //!                                          Schema (optional)
 //! ```
 //!
@@ -23,11 +23,13 @@
 //! | `tree` | the store |
 //! | `watchers` | who watches what |
 //! | `schema` | the model file |
+//! | `genie` | a model file from the definition files of agent-ovs |
 //! | `file` | JSON and YAML files |
 //! | `error` | objects and files that are refused |
 
 mod error;
 mod file;
+mod genie;
 mod ident;
 mod managed_object;
 mod name;
@@ -39,11 +41,12 @@ mod watchers;
 
 pub use self::error::{FileError, ModelError};
 pub use self::file::Format;
+pub use self::genie::Imported;
 pub use self::ident::Ident;
 pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
-pub use self::tree::{Change, ChangeKind, Changes, ObjectRef, Tree, Walk};
+pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree, Walk};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub use self::watchers::{Watch, Watchers};

@@ -23,6 +23,12 @@ pub(crate) fn bracketed(text: &str) -> String {
     }
 }
 
+/// The host of a peer's address, by which what it may cause in the log counts:
+/// each connection has a port of its own.
+pub(crate) fn host(peer: &str) -> String {
+    peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()
+}
+
 /// An IPv6 address in either spelling, and its port.
 fn split(text: &str) -> Option<(Ipv6Addr, &str)> {
     let (host, port) = text.rsplit_once(':')?;

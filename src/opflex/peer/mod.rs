@@ -12,7 +12,7 @@ mod close;
 mod connection;
 mod keepalive;
 
-pub(crate) use self::address::{bare, bracketed};
+pub(crate) use self::address::{bare, bracketed, host};
 pub use self::close::CloseReason;
 pub use self::connection::ConnectionId;
 pub use self::keepalive::KeepaliveSettings;

@@ -1,8 +1,10 @@
 //! What a policy element wants done, and what it has to tell.
 
 use bytes::Bytes;
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::opflex::message::{ErrorResponse, Method, Proxies};
+use crate::opflex::message::{ErrorResponse, Method, Proxies, Store};
 use crate::opflex::model::{ChangeKind, ManagedObject, Name, Target, Uri};
 use crate::opflex::peer::{CloseReason, ConnectionId};
 
@@ -86,7 +88,7 @@ pub enum ElementEvent {
     /// A resolve was answered for the first time.
     Resolved {
         /// Policy or endpoint.
-        what: Subject,
+        what: Store,
         /// The class.
         subject: Name,
         /// Which object.
@@ -97,7 +99,14 @@ pub enum ElementEvent {
     /// Policy or endpoints that are held changed, in the order of their URIs.
     Changed {
         /// Policy or endpoints.
-        what: Subject,
+        what: Store,
+        /// The objects.
+        objects: Vec<ObjectChange>,
+    },
+    /// Objects went because nobody wants them any more.
+    Forgotten {
+        /// Policy or endpoints.
+        what: Store,
         /// The objects.
         objects: Vec<ObjectChange>,
     },
@@ -135,19 +144,67 @@ pub enum ElementEvent {
     Missed(u64),
 }
 
-/// What an event is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Subject {
-    /// Policy.
-    Policy,
-    /// Endpoints.
-    Endpoint,
+impl ElementEvent {
+    /// The event as `ssntp opflex element --watch --json` prints it.
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::Health(health) => {
+                json!({ "event": "health", "health": format!("{health:?}").to_lowercase() })
+            }
+            Self::Peer {
+                address,
+                state,
+                reason,
+            } => json!({
+                "event": "peer",
+                "address": address,
+                "state": state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase()),
+                "reason": reason.as_ref().map(ToString::to_string),
+            }),
+            Self::Location(location) => json!({ "event": "location", "location": location }),
+            Self::Proxies(proxies) => json!({
+                "event": "proxies", "v4": proxies.v4, "v6": proxies.v6, "mac": proxies.mac,
+            }),
+            Self::Resolved {
+                what,
+                subject,
+                target,
+                found,
+            } => json!({
+                "event": "resolved", "what": what.name(), "subject": subject,
+                "target": target.to_string(), "found": found,
+            }),
+            Self::Changed { what, objects } | Self::Forgotten { what, objects } => {
+                json!({ "event": "changed", "what": what.name(), "objects": objects })
+            }
+            Self::Refused {
+                address,
+                method,
+                about,
+                error,
+            } => json!({
+                "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
+            }),
+            Self::NotTaken { about, limit } => json!({
+                "event": "not_taken", "about": about, "limit": limit,
+            }),
+            Self::Unanswered {
+                method,
+                about,
+                attempts,
+            } => json!({
+                "event": "unanswered", "method": method.name(), "about": about, "attempts": attempts,
+            }),
+            Self::Missed(count) => json!({ "event": "missed", "count": count }),
+        }
+    }
 }
 
 /// One object that changed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ObjectChange {
     /// What happened.
+    #[serde(rename = "change")]
     pub kind: ChangeKind,
     /// Its class.
     pub subject: Name,

@@ -1,16 +1,16 @@
 //! What the element holds and has to tell servers about: resolves that are in
 //! force, endpoints that are declared, state that is reported.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::{Settings, Subject};
+use super::Settings;
 use crate::opflex::deadlines::{Deadlines, LONGEST, after};
 use crate::opflex::message::{
-    EndpointDeclare, EndpointResolve, EndpointUndeclare, EndpointUnresolve, Method, PolicyResolve,
-    PolicyUnresolve, Request, Role, StateReport,
+    EndpointDeclare, EndpointUndeclare, Method, Request, Resolve, Role, StateReport, Store,
 };
 use crate::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 use crate::opflex::one_or_many::{OneOrMany, add, remove};
@@ -25,7 +25,7 @@ const FIRST_XID: u64 = 1 << 63;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
     /// A resolve.
-    Resolve(Subject, Name, Target),
+    Resolve(Store, Name, Target),
     /// A declared endpoint, by its topmost object.
     Declaration(Uri),
     /// A reported object.
@@ -36,8 +36,8 @@ impl Key {
     /// Which servers are told.
     pub(super) fn role(&self) -> Role {
         match self {
-            Self::Resolve(Subject::Policy, ..) => Role::POLICY_REPOSITORY,
-            Self::Resolve(Subject::Endpoint, ..) | Self::Declaration(_) => Role::ENDPOINT_REGISTRY,
+            Self::Resolve(of, ..) => of.role(),
+            Self::Declaration(_) => Role::ENDPOINT_REGISTRY,
             Self::Report(_) => Role::OBSERVER,
         }
     }
@@ -45,8 +45,7 @@ impl Key {
     /// What it is told with.
     pub(super) fn method(&self) -> Method {
         match self {
-            Self::Resolve(Subject::Policy, ..) => Method::PolicyResolve,
-            Self::Resolve(Subject::Endpoint, ..) => Method::EndpointResolve,
+            Self::Resolve(of, ..) => of.resolve(),
             Self::Declaration(_) => Method::EndpointDeclare,
             Self::Report(_) => Method::StateReport,
         }
@@ -76,8 +75,12 @@ pub(super) struct Item {
     pub(super) answered: bool,
     /// What is resolved by identifier: the topmost objects that it brought.
     pub(super) roots: BTreeSet<Uri>,
+    /// It holds policy of before, which no server has confirmed.
+    pub(super) is_start_policy: bool,
     /// An alarm was raised, since nobody answers.
     alarmed: bool,
+    /// Its place among what is declared and reported.
+    place: u64,
     /// The numbers of requests without an answer from everybody.
     xids: Vec<u64>,
 }
@@ -107,6 +110,9 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 pub(super) struct Held {
     items: HashMap<Key, Item>,
+    /// What is declared and reported, in the order in which that began.
+    told: BTreeMap<u64, Key>,
+    last_place: u64,
     calls: Pending<Call>,
     refresh: Deadlines<Key>,
     random: Random,
@@ -130,6 +136,8 @@ impl Held {
     pub(super) fn new(settings: &Settings, mut random: Random) -> Self {
         Self {
             items: HashMap::new(),
+            told: BTreeMap::new(),
+            last_place: 0,
             calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
             refresh: Deadlines::default(),
             random,
@@ -154,12 +162,21 @@ impl Held {
         self.items.iter()
     }
 
+    /// The objects that are declared and reported behind a place in the order in
+    /// which that began, each with its place.
+    pub(super) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let told = self.told.range((from, Bound::Unbounded));
+        let items = told.filter_map(|(place, key)| Some((*place, self.items.get(key)?)));
+        items.flat_map(|(place, item)| item.objects.iter().map(move |object| (place, object)))
+    }
+
     /// Enters something to be held. False when it already was.
     pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
         if self.items.contains_key(key) {
             return false;
         }
-        self.items.insert(key.clone(), Item::default());
+        let mut item = Item::default();
         match key {
             Key::Resolve(what, _, Target::Uri(uri)) => {
                 let roots = &mut self.index_mut(*what).roots;
@@ -169,8 +186,13 @@ impl Held {
                 let idents = &mut self.index_mut(*what).idents;
                 add(idents, ident.clone(), key.clone());
             }
-            Key::Declaration(_) | Key::Report(_) => {}
+            Key::Declaration(_) | Key::Report(_) => {
+                self.last_place += 1;
+                item.place = self.last_place;
+                self.told.insert(item.place, key.clone());
+            }
         }
+        self.items.insert(key.clone(), item);
         self.draw_refresh(key, now);
         true
     }
@@ -179,6 +201,7 @@ impl Held {
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
         self.alarms -= usize::from(item.alarmed);
+        self.told.remove(&item.place);
         self.refresh.clear(key);
         for xid in &item.xids {
             self.calls.end(*xid);
@@ -208,14 +231,14 @@ impl Held {
     }
 
     /// The resolves that an object is held by.
-    pub(super) fn holders<'a>(&'a self, what: Subject, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
+    pub(super) fn holders<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
         let roots = &self.index(what).roots;
         let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
         texts.filter_map(|text| roots.get(text)).flat_map(OneOrMany::iter)
     }
 
     /// The resolves by an identifier.
-    pub(super) fn by_ident(&self, what: Subject, ident: &Ident, subject: &Name) -> Vec<Key> {
+    pub(super) fn by_ident(&self, what: Store, ident: &Ident, subject: &Name) -> Vec<Key> {
         let keys = self
             .index(what)
             .idents
@@ -226,7 +249,7 @@ impl Held {
         of_class.cloned().collect()
     }
 
-    pub(super) fn has_idents(&self, what: Subject) -> bool {
+    pub(super) fn has_idents(&self, what: Store) -> bool {
         !self.index(what).idents.is_empty()
     }
 
@@ -255,12 +278,15 @@ impl Held {
     /// waits for the answer.
     pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<Outgoing> {
         let request = match key.clone() {
-            Key::Resolve(Subject::Policy, subject, target) => {
-                Request::PolicyUnresolve(vec![PolicyUnresolve { subject, target }])
-            }
-            Key::Resolve(Subject::Endpoint, subject, target) => {
-                Request::EndpointUnresolve(vec![EndpointUnresolve { subject, target }])
-            }
+            Key::Resolve(of, subject, target) => Request::Unresolve(
+                of,
+                vec![Resolve {
+                    subject,
+                    target,
+                    data: None,
+                    prr: None,
+                }],
+            ),
             Key::Declaration(endpoint_uri) => {
                 let objects = &self.items.get(key)?.objects;
                 let subject = objects
@@ -374,17 +400,17 @@ impl Held {
         self.refresh.set(key.clone(), after(now, wait));
     }
 
-    fn index(&self, what: Subject) -> &Index {
+    fn index(&self, what: Store) -> &Index {
         match what {
-            Subject::Policy => &self.policies,
-            Subject::Endpoint => &self.endpoints,
+            Store::Policy => &self.policies,
+            Store::Endpoints => &self.endpoints,
         }
     }
 
-    fn index_mut(&mut self, what: Subject) -> &mut Index {
+    fn index_mut(&mut self, what: Store) -> &mut Index {
         match what {
-            Subject::Policy => &mut self.policies,
-            Subject::Endpoint => &mut self.endpoints,
+            Store::Policy => &mut self.policies,
+            Store::Endpoints => &mut self.endpoints,
         }
     }
 
@@ -397,23 +423,21 @@ impl Held {
 }
 
 fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
-    let prr = i64::try_from(prr.as_secs()).unwrap_or(i64::MAX);
+    let prr = Some(i64::try_from(prr.as_secs()).unwrap_or(i64::MAX));
     Some(match key.clone() {
-        Key::Resolve(Subject::Policy, subject, target) => Request::PolicyResolve(vec![PolicyResolve {
-            subject,
-            target,
-            data: None,
-            prr,
-        }]),
-        Key::Resolve(Subject::Endpoint, subject, target) => Request::EndpointResolve(vec![EndpointResolve {
-            subject,
-            target,
-            prr: Some(prr),
-        }]),
+        Key::Resolve(of, subject, target) => Request::Resolve(
+            of,
+            vec![Resolve {
+                subject,
+                target,
+                data: None,
+                prr,
+            }],
+        ),
         Key::Declaration(_) if item.objects.is_empty() => return None,
         Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
             endpoint: item.objects.clone(),
-            prr: Some(prr),
+            prr,
         }]),
         Key::Report(_) => Request::StateReport(vec![StateReport {
             observable: item.objects.clone(),

@@ -60,15 +60,17 @@ use std::time::Instant;
 
 use log::warn;
 
-pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState, Subject};
+pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
 use self::held::{Held, Key, Outgoing};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
 use super::deadlines::after;
+pub use super::message::Store;
 use super::message::{Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
 use super::rpc::Random;
+use crate::log_limit::LogLimit;
 
 /// One interest in a policy or an endpoint, until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,7 +81,7 @@ pub struct ReferenceId(u64);
 #[non_exhaustive]
 pub struct Wanted {
     /// Policy or endpoint.
-    pub what: Subject,
+    pub what: Store,
     /// The class.
     pub subject: Name,
     /// Which object.
@@ -102,6 +104,8 @@ pub struct ElementCore {
     references: HashMap<ReferenceId, (Key, bool)>,
     next_reference: u64,
     policy: Tree,
+    /// What resolves bring that no server has answered.
+    start_policy: Tree,
     endpoints: Tree,
     /// When to look for what nobody wants any more.
     sweep: Option<Instant>,
@@ -110,6 +114,8 @@ pub struct ElementCore {
     proxies: Option<Proxies>,
     /// How many resolves there are only because other policy refers to them.
     followed: usize,
+    /// What servers may cause in the log, by address.
+    log: LogLimit<String>,
 }
 
 impl ElementCore {
@@ -126,12 +132,21 @@ impl ElementCore {
             references: HashMap::new(),
             next_reference: 1,
             policy: Tree::new(),
+            start_policy: Tree::new(),
             endpoints: Tree::new(),
             sweep: None,
             health: Health::Down,
             proxies: None,
             followed: 0,
+            log: LogLimit::default(),
         }
+    }
+
+    /// Begins with policy of before: a resolve that no server has answered yet
+    /// brings what is here. To be called before anything is resolved.
+    pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
+        self.start_policy = Tree::new();
+        self.start_policy.merge(policy).map(drop)
     }
 
     /// Wants a policy and all changes of it, until [`release`](Self::release).
@@ -145,7 +160,7 @@ impl ElementCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> ReferenceId {
-        let key = Key::Resolve(Subject::Policy, subject.into(), target.into());
+        let key = Key::Resolve(Store::Policy, subject.into(), target.into());
         self.refer(key, follow, now, actions)
     }
 
@@ -158,7 +173,7 @@ impl ElementCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> ReferenceId {
-        let key = Key::Resolve(Subject::Endpoint, subject.into(), target.into());
+        let key = Key::Resolve(Store::Endpoints, subject.into(), target.into());
         self.refer(key, false, now, actions)
     }
 
@@ -288,6 +303,14 @@ impl ElementCore {
         &self.endpoints
     }
 
+    /// Either of these.
+    pub fn tree(&self, what: Store) -> &Tree {
+        match what {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.endpoints,
+        }
+    }
+
     /// How much of what should be connected is.
     pub fn health(&self) -> Health {
         self.health
@@ -322,6 +345,12 @@ impl ElementCore {
         })
     }
 
+    /// The objects that the element declares and reports behind a place in the
+    /// order in which that began, each with its place.
+    pub(crate) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        self.held.told_after(place)
+    }
+
     /// How many resolves, declarations and reports no server has answered yet,
     /// as they are now.
     pub fn unanswered(&self) -> usize {
@@ -330,14 +359,12 @@ impl ElementCore {
 
     /// The topmost objects that a resolve in force brought: the object itself,
     /// or those with the identifier, in the order of their URIs.
-    pub fn found(&self, what: Subject, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
-        let tree = self.tree(what);
+    pub fn found(&self, what: Store, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
         match target {
-            Target::Uri(uri) => tree
-                .get(uri)
-                .map(|object| object.uri().clone())
-                .into_iter()
-                .collect(),
+            Target::Uri(uri) => {
+                let object = self.tree(what).get(uri);
+                object.map(|object| object.uri().clone()).into_iter().collect()
+            }
             Target::Ident(_) => {
                 let item = self.held.get(&Key::Resolve(what, subject.into(), target.clone()));
                 item.map_or_else(Vec::new, |item| item.roots.iter().cloned().collect())
@@ -360,8 +387,10 @@ impl ElementCore {
         self.next_reference += 1;
         self.references.insert(reference, (key.clone(), follow));
         if is_new {
+            self.bring_start_policy(&key, actions);
             self.ask_all(&key, now, actions);
-        } else if begins_to_follow {
+        }
+        if begins_to_follow {
             self.follow(&key, now, actions);
         }
         reference

@@ -10,11 +10,15 @@
 //! ```
 //!
 //! Servers are known by the characters of their address, IPv6 addresses in
-//! either spelling. Some are configured,
-//! the others learned from the lists of servers that are or were ready. A
-//! learned one is given up after some failures in a row, unless a server that
-//! is ready still names it, and when no list names it any more. When all that
-//! is left is parked, everything begins again with the configured ones.
+//! either spelling. Some are configured, the others learned from the lists of
+//! servers that are or were ready. As under libopflex, a server is used only
+//! where its own list has the address that was dialled; one that lists nobody
+//! at all, which libopflex does not use either, is used for its roles.
+//!
+//! A learned server is forgotten when no list names it any more, and given up
+//! after some failures in a row: it is forgotten, or, while a server that is
+//! ready still names it, dialled now and then without being missed. When all
+//! that is left is parked, everything begins again with the configured ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -71,7 +75,7 @@ pub(super) enum Need {
 pub(super) enum Verdict {
     /// It can be used.
     Ready,
-    /// It named others for all that it is.
+    /// It named only others, or is nothing.
     Parked,
 }
 
@@ -101,21 +105,15 @@ impl Pool {
         pool
     }
 
-    /// How much of what should be connected is. Parked servers need not be.
-    pub(super) fn health(&self) -> Health {
-        let wanted = self
-            .peers
-            .values()
-            .filter(|peer| !matches!(peer.stage, Stage::Parked));
-        let (all, ready) = wanted.fold((0, 0), |(all, ready), peer| {
-            (
-                all + 1,
-                ready + usize::from(matches!(peer.stage, Stage::Ready { .. })),
-            )
-        });
-        match ready {
-            0 => Health::Down,
-            _ if ready == all => Health::Healthy,
+    /// How much of what should be connected is. Servers that are parked, and
+    /// learned ones that were given up, need not be.
+    pub(super) fn health(&self, settings: &Settings) -> Health {
+        let is_ready = |peer: &&Peer| matches!(peer.stage, Stage::Ready { .. });
+        let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up(settings);
+        let ready = self.peers.values().filter(is_ready).count();
+        match self.peers.values().filter(is_wanted).count() {
+            _ if ready == 0 => Health::Down,
+            all if ready == all => Health::Healthy,
             _ => Health::Degraded,
         }
     }
@@ -211,14 +209,8 @@ impl Pool {
             .iter()
             .map(|peer| bracketed(&peer.connectivity_info))
             .collect();
-        let others = &identity.peers;
-        let covered = |role: &Role| {
-            others
-                .iter()
-                .any(|other| other.role.is_empty() || other.role.contains(role))
-        };
-        let names_only_others = !peer.names.contains(&address) && identity.my_role.iter().all(covered);
-        if names_only_others {
+        let is_nothing = peer.names.is_empty() && identity.my_role.is_empty();
+        if is_nothing || !peer.names.is_empty() && !peer.names.contains(&address) {
             peer.stage = Stage::Parked;
             self.by_connection.remove(&connection);
             return Verdict::Parked;
@@ -271,7 +263,7 @@ impl Pool {
             return;
         };
         peer.failures += 1;
-        if !peer.configured && peer.failures >= settings.learned_failures && !still_named {
+        if peer.is_given_up(settings) && !still_named {
             self.peers.remove(&address);
             return;
         }
@@ -385,6 +377,13 @@ impl Pool {
 
     fn peer_mut(&mut self, connection: ConnectionId) -> Option<&mut Peer> {
         self.peers.get_mut(self.by_connection.get(&connection)?)
+    }
+}
+
+impl Peer {
+    /// Whether it failed too often for a server that only others named.
+    fn is_given_up(&self, settings: &Settings) -> bool {
+        !self.configured && self.failures >= settings.learned_failures
     }
 }
 

@@ -6,12 +6,13 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 
 use super::pool::{Need, Verdict};
-use super::{Action, ElementCore, ElementEvent, Health, Subject};
+use super::{Action, ElementCore, ElementEvent, Health};
 use crate::opflex::message::{
-    ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, PolicyUpdate, Reply, Request,
+    ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role,
 };
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
+use crate::printable::excerpt;
 
 /// The number of the identity among the requests of a connection.
 const IDENTITY_XID: u64 = 1;
@@ -124,7 +125,9 @@ impl ElementCore {
                     actions,
                 );
             }
-            Incoming::Failure { id, method, error } => self.refused(connection, &id, method, error, actions),
+            Incoming::Failure { id, method, error } => {
+                self.refused(connection, &id, method, error, now, actions)
+            }
             Incoming::BadResult { method, fault, .. } => {
                 warn!("{connection}: the result of {method} can't be used: {fault}");
             }
@@ -159,7 +162,7 @@ impl ElementCore {
             0 => Health::Healthy,
             _ => Health::Degraded,
         };
-        let health = self.pool.health().min(most);
+        let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
             actions.push(Action::Tell(ElementEvent::Health(health)));
@@ -177,15 +180,7 @@ impl ElementCore {
         let method = request.method();
         let result = match request {
             Request::Echo(echo) => return send(connection, Frame::result(id, &echo.answer()), actions),
-            Request::PolicyUpdate(updates) => self.updated(Subject::Policy, updates, now, actions),
-            Request::EndpointUpdate(updates) => {
-                let updates = updates.into_iter().map(|update| PolicyUpdate {
-                    replace: update.replace,
-                    merge_children: Vec::new(),
-                    delete: update.delete,
-                });
-                self.updated(Subject::Endpoint, updates.collect(), now, actions)
-            }
+            Request::Update(what, updates) => self.updated(what, updates, now, actions),
             // A request of the wrong direction.
             _ => Err(ErrorResponse::new(
                 ErrorCode::EUNSUPPORTED,
@@ -256,13 +251,13 @@ impl ElementCore {
             actions.push(Action::Tell(ElementEvent::Location(location.clone())));
         }
         let verdict = self.pool.identified(connection, identity);
-        info!(
-            "{address} is {:?} with the roles {:?}: {verdict:?}",
-            identity.name, identity.my_role
-        );
+        let name = identity.name.as_deref().unwrap_or("without a name");
+        let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
+        info!("{address} is {}, {}", excerpt(name), excerpt(roles.join(" ")));
         match verdict {
             Verdict::Parked => {
                 let reason = CloseReason::NotInItsList;
+                info!("{address}: {reason}");
                 actions.push(Action::Close {
                     connection,
                     reason: reason.clone(),
@@ -307,7 +302,7 @@ impl ElementCore {
         if method != key.method() {
             return warn!("{connection}: an answer to {method} has the number of another request");
         }
-        if let Reply::PolicyResolve(objects) | Reply::EndpointResolve(objects) = reply {
+        if let Reply::Resolve(_, objects) = reply {
             // What is not taken is asked for again, like what is not answered.
             if self.resolved(&key, objects, now, actions) {
                 self.held.answered(connection, xid);
@@ -327,12 +322,15 @@ impl ElementCore {
         id: &Id,
         method: Method,
         error: ErrorResponse,
+        now: Instant,
         actions: &mut Vec<Action>,
     ) {
         let key = id.xid().and_then(|xid| self.held.asked(connection, xid));
         let about = key.map_or_else(String::new, |key| key.about());
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
-        warn!("{address}: {method} {about}: {error}");
+        if let Some(more) = self.log.admit(address.clone(), "refused", now) {
+            warn!("{address} refused {method} {about}: {}{more}", excerpt(&error));
+        }
         actions.push(Action::Tell(ElementEvent::Refused {
             address,
             method,
@@ -373,6 +371,11 @@ impl ElementCore {
         actions: &mut Vec<Action>,
     ) {
         if let Some(address) = self.pool.address(connection).map(str::to_owned) {
+            if let Some(reason) = &reason
+                && let Some(more) = self.log.admit(address.clone(), "lost", now)
+            {
+                warn!("{address} ({connection}): {}{more}", excerpt(reason));
+            }
             self.held.gone(connection);
             self.pool.failed(connection, &self.settings, now);
             self.tell_address(address, reason, actions);

@@ -34,7 +34,8 @@ pub struct Settings {
     /// The longest that the wait becomes. Default 20 s.
     pub reconnect_max: Duration,
     /// After how many failures in a row a server that only other servers named
-    /// is given up, if none of those is there. Default 4.
+    /// is given up: health does not miss it, and it is forgotten if none of
+    /// those is there. Default 4.
     pub learned_failures: u32,
     /// After how many attempts without an answer an alarm is raised. Default 3,
     /// which is after some seventy seconds.

@@ -10,15 +10,14 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::engaging::{ElementContext, Engaging, EngagingEvents, Released};
-use super::{CallError, ElementConfig, StartError, guard, now};
+use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
+use super::feed::{Feed, FeedServer};
+use super::inspector::Inspector;
+use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
-use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Subject};
+use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::{Budget, PATIENCE, threads};
-
-/// The target of the log lines of this side.
-pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 
 /// A running policy element: connects to its servers, keeps what is resolved
 /// up to date, declares endpoints and reports state.
@@ -36,6 +35,8 @@ pub(super) const LOG: &str = "ssntp::opflex::policy_element";
 pub struct PolicyElement {
     handle: ElementHandle,
     events: Receiver<core::ElementEvent>,
+    inspector: Option<Inspector>,
+    feed: Option<FeedServer>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -60,9 +61,13 @@ impl PolicyElement {
             parting: config.write_timeout,
             grace: config.grace,
         };
-        let core = ElementCore::new(config.settings, seed, now());
+        let (name, domain) = (config.settings.name.clone(), config.settings.domain.clone());
+        let feed = Feed::new(name, domain, config.serve_queue);
+        let mut core = ElementCore::new(config.settings, seed, now());
+        core.start_with(config.start_policy).map_err(StartError::Policy)?;
         let engaging = Engaging::new(
             core,
+            feed,
             dialer,
             Released::clone(&released),
             tell,
@@ -72,14 +77,24 @@ impl PolicyElement {
         let runner = Runner::new(engaging, settings, move || watch.is_empty());
         let dispatcher = threads::spawn("opflex-element", move || dispatch::run(runner, &queue))
             .map_err(StartError::Thread)?;
-        Ok(Self {
+        let mut element = Self {
             handle: ElementHandle {
-                events: sender,
+                events: sender.clone(),
                 released,
             },
             events,
+            inspector: None,
+            feed: None,
             dispatcher: Some(dispatcher),
-        })
+        };
+        // From here on, dropping `element` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, sender.clone(), LOG));
+        element.inspector = inspector.transpose()?;
+        let feed = config.serve.map(|socket| FeedServer::start(&socket, sender));
+        element.feed = feed.transpose()?;
+        Ok(element)
     }
 
     /// A handle for other threads.
@@ -132,6 +147,12 @@ impl Drop for PolicyElement {
     fn drop(&mut self) {
         let events = &self.handle.events;
         let _ = events.send(DispatchEvent::Stop);
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
+        if let Some(feed) = self.feed.take() {
+            feed.stop();
+        }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
         let (reply, dials) = crossbeam_channel::bounded(1);
@@ -181,17 +202,7 @@ impl ElementHandle {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
-            guard(LOG, || {
-                engaging.call(now, |cx| {
-                    let _ = reply.send(call(cx));
-                });
-            });
-            engaging.hand_on(now, actions);
-        }));
-        self.events.send(call).map_err(|_| CallError::Stopped)?;
-        self.events.answer(&result).ok_or(CallError::Stopped)
+        engaging::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
     /// Wants a policy, and all changes of it, for as long as the reference
@@ -304,14 +315,11 @@ impl ElementHandle {
     ///
     /// # Errors
     /// [`CallError`].
-    pub fn objects(&self, what: Subject, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
+    pub fn objects(&self, what: Store, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
         let uri = uri.clone();
         self.with(move |cx| {
-            let tree = match what {
-                Subject::Policy => cx.core().policy(),
-                Subject::Endpoint => cx.core().endpoints(),
-            };
-            tree.subtree(&uri).map(|object| object.to_object()).collect()
+            let objects = cx.core().tree(what).subtree(&uri);
+            objects.map(|object| object.to_object()).collect()
         })
     }
 
@@ -321,17 +329,14 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn found(
         &self,
-        what: Subject,
+        what: Store,
         subject: impl Into<Name>,
         target: &Target,
     ) -> Result<Vec<ManagedObject>, CallError> {
         let (subject, target) = (subject.into(), target.clone());
         self.with(move |cx| {
             let core = cx.core();
-            let tree = match what {
-                Subject::Policy => core.policy(),
-                Subject::Endpoint => core.endpoints(),
-            };
+            let tree = core.tree(what);
             let roots = core.found(what, subject, &target);
             let objects = roots.iter().flat_map(|root| tree.subtree(root));
             objects.map(|object| object.to_object()).collect()

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use log::warn;
 use serde::{Deserialize, Serialize};
 
-use super::server::LOG;
+use super::SERVER_LOG as LOG;
 use crate::opflex::model::{ChangeKind, Changes, ManagedObject, ModelError, Tree, Uri};
 
 /// From this length on, or that of the file, all policy is written again.

@@ -22,9 +22,8 @@ use crossbeam_channel::{Receiver, Sender};
 use log::{error, info, warn};
 
 use super::journal::{self, Journal, Line};
-use super::server::LOG;
 use super::serving::{ServingEvents, copy_policy};
-use super::{CallError, StartError};
+use super::{CallError, SERVER_LOG as LOG, StartError};
 use crate::opflex::model::{FileError, Format, ManagedObject};
 use crate::replace::replace;
 use crate::transport::threads;

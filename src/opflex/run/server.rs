@@ -6,22 +6,24 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Receiver;
 use log::warn;
 
 use super::connection::enter;
 use super::control;
-use super::editing::{self, Edit, Editor};
+use super::editing::{self, Editor};
+use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
-use super::{CallError, ServerConfig, StartError, host, now};
+use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
-use crate::opflex::model::{ManagedObject, Uri};
+use crate::opflex::model::{Edit, ManagedObject};
+use crate::opflex::peer::host;
 use crate::opflex::rpc::{self, Framing};
-use crate::opflex::server::{ServerCore, SessionInfo};
+use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
@@ -29,8 +31,8 @@ use crate::transport::{
     memory_for_queues, plain, threads,
 };
 
-/// The target of the log lines of this side.
-pub(super) const LOG: &str = "ssntp::opflex::server";
+/// Agents that are copied in one go.
+const AGENTS: usize = 500;
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
@@ -43,6 +45,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     acceptance: Option<Acceptance>,
+    inspector: Option<Inspector>,
     keeper: Option<Keeper>,
     editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
@@ -118,11 +121,16 @@ impl Server {
             handle,
             addresses,
             acceptance: None,
+            inspector: None,
             keeper,
             editor,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, events.clone(), LOG));
+        server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
             acceptor: config.tls,
@@ -175,6 +183,9 @@ impl Drop for Server {
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
         if let Some(editor) = self.editor.take() {
             editor.stop();
         }
@@ -195,15 +206,29 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
         Some(schema) => ServerCore::with_schema(config.settings.clone(), schema, now),
         None => ServerCore::new(config.settings.clone(), now),
     };
+    if config.settings.any_domain {
+        warn!(target: LOG, "elements of every domain are taken, whatever policy they are meant to have");
+    }
     let kept = match &config.keep {
         Some(path) => keeper::read(path)?,
         None => None,
     };
     let policy = kept.unwrap_or_else(|| config.policy.clone());
     // Nobody is connected, so nobody is told.
-    core.merge_policy(policy, now, &mut Vec::new())
+    core.edit(Edit::Merge(policy), now, &mut Vec::new())
         .map_err(StartError::Policy)?;
+    core.begin_at_revision(first_revision());
     Ok(core)
+}
+
+/// Microseconds since 1970: beyond the revisions that an earlier process of the
+/// same server has given to its policy, which has changed less often than that,
+/// and exact in the numbers of JSON.
+fn first_revision() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "no clock but this outlives a process")]
+    let wall = SystemTime::now();
+    let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
 /// What a listener is, and so what its clients dialled.
@@ -332,41 +357,17 @@ impl ServerHandle {
         serving::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
-    /// Puts policy in; see [`ServerCore::merge_policy`]. More than a thousand
-    /// objects are checked as a whole and then put in piece by piece. How many
-    /// objects changed.
+    /// Changes policy. More than a thousand objects to be merged are checked as a
+    /// whole and then put in piece by piece. What a reload changes is found out on
+    /// this thread, and put in like that. How many objects changed.
     ///
     /// # Errors
     /// [`CallError`].
-    pub fn merge_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        self.edit(Edit::Merge(objects))
-    }
-
-    /// Puts policy in, in place of what is below it; see
-    /// [`ServerCore::replace_policy`]. How many objects changed.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn replace_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        self.edit(Edit::Replace(objects))
-    }
-
-    /// Makes these objects all the policy there is. What differs is found out
-    /// on this thread; more than a thousand objects of it are put in piece by
-    /// piece. How many objects changed.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn reload_policy(&self, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-        self.edit(Edit::Reload(objects))
-    }
-
-    /// Removes policy with everything below it. How many objects went.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn delete_policy(&self, uris: Vec<Uri>) -> Result<usize, CallError> {
-        self.edit(Edit::Delete(uris))
+    pub fn edit(&self, edit: Edit) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
     }
 
     /// All policy as it is now, parents first. It is copied in steps, so that
@@ -389,11 +390,22 @@ impl ServerHandle {
         self.with(|cx| cx.core().sessions())
     }
 
-    fn edit(&self, edit: Edit) -> Result<usize, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
+    /// All agents that told a name since the server began, those that have left
+    /// included, in the order of their names.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
+        let mut agents: Vec<AgentInfo> = Vec::new();
+        loop {
+            let last = agents.last().map(|agent| agent.name.clone());
+            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS))?;
+            let is_over = next.len() < AGENTS;
+            agents.extend(next);
+            if is_over {
+                return Ok(agents);
+            }
         }
-        editing::edit(&self.events, self.keeper.as_ref(), edit)
     }
 }
 

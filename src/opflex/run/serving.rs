@@ -6,17 +6,16 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{debug, info, warn};
+use log::{Level, debug, info, log, warn};
 
 use super::connection::{Messages, Peers, deal};
 use super::editing::Job;
 use super::journal::Line;
-use super::server::LOG;
-use super::{control, guard, host, keeper};
+use super::{SERVER_LOG as LOG, control, guard, keeper};
 use crate::log_limit::LogLimit;
 use crate::opflex::message::Incoming;
-use crate::opflex::model::{Changes, ManagedObject, ModelError, Uri};
-use crate::opflex::peer::ConnectionId;
+use crate::opflex::model::{Changes, Edit, ManagedObject, ModelError, Uri};
+use crate::opflex::peer::{ConnectionId, host};
 use crate::opflex::server::{self, ServerCore, Store, WalkId};
 use crate::printable::excerpt;
 use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
@@ -46,61 +45,16 @@ impl ServerContext<'_> {
         self.now
     }
 
-    /// See [`ServerCore::merge_policy`].
+    /// See [`ServerCore::edit`].
     ///
     /// # Errors
     /// The objects are malformed or not what the model allows.
-    pub fn merge_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        let changes = self.core.merge_policy(objects, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::replace_policy`].
-    ///
-    /// # Errors
-    /// As [`merge_policy`](Self::merge_policy).
-    pub fn replace_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        let changes = self.core.replace_policy(objects, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::update_policy`].
-    ///
-    /// # Errors
-    /// As [`merge_policy`](Self::merge_policy).
-    pub fn update_policy(
-        &mut self,
-        delete: &[Uri],
-        merge: Vec<ManagedObject>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.core.update_policy(delete, merge, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::reload_policy`].
-    ///
-    /// # Errors
-    /// As [`merge_policy`](Self::merge_policy).
-    pub fn reload_policy(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        let changes = self.core.reload_policy(objects, self.now, self.actions)?;
-        self.keep(&changes);
-        Ok(changes)
-    }
-
-    /// See [`ServerCore::delete_policy`].
-    pub fn delete_policy(&mut self, uris: &[Uri]) -> Changes {
-        let changes = self.core.delete_policy(uris, self.now, self.actions);
-        self.keep(&changes);
-        changes
-    }
-
-    fn keep(&mut self, changes: &Changes) {
+    pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
+        let changes = self.core.edit(edit, self.now, self.actions)?;
         if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {
-            edits.push(Line::of(changes, self.core.policy()));
+            edits.push(Line::of(&changes, self.core.policy()));
         }
+        Ok(changes)
     }
 
     /// See [`ServerCore::begin_walk`].
@@ -260,7 +214,10 @@ impl Serving {
     fn join(&mut self, actions: &mut Vec<Action>) {
         for action in self.wanted.drain(..) {
             match action {
-                server::Action::Send { connection, frame } => self.peers.send(connection, frame, actions),
+                server::Action::Send { connection, frame } => {
+                    self.core.count_sent(connection, frame.len() as u64);
+                    self.peers.send(connection, frame, actions);
+                }
                 server::Action::Close { connection, .. } => self.peers.end(connection, actions),
             }
         }
@@ -306,14 +263,15 @@ impl Core for Serving {
         }
         let connection = ConnectionId(id.sequence());
         if let Some(more) = self.log.admit(host(&request.peer), "connected", now) {
-            info!(target: LOG, "{connection} is {}{more}", request.peer);
+            info!(target: LOG, "{} ({connection}) is connected{more}", request.peer);
         }
-        self.peers.add(id, connection, request.peer);
+        self.peers.add(id, connection, request.peer.clone());
         if request.is_control {
             self.controls.insert(connection, None);
         } else {
             let dialled = request.dialled;
-            self.core.connected(connection, dialled, now, &mut self.wanted);
+            self.core
+                .connected(connection, request.peer, dialled, now, &mut self.wanted);
         }
         self.hand_on(actions);
         Ok((connection, ()))
@@ -349,9 +307,10 @@ impl Core for Serving {
         dealt
     }
 
-    fn received(&mut self, id: transport::ConnectionId, _: u64, now: Instant) {
+    fn received(&mut self, id: transport::ConnectionId, bytes: u64, now: Instant) {
         if let Some(connection) = self.peers.connection(id) {
             self.core.heard(connection, now);
+            self.core.count_received(connection, bytes);
         }
     }
 
@@ -364,7 +323,12 @@ impl Core for Serving {
     ) {
         if let Some((connection, peer)) = self.peers.remove(id) {
             if let Some(more) = self.log.admit(host(&peer), "ended", now) {
-                info!(target: LOG, "{connection} ({peer}) ended: {}{more}", excerpt(&reason));
+                // Who broke the protocol has been refused.
+                let level = match reason {
+                    EndReason::Protocol(_) => Level::Warn,
+                    _ => Level::Info,
+                };
+                log!(target: LOG, level, "{peer} ({connection}) ended: {}{more}", excerpt(&reason));
             }
             self.gone(connection, now);
             self.hand_on(actions);
@@ -385,7 +349,7 @@ impl Core for Serving {
     ) -> bool {
         if let Some((connection, peer)) = self.peers.remove(to) {
             if let Some(more) = self.log.admit(host(&peer), "too slow", now) {
-                warn!(target: LOG, "{connection} ({peer}) is too slow: its queue is full, it is disconnected{more}");
+                warn!(target: LOG, "{peer} ({connection}) is too slow: its queue is full, it is disconnected{more}");
             }
             actions.push(Action::End { id: to, abort: true });
             self.gone(connection, now);
@@ -519,7 +483,7 @@ mod tests {
         let now = clock();
         let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
         let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
-        core.merge_policy(vec![long], now, &mut Vec::new()).unwrap();
+        core.edit(Edit::Merge(vec![long]), now, &mut Vec::new()).unwrap();
         let mut bench = Bench::new(core, 10, now);
         let (id, outbox) = bench.connect(false).unwrap();
         let resolve =
@@ -543,7 +507,7 @@ mod tests {
             |uri: String| ManagedObject::new("A", uri.parse().unwrap()).with("name", "x".repeat(10_000));
         let below = (0..1000).map(|n| object(format!("/a/{n}/")));
         let policy = std::iter::once(object("/a/".to_owned())).chain(below).collect();
-        core.merge_policy(policy, now, &mut Vec::new()).unwrap();
+        core.edit(Edit::Merge(policy), now, &mut Vec::new()).unwrap();
         let mut bench = Bench::new(core, 10, now);
         let (id, outbox) = bench.connect(false).unwrap();
         let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
@@ -557,7 +521,7 @@ mod tests {
             matches!(
                 message,
                 Incoming::Result {
-                    reply: crate::opflex::message::Reply::PolicyResolve(_),
+                    reply: crate::opflex::message::Reply::Resolve(..),
                     ..
                 }
             )

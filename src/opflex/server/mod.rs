@@ -2,7 +2,7 @@
 //! combination, as one state machine without sockets, threads or clock.
 //!
 //! ```text
-//!                 connected, message, disconnected, tick, merge_policy …
+//!                 connected, message, disconnected, tick, edit …
 //!                                      │
 //!            ┌─────────────────────────▼─────────────────────────┐
 //!            │ ServerCore  sessions ─ identity, echoes, counters │
@@ -34,7 +34,7 @@
 //!    │                  peers with this server  │
 //!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
 //!    │<──────────────────── objects, or none ───│ many: policy_update first
-//!    │<── policy_update ────────────────────────│ merge_policy at or below uri
+//!    │<── policy_update ────────────────────────│ an edit at or below uri
 //!    │ policy_unresolve {uri} ─────────────────>│ watch no more
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
@@ -48,6 +48,7 @@
 //! | `settings` | how the server behaves |
 //! | `session` | one client: identity, keep-alive |
 //! | `counters` | what a client asked for |
+//! | `agents` | the same by the names of agents, over all their sessions |
 //! | `requests` | each method, carried out and answered |
 //! | `resolves` | who resolves what of a tree, and what is still to be told |
 //! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
@@ -56,6 +57,7 @@
 //! | `push` | from changes to updates and their receivers |
 //! | `roll_up` | numbers over time |
 
+mod agents;
 mod counters;
 mod endpoint_registry;
 mod observer;
@@ -75,22 +77,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{error, info, warn};
+use log::{Level, error};
 
+pub use self::agents::AgentInfo;
+use self::agents::Agents;
 pub use self::counters::RequestCounters;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
 pub use self::ownership::Declared;
-use self::push::Update;
 use self::resolves::Resolvable;
 pub use self::roll_up::{Interval, Row};
 pub use self::session::SessionInfo;
 use self::session::{Answer, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
-use super::message::{EndpointResolveResult, Incoming, Method, PolicyResolveResult, Reply};
-use super::model::{Changes, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
-use super::peer::{Beat, CloseReason, ConnectionId};
+pub use super::message::Store;
+use super::message::{Incoming, Method, Reply, Update};
+use super::model::{Changes, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
+use super::peer::{Beat, CloseReason, ConnectionId, host};
 use super::rpc::{EncodeError, Frame, Id};
 use crate::log_limit::LogLimit;
 use crate::printable::excerpt;
@@ -116,25 +120,6 @@ pub enum Action {
     },
 }
 
-/// One of the two trees of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// The policy repository.
-    Policy,
-    /// The endpoint registry.
-    Endpoints,
-}
-
-impl Store {
-    /// The method that tells of its changes.
-    fn update(self) -> Method {
-        match self {
-            Self::Policy => Method::PolicyUpdate,
-            Self::Endpoints => Method::EndpointUpdate,
-        }
-    }
-}
-
 /// A walk that has begun and is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WalkId(u64);
@@ -149,6 +134,7 @@ pub struct ServerCore {
     sessions: HashMap<ConnectionId, Session>,
     timers: Deadlines<ConnectionId>,
     names: HashMap<Name, ConnectionId>,
+    agents: Agents,
     policy: Resolvable,
     registry: EndpointRegistry,
     observer: Observer,
@@ -158,7 +144,8 @@ pub struct ServerCore {
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
     last_xid: u64,
-    log: LogLimit<ConnectionId>,
+    /// What clients may cause in the log, by host.
+    log: LogLimit<String>,
 }
 
 impl ServerCore {
@@ -182,6 +169,7 @@ impl ServerCore {
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             names: HashMap::new(),
+            agents: Agents::default(),
             policy: Resolvable::new(tree()),
             registry: EndpointRegistry::new(tree()),
             walks: HashMap::new(),
@@ -192,16 +180,18 @@ impl ServerCore {
         }
     }
 
-    /// A client connected. `dialled` is the address of ours that it reached,
-    /// `host:port`, where there is one.
+    /// A client connected from an address, which the log and
+    /// [`sessions`](Self::sessions) show. `dialled` is the address of ours that
+    /// it reached, `host:port`, where there is one.
     pub fn connected(
         &mut self,
         connection: ConnectionId,
+        address: String,
         dialled: Option<String>,
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        let session = Session::new(dialled, &self.settings, now);
+        let session = Session::new(address, dialled, &self.settings, now);
         self.timers.set(connection, session.deadline(&self.settings));
         self.sessions.insert(connection, session);
         self.echo(connection, 0, now, actions);
@@ -218,6 +208,20 @@ impl ServerCore {
     pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.keepalive.heard(now);
+        }
+    }
+
+    /// Counts bytes that a client sent.
+    pub fn count_received(&mut self, connection: ConnectionId, bytes: u64) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.bytes_received += bytes;
+        }
+    }
+
+    /// Counts bytes that a client is sent.
+    pub fn count_sent(&mut self, connection: ConnectionId, bytes: u64) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.bytes_sent += bytes;
         }
     }
 
@@ -289,9 +293,9 @@ impl ServerCore {
             Incoming::Result { .. } | Incoming::BadResult { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
-                if let Some(more) = self.log.admit(connection, "failed there", now) {
-                    warn!("{connection}: {method} failed there: {}{more}", excerpt(&error));
-                }
+                self.log(connection, Level::Warn, "failed there", now, || {
+                    format!("{method} failed there: {}", excerpt(&error))
+                });
             }
         }
     }
@@ -313,22 +317,20 @@ impl ServerCore {
         let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
             return false;
         };
-        let resolvable = match of {
-            Store::Policy => &self.policy,
-            Store::Endpoints => &self.registry.endpoints,
+        let tree = match of {
+            Store::Policy => &self.policy.tree,
+            Store::Endpoints => &self.registry.endpoints.tree,
         };
-        let objects = untold.next(&resolvable.tree, self.settings.limits.message_bytes);
+        let objects = untold.next(tree, self.settings.limits.message_bytes);
         let is_over = untold.is_empty();
         let is_nothing = is_over && objects.is_empty();
-        let frame = match of {
-            Store::Policy if is_over => Frame::result(&id, &PolicyResolveResult { policy: objects }),
-            Store::Endpoints if is_over => Frame::result(&id, &EndpointResolveResult { endpoint: objects }),
-            _ => {
-                self.last_xid += 1;
-                let method = of.update();
-                let id = Id::call(method.name(), self.last_xid);
-                Frame::request(&id, method.name(), &[Update::coming(of, objects)])
-            }
+        let frame = if is_over {
+            Reply::resolved(of, &id, &objects)
+        } else {
+            self.last_xid += 1;
+            let method = of.update();
+            let id = Id::call(method.name(), self.last_xid);
+            Frame::request(&id, method.name(), &[Update::coming(of, objects)])
         };
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.counters.updates += u64::from(!is_over);
@@ -361,7 +363,7 @@ impl ServerCore {
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
         let changes = self.registry.expire(now);
-        self.tell_endpoints(&changes, now, actions);
+        self.tell(Store::Endpoints, &changes, now, actions);
     }
 
     /// All policy.
@@ -392,13 +394,11 @@ impl ServerCore {
             Store::Policy => &self.policy.tree,
             Store::Endpoints => &self.registry.endpoints.tree,
         };
-        match walk.step(tree, most) {
-            Some(objects) => Some((*store, objects)),
-            None => {
-                self.walks.remove(&id);
-                None
-            }
+        let next = walk.step(tree, most).map(|objects| (*store, objects));
+        if next.is_none() {
+            self.walks.remove(&id);
         }
+        next
     }
 
     /// Ends a walk that nobody goes on with.
@@ -416,50 +416,18 @@ impl ServerCore {
         &self.observer
     }
 
-    /// Puts policy in, in place of objects with the same URIs; their other
-    /// children stay. Who resolved it is told.
-    pub fn merge_policy(
+    /// Changes policy. Who resolved what changes is told.
+    ///
+    /// # Errors
+    /// The objects are malformed or not what the model allows; nothing changes.
+    pub fn edit(
         &mut self,
-        objects: Vec<ManagedObject>,
+        edit: Edit,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.merge(objects)?;
-        self.tell_policy(&changes, now, actions);
-        Ok(changes)
-    }
-
-    /// Puts policy in, in place of objects with the same URIs and everything
-    /// below them. Who resolved it is told.
-    pub fn replace_policy(
-        &mut self,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.replace(objects)?;
-        self.tell_policy(&changes, now, actions);
-        Ok(changes)
-    }
-
-    /// Removes policy with everything below it. Who resolved it is told.
-    pub fn delete_policy(&mut self, uris: &[Uri], now: Instant, actions: &mut Vec<Action>) -> Changes {
-        let changes = self.policy.tree.delete(uris);
-        self.tell_policy(&changes, now, actions);
-        changes
-    }
-
-    /// Removes policy with everything below it and puts other policy in, as one
-    /// edit: what goes and comes again within it stays. Who resolved it is told.
-    pub fn update_policy(
-        &mut self,
-        delete: &[Uri],
-        merge: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.update(delete, Vec::new(), merge)?;
-        self.tell_policy(&changes, now, actions);
+        let changes = self.policy.tree.edit(edit)?;
+        self.tell(Store::Policy, &changes, now, actions);
         Ok(changes)
     }
 
@@ -468,23 +436,16 @@ impl ServerCore {
         self.policy_revision
     }
 
-    /// Makes these objects all the policy there is. Who resolved what changes
-    /// is told.
-    pub fn reload_policy(
-        &mut self,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
-        let changes = self.policy.tree.replace_all(objects)?;
-        self.tell_policy(&changes, now, actions);
-        Ok(changes)
+    /// Policy as it is now has this revision.
+    pub fn begin_at_revision(&mut self, revision: u64) {
+        self.policy_revision = revision;
     }
 
     /// The clients, in the order in which they connected.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
             connection: *connection,
+            address: session.address.clone(),
             name: session.element.as_ref().map(|element| element.name.clone()),
             roles: session
                 .element
@@ -503,6 +464,16 @@ impl ServerCore {
         let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
         sessions.sort_by_key(|session| session.connection);
         sessions
+    }
+
+    /// Some of the agents that told a name, those that have left included, in the
+    /// order of their names and behind one of them.
+    pub fn agents_after(&self, name: Option<&Name>, most: usize) -> Vec<AgentInfo> {
+        let live = self.sessions.values().filter_map(|session| {
+            let element = session.element.as_ref()?;
+            Some((element.name.clone(), session.counters))
+        });
+        self.agents.after(name, most, live)
     }
 
     /// How many clients are connected.
@@ -543,12 +514,34 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        if self.sessions.contains_key(&connection) {
-            if let Some(more) = self.log.admit(connection, "closed", now) {
-                info!("{connection} is closed: {}{more}", excerpt(&reason));
-            }
-            actions.push(Action::Close { connection, reason });
-            self.forget(connection, now, actions);
+        let Some(session) = self.sessions.get(&connection) else {
+            return;
+        };
+        // Nothing else tells an operator why an element is not there.
+        let level = match session.element {
+            None => Level::Warn,
+            Some(_) => Level::Info,
+        };
+        self.log(connection, level, "closed", now, || {
+            format!("closed: {}", excerpt(&reason))
+        });
+        actions.push(Action::Close { connection, reason });
+        self.forget(connection, now, actions);
+    }
+
+    /// A line of the log that a client causes.
+    fn log(
+        &mut self,
+        connection: ConnectionId,
+        level: Level,
+        kind: &'static str,
+        now: Instant,
+        text: impl FnOnce() -> String,
+    ) {
+        let address = self.sessions.get(&connection);
+        let address = address.map_or("", |session| session.address.as_str());
+        if let Some(more) = self.log.admit(host(address), kind, now) {
+            log::log!(level, "{address} ({connection}): {}{more}", text());
         }
     }
 
@@ -557,6 +550,10 @@ impl ServerCore {
             return;
         };
         self.timers.clear(&connection);
+        if let Some(element) = &session.element {
+            let most = self.settings.limits.agents;
+            self.agents.left(&element.name, &session.counters, most);
+        }
         if let Some(element) = session.element
             && self.names.get(&element.name) == Some(&connection)
         {
@@ -564,16 +561,7 @@ impl ServerCore {
         }
         self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
-        self.tell_endpoints(&changes, now, actions);
-    }
-
-    fn tell_policy(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.policy_revision += u64::from(!changes.is_empty());
-        self.tell(Store::Policy, changes, now, actions);
-    }
-
-    fn tell_endpoints(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.tell(Store::Endpoints, changes, now, actions);
+        self.tell(Store::Endpoints, &changes, now, actions);
     }
 
     /// Tells walks and clients of an edit. An update is built once and sent to
@@ -583,6 +571,7 @@ impl ServerCore {
             Store::Policy => &self.policy,
             Store::Endpoints => &self.registry.endpoints,
         };
+        self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
         for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
             walk.changed(&resolvable.tree, changes);
         }

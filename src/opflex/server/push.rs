@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
-use serde::Serialize;
-
 use super::resolves::Resolvable;
 use super::{ServerLimits, Store};
-use crate::opflex::message::Deletion;
+use crate::opflex::message::{self, Deletion};
 use crate::opflex::model::{
     Change, ChangeKind, Changes, Ident, ManagedObject, Name, ObjectRef, Target, Tree, Uri, Watchers,
 };
@@ -21,18 +19,11 @@ struct Push<'a> {
     changes: Vec<&'a Change>,
 }
 
-/// An update of either kind, as the wire has it.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Update<'a> {
-    /// Objects that came, each with everything below it.
-    replace: Vec<ObjectRef<'a>>,
-    /// Objects that changed, alone. An update of endpoints has no such member.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    merge_children: Option<Vec<ObjectRef<'a>>>,
-    /// Objects that went, each child before its parent: libopflex takes away
-    /// what is named and nothing below it.
-    delete: Vec<Deletion>,
-}
+/// An update of objects in a tree. It replaces those that came, each with
+/// everything below it, merges those that changed, alone, and deletes those that
+/// went, each child before its parent: libopflex takes away what is named and
+/// nothing below it.
+pub(super) type Update<'a> = message::Update<ObjectRef<'a>>;
 
 /// The updates that tell of an edit, each with its receivers.
 pub(super) fn updates<'a>(
@@ -110,13 +101,6 @@ impl<'a> Update<'a> {
         Self {
             replace,
             ..Self::empty(of)
-        }
-    }
-
-    fn empty(of: Store) -> Self {
-        Self {
-            merge_children: (of == Store::Policy).then(Vec::new),
-            ..Self::default()
         }
     }
 

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{debug, info, warn};
+use log::{Level, debug};
 
 use super::refusal::Refusal;
-use super::resolves::{Resolve, Untold};
+use super::resolves::{Interest, Resolvable, Untold};
 use super::session::Answer;
-use super::{Action, ServerCore, Store, send};
+use super::{Action, RequestCounters, ServerCore, Store, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
-use crate::opflex::model::Name;
+use crate::opflex::model::{ManagedObject, Name};
 use crate::opflex::peer::{CloseReason, ConnectionId};
 use crate::opflex::rpc::{EncodeError, Frame, Id};
 use crate::printable::excerpt;
@@ -39,69 +39,43 @@ impl ServerCore {
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
             )),
-            Request::PolicyResolve(resolves) => {
-                let resolves = resolves.into_iter().map(Resolve::policy).collect();
-                let untold = self.policy.resolve(connection, resolves, &limits, now);
-                match untold {
-                    Ok(untold) => return self.begin_answer(connection, id, Store::Policy, untold, actions),
+            Request::Resolve(of, resolves) => {
+                let interest = |resolve| Interest::of(resolve, default_prr);
+                let interests = resolves.into_iter().map(interest).collect();
+                let resolvable = self.resolvable_mut(of);
+                match resolvable.resolve(connection, interests, &limits, now) {
+                    Ok(untold) => return self.begin_answer(connection, id, of, untold, actions),
                     Err(refusal) => Err(refusal),
                 }
             }
-            Request::PolicyUnresolve(unresolves) => {
+            Request::Unresolve(of, unresolves) => {
                 let targets = unresolves.iter().map(|unresolve| &unresolve.target);
-                self.policy.unresolve(connection, targets);
+                self.resolvable_mut(of).unresolve(connection, targets);
                 Ok(done())
             }
             Request::EndpointDeclare(mut declares) => {
                 let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
-                let schema = self.registry.endpoints.tree.schema();
-                let unknown = schema.map_or(0, |schema| {
-                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
-                });
-                self.tell_unknown(connection, method, unknown, now);
+                self.leave_out_unknown(connection, method, objects, now);
                 let changes = self
                     .registry
                     .declare(&element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
-                    self.tell_endpoints(&changes, now, actions);
+                    self.tell(Store::Endpoints, &changes, now, actions);
                     done()
                 })
             }
             Request::EndpointUndeclare(undeclares) => {
                 let changes = self.registry.undeclare(&element, &undeclares);
-                self.tell_endpoints(&changes, now, actions);
-                Ok(done())
-            }
-            Request::EndpointResolve(resolves) => {
-                let resolve = |resolve| Resolve::endpoint(resolve, default_prr);
-                let resolves = resolves.into_iter().map(resolve).collect();
-                let untold = self
-                    .registry
-                    .endpoints
-                    .resolve(connection, resolves, &limits, now);
-                match untold {
-                    Ok(untold) => {
-                        return self.begin_answer(connection, id, Store::Endpoints, untold, actions);
-                    }
-                    Err(refusal) => Err(refusal),
-                }
-            }
-            Request::EndpointUnresolve(unresolves) => {
-                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
-                self.registry.endpoints.unresolve(connection, targets);
+                self.tell(Store::Endpoints, &changes, now, actions);
                 Ok(done())
             }
             Request::StateReport(mut reports) => {
                 let objects = reports.iter_mut().map(|report| &mut report.observable);
-                let schema = self.registry.endpoints.tree.schema();
-                let unknown = schema.map_or(0, |schema| {
-                    objects.map(|objects| schema.leave_out_unknown(objects)).sum()
-                });
-                self.tell_unknown(connection, method, unknown, now);
+                self.leave_out_unknown(connection, method, objects, now);
                 self.observer.report(&element, reports, now).map(|()| done())
             }
             // A request of the wrong direction, which no role takes.
-            Request::PolicyUpdate(_) | Request::EndpointUpdate(_) | Request::Custom(_) => Err(Refusal::new(
+            Request::Update(..) | Request::Custom(_) => Err(Refusal::new(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a server does not take {method}"),
             )),
@@ -112,13 +86,32 @@ impl ServerCore {
         }
     }
 
-    fn tell_unknown(&mut self, connection: ConnectionId, method: Method, unknown: usize, now: Instant) {
-        if unknown > 0
-            && let Some(more) = self.log.admit(connection, "unknown to the model", now)
-        {
-            warn!(
-                "{connection}: {method}: {unknown} objects and properties unknown to the model are left out{more}"
-            );
+    fn resolvable_mut(&mut self, of: Store) -> &mut Resolvable {
+        match of {
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.registry.endpoints,
+        }
+    }
+
+    /// Leaves out what the model does not know, as libopflex does, and says so.
+    fn leave_out_unknown<'a>(
+        &mut self,
+        connection: ConnectionId,
+        method: Method,
+        objects: impl Iterator<Item = &'a mut Vec<ManagedObject>>,
+        now: Instant,
+    ) {
+        let unknown: usize = match self.policy.tree.schema() {
+            Some(schema) => objects.map(|objects| schema.leave_out_unknown(objects)).sum(),
+            None => 0,
+        };
+        if unknown > 0 {
+            if let Some(session) = self.sessions.get_mut(&connection) {
+                session.counters.left_out += unknown as u64;
+            }
+            self.log(connection, Level::Warn, "unknown to the model", now, || {
+                format!("{method}: {unknown} objects and properties unknown to the model are left out")
+            });
         }
     }
 
@@ -148,16 +141,30 @@ impl ServerCore {
             return Err(Refusal::new(ErrorCode::ESTATE, "no session"));
         };
         let before = session.element.as_ref().map(|element| element.name.clone());
+        let domain = identity.domain.clone();
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
         let name = session.element.as_ref().map(|element| element.name.clone());
+        if before != name {
+            // What it asked for counts for the name that it told last.
+            if let Some(before) = &before {
+                let most = self.settings.limits.agents;
+                self.agents.left(before, &RequestCounters::default(), most);
+            }
+            if let Some(name) = &name {
+                self.agents.came(name, now);
+            }
+        }
         if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
             self.names.remove(&before);
         }
         if let Some(name) = name {
-            if let Some(more) = self.log.admit(connection, "identity", now) {
-                info!("{connection} is {}{more}", excerpt(&name));
-            }
+            // Whoever takes any domain sees which ones come.
+            let domain = domain.filter(|domain| *domain != self.settings.domain);
+            let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
+            self.log(connection, Level::Info, "identity", now, || {
+                format!("it is {}{}", excerpt(&name), excerpt(&domain))
+            });
             let other = self
                 .names
                 .insert(name, connection)
@@ -199,9 +206,9 @@ impl ServerCore {
         match method {
             // Nothing else tells an operator why an element is not there.
             Some(Method::SendIdentity) => {
-                if let Some(more) = self.log.admit(connection, "identity refused", now) {
-                    warn!("{connection}: its identity is refused: {}{more}", excerpt(error));
-                }
+                self.log(connection, Level::Warn, "identity refused", now, || {
+                    format!("its identity is refused: {}", excerpt(error))
+                });
             }
             _ => debug!("{connection}: refused: {error}"),
         }

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use super::ServerLimits;
 use super::refusal::Refusal;
-use crate::opflex::message::{EndpointResolve, PolicyResolve};
+use crate::opflex::message::Resolve;
 use crate::opflex::model::{Name, ObjectRef, Target, Tree, Uri, Watch, Watchers};
 use crate::opflex::peer::ConnectionId;
 
-/// One element of a resolve, of either kind.
+/// What one element of a resolve asks for.
 #[derive(Clone, Debug)]
-pub(super) struct Resolve {
-    pub(super) subject: Name,
-    pub(super) target: Target,
+pub(super) struct Interest {
+    subject: Name,
+    target: Target,
     /// For how long changes are to be told; zero for not at all.
-    pub(super) refresh: Duration,
+    refresh: Duration,
 }
 
 /// A time in seconds as the wire has it. Less than nothing is nothing.
@@ -34,16 +34,8 @@ pub(super) struct Untold {
     last: Option<Uri>,
 }
 
-impl Resolve {
-    pub(super) fn policy(resolve: PolicyResolve) -> Self {
-        Self {
-            subject: resolve.subject,
-            target: resolve.target,
-            refresh: seconds(resolve.prr),
-        }
-    }
-
-    pub(super) fn endpoint(resolve: EndpointResolve, default_prr: Duration) -> Self {
+impl Interest {
+    pub(super) fn of(resolve: Resolve, default_prr: Duration) -> Self {
         Self {
             subject: resolve.subject,
             target: resolve.target,
@@ -108,30 +100,37 @@ impl Resolvable {
     fn check(
         &self,
         connection: ConnectionId,
-        resolves: &[Resolve],
+        interests: &[Interest],
         limits: &ServerLimits,
     ) -> Result<(), Refusal> {
-        let unknown = |resolve: &&Resolve| self.tree.schema().is_some_and(|s| !s.knows(&resolve.subject));
-        if let Some(resolve) = resolves.iter().find(unknown) {
-            return Err(Refusal::error(format_args!(
-                "unknown subject {:?}",
-                &*resolve.subject
-            )));
+        // An empty answer would hide a typing error for ever.
+        for Interest { subject, target, .. } in interests {
+            if self.tree.schema().is_some_and(|schema| !schema.knows(subject)) {
+                return Err(Refusal::error(format_args!("unknown subject {:?}", &**subject)));
+            }
+            if let Target::Uri(uri) = target
+                && let Some(there) = self.tree.get(uri).filter(|there| *there.subject() != *subject)
+            {
+                let (is, asked) = (&**there.subject(), &**subject);
+                return Err(Refusal::error(format_args!(
+                    "{uri} is of the class {is:?}, not {asked:?}"
+                )));
+            }
         }
         let there = self.watchers.count(&connection);
         // What is resolved again is there already.
-        let adds = |resolve: &&Resolve| {
-            !resolve.refresh.is_zero() && !self.watchers.watches(&connection, &resolve.target)
+        let adds = |interest: &&Interest| {
+            !interest.refresh.is_zero() && !self.watchers.watches(&connection, &interest.target)
         };
         let limit = limits.resolves;
-        if there + resolves.len() > limit && there + resolves.iter().filter(adds).count() > limit {
+        if there + interests.len() > limit && there + interests.iter().filter(adds).count() > limit {
             let what = format!("a connection can't resolve more than {limit} objects");
             return Err(Refusal::error(what));
         }
-        let adds = resolves
+        let adds = interests
             .iter()
             .filter(adds)
-            .map(|resolve| resolve.target.text_len() + resolve.subject.len());
+            .map(|interest| interest.target.text_len() + interest.subject.len());
         if self.watchers.bytes(&connection) + adds.sum::<usize>() > limits.resolve_bytes {
             return Err(Refusal::error(
                 "a connection can't resolve names that are so long",
@@ -145,28 +144,28 @@ impl Resolvable {
     pub(super) fn resolve(
         &mut self,
         connection: ConnectionId,
-        resolves: Vec<Resolve>,
+        interests: Vec<Interest>,
         limits: &ServerLimits,
         now: Instant,
     ) -> Result<Untold, Refusal> {
-        self.check(connection, &resolves, limits)?;
-        let found = self.find(&resolves);
-        self.watch(connection, resolves, now);
+        self.check(connection, &interests, limits)?;
+        let found = self.find(&interests);
+        self.watch(connection, interests, now);
         Ok(found)
     }
 
     /// Enters the interest of each element until its refresh time is over.
-    fn watch(&mut self, connection: ConnectionId, resolves: Vec<Resolve>, now: Instant) {
-        for resolve in resolves {
-            if resolve.refresh.is_zero() {
-                self.watchers.unwatch(&connection, &resolve.target);
+    fn watch(&mut self, connection: ConnectionId, interests: Vec<Interest>, now: Instant) {
+        for interest in interests {
+            if interest.refresh.is_zero() {
+                self.watchers.unwatch(&connection, &interest.target);
             } else {
                 self.watchers.watch(Watch {
                     watcher: connection,
-                    subject: resolve.subject,
-                    target: resolve.target,
+                    subject: interest.subject,
+                    target: interest.target,
                     // A time too far away to be named does not come.
-                    expires: now.checked_add(resolve.refresh),
+                    expires: now.checked_add(interest.refresh),
                 });
             }
         }
@@ -174,16 +173,16 @@ impl Resolvable {
 
     /// What a resolve asks for, each object once. Those that are not there, or
     /// of another class, are left out.
-    fn find<'a>(&'a self, resolves: &[Resolve]) -> Untold {
+    fn find<'a>(&'a self, interests: &[Interest]) -> Untold {
         let mut found: HashSet<&str> = HashSet::new();
         let mut order = Vec::new();
-        for resolve in resolves {
+        for interest in interests {
             let mut take = |root: ObjectRef<'a>| {
-                if *root.subject() == resolve.subject && found.insert(root.uri().as_str()) {
+                if *root.subject() == interest.subject && found.insert(root.uri().as_str()) {
                     order.push(root.uri());
                 }
             };
-            match &resolve.target {
+            match &interest.target {
                 Target::Uri(uri) => self.tree.get(uri).into_iter().for_each(&mut take),
                 Target::Ident(ident) => self.tree.find(ident).for_each(&mut take),
             }

@@ -24,6 +24,8 @@ const MAX_ROLES: usize = 16;
 pub struct SessionInfo {
     /// Its connection.
     pub connection: ConnectionId,
+    /// Where it connected from.
+    pub address: String,
     /// Its name, once it has told it.
     pub name: Option<Name>,
     /// Its roles.
@@ -45,6 +47,8 @@ pub struct SessionInfo {
 /// The state of one connection.
 #[derive(Debug)]
 pub(super) struct Session {
+    /// Where the client connected from.
+    pub(super) address: String,
     /// `host:port` as the client dialled it, as far as that is known.
     pub(super) dialled: Option<String>,
     pub(super) since: Instant,
@@ -76,8 +80,9 @@ pub(super) struct Element {
 }
 
 impl Session {
-    pub(super) fn new(dialled: Option<String>, settings: &Settings, now: Instant) -> Self {
+    pub(super) fn new(address: String, dialled: Option<String>, settings: &Settings, now: Instant) -> Self {
         Self {
+            address,
             dialled,
             since: now,
             keepalive: Keepalive::new(&settings.keepalive, now),

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 use serde::de::DeserializeOwned;
-use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
 use super::error::{Position, Segment};
 use super::{Error, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_NODES};

@@ -9,7 +9,7 @@ use super::ClientError;
 use super::uuid_file::{self, Claimed};
 use crate::Role;
 use crate::pki::{Host, Identity, Trust};
-use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use crate::setters::setters;
 use crate::transport::memory::MemoryListener;
 use crate::transport::{Address, DEFAULT_PORT, Limits, Target, TcpOptions};
@@ -119,6 +119,8 @@ pub struct ClientConfig {
     pub(super) tracing: bool,
     pub(super) resumption: bool,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
+    pub(super) max_requests: usize,
     pub(super) connect_timeout: Duration,
     pub(super) handshake_timeout: Duration,
     pub(super) backoff: Backoff,
@@ -148,6 +150,8 @@ impl ClientConfig {
             tracing: false,
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
+            operands: Operands::new(),
+            max_requests: 1024,
             connect_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(10),
             backoff: Backoff::default(),
@@ -238,6 +242,14 @@ impl ClientConfig {
 
         /// The longest payload to receive or send, in bytes. Default: 16 MiB.
         max_payload: u32;
+
+        /// The application's frames that are sent and taken, beside the
+        /// protocol's. Default: none.
+        operands: Operands;
+
+        /// How many requests may wait for answers at a time, see
+        /// [`ClientHandle::request`](super::ClientHandle::request). Default: 1024.
+        max_requests: usize;
 
         /// How long connecting to one server may take, all addresses of its name
         /// together. Looking the name up comes before and has the system's own

@@ -9,6 +9,7 @@ use rustls::AlertDescription;
 use uuid::Uuid;
 
 use crate::Role;
+use crate::payload;
 use crate::pki::Fault;
 use crate::proto::{ErrorCode, Frame, FrameKind, Refusal};
 use crate::transport::tls::TlsError;
@@ -188,8 +189,8 @@ pub enum DialFault {
     /// The server's name cannot be checked: it is neither a DNS name nor an
     /// IP address. The server is ruled out.
     ServerName(String),
-    /// The server refused our certificate with this alert: it trusts another
-    /// authority, or the certificate is revoked or of the wrong kind. The
+    /// The server refused our certificate, and this is what its alert says, whose
+    /// name stands at the end: it trusts another authority, or the certificate is revoked or of the wrong kind. The
     /// server is ruled out. (One that calls the certificate expired is tried
     /// again, since its clock or ours may be wrong.)
     OwnCertificate(String),
@@ -235,6 +236,13 @@ impl DialFault {
                 C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. },
             ) => None,
             rustls::Error::InvalidCertificate(C::Other(e)) => Some(Self::ServerCertificate(e.to_string())),
+            // The same in our words, as checking it by hand would tell it.
+            rustls::Error::InvalidCertificate(C::UnknownIssuer) => Some(Self::ServerCertificate(
+                "it was issued by an authority that is not trusted".into(),
+            )),
+            rustls::Error::InvalidCertificate(C::BadSignature) => {
+                Some(Self::ServerCertificate(Fault::BadSignature.to_string()))
+            }
             rustls::Error::InvalidCertificate(e) => Some(Self::ServerCertificate(e.to_string())),
             rustls::Error::NoCertificatesPresented => Some(Self::ServerCertificate("there is none".into())),
             // `CertificateExpired` and `BadCertificate` are not among these: a
@@ -251,10 +259,27 @@ impl DialFault {
                 | A::CertificateRequired
                 // An authority of the same name with another key.
                 | A::DecryptError),
-            ) => Some(Self::OwnCertificate(format!("{alert:?}"))),
+            ) => Some(Self::OwnCertificate(verdict(*alert))),
             _ => None,
         }
     }
+}
+
+/// What an alert says of our certificate.
+fn verdict(alert: AlertDescription) -> String {
+    use AlertDescription as A;
+    let words = match alert {
+        A::UnknownCA => "it was issued by an authority that the server does not trust",
+        A::DecryptError => {
+            "its signature is not that of the authority that the server trusts (another one of that name?)"
+        }
+        A::CertificateRevoked => "it is revoked",
+        A::UnsupportedCertificate => "its usages do not let it be a client's",
+        A::NoCertificate | A::CertificateRequired => "there is none",
+        A::AccessDenied => "its holder may not connect",
+        _ => "the server does not say why",
+    };
+    format!("{words} ({alert:?})")
 }
 
 impl From<Fault> for DialFault {
@@ -370,8 +395,12 @@ pub enum SendFault {
     NotConnected,
     /// The queue was full for as long as the call could wait.
     Full,
-    /// CONNECT, CONNECTED, or a kind that the protocol does not define.
+    /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
+    /// application has registered, or a request, which is asked or answered.
     Kind(FrameKind),
+    /// A payload of an application's own type cannot be written. The frame that
+    /// is given back has none.
+    Payload(payload::Error),
     /// The payload is longer than the configured maximum.
     TooLong {
         /// Its length in bytes.
@@ -389,6 +418,7 @@ impl fmt::Display for SendFault {
             Self::NotConnected => f.write_str("no session stands at present"),
             Self::Full => f.write_str("the queue is full"),
             Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
+            Self::Payload(e) => write!(f, "its payload cannot be written: {e}"),
             Self::TooLong { len, limit } => {
                 write!(f, "its payload has {len} bytes, the maximum is {limit}")
             }
@@ -401,6 +431,7 @@ impl std::error::Error for SendFault {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Ended(reason) => Some(reason),
+            Self::Payload(e) => Some(e),
             _ => None,
         }
     }

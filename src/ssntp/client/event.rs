@@ -9,6 +9,7 @@ use super::{ClientError, DisconnectReason};
 use crate::Role;
 use crate::pki::CertificateInfo;
 use crate::proto::Frame;
+use crate::ssntp::request::Request;
 use crate::transport::PeerAddress;
 
 /// What happened, in the order in which it did.
@@ -21,6 +22,11 @@ pub enum ClientEvent {
     /// was received into, up to 80 KiB for small frames: copy what is to be
     /// kept for long.
     Frame(Frame),
+    /// Somebody asks this client, by a frame that is registered as a request:
+    /// answer with [`ClientHandle::reply`](super::ClientHandle::reply) or
+    /// [`refuse`](super::ClientHandle::refuse), from whatever thread, or the
+    /// asker waits for as long as it likes.
+    Request(Request),
     /// The session is over.
     Disconnected {
         /// Why.
@@ -139,4 +145,7 @@ pub struct ClientCounters {
     pub unsupported: u64,
     /// Trace blocks that were malformed and dropped.
     pub bad_traces: u64,
+    /// Answers to requests that nobody waited for any more, or that came from
+    /// somebody who was not asked.
+    pub late_replies: u64,
 }

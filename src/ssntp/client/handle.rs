@@ -11,11 +11,14 @@ use uuid::Uuid;
 
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
-use super::{ClientCounters, ClientError, ClientEvent, DisconnectReason, SendError, SendFault, ServerInfo};
+use super::{
+    ClientCounters, ClientError, ClientEvent, DialError, DisconnectReason, SendError, SendFault, ServerInfo,
+};
 use crate::Role;
-use crate::payload::Payload;
-use crate::proto::{Frame, may_be_sent};
-use crate::transport::{Cancel, Outbox, deadline};
+use crate::payload::Content;
+use crate::proto::{Frame, FrameKind, Operands};
+use crate::ssntp::request::{Outstanding, Request, RequestError};
+use crate::transport::{Cancel, Outbox, deadline, dispatch};
 
 /// Sends, tells how things stand, and closes. Receiving is for the
 /// [`Client`](super::Client) alone.
@@ -69,8 +72,11 @@ impl ClientHandle {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_payload<T: Payload>(&self, payload: &T) -> Result<(), SendError> {
-        self.send(Frame::of(payload))
+    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
+        match Frame::try_of(payload) {
+            Ok(frame) => self.send(frame),
+            Err(e) => Err(SendError::new(Frame::new(T::FRAME), SendFault::Payload(e))),
+        }
     }
 
     /// As [`send`](Self::send), but fails at once when the queue is full.
@@ -87,6 +93,50 @@ impl ClientHandle {
     /// As [`send`](Self::send).
     pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
         self.state.send(frame, Patience::For(Some(limit)))
+    }
+
+    /// Asks the server: sends a frame of a kind that is registered as a request
+    /// ([`ClientConfig::operands`](super::ClientConfig::operands)) and blocks
+    /// until its answer has come, for at most `limit`. Who answers is for the
+    /// server to say: its rules for the kind, or else its handler. The answer's
+    /// payload is what the application there replied with.
+    ///
+    /// Answers come past the channel of events, in any order, but not past the
+    /// limit of that channel: while nobody receives and it is full, nothing is
+    /// read from the session.
+    ///
+    /// # Errors
+    /// [`RequestError`]. It is never sent twice, nor on a later session.
+    pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.state.request(Uuid::nil(), &frame, limit)
+    }
+
+    /// As [`request`](Self::request), to an entity that is connected to the same
+    /// server, which passes the request on to it and the answer back.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.state.request(whom, &frame, limit)
+    }
+
+    /// Answers a request. One whose asker has gone, or waits no more, is dropped
+    /// on its way.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was sent.
+    pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
+        let limit = self.state.send_timeout;
+        self.state.exchange(&request.reply(payload.into()), limit)
+    }
+
+    /// Says that there will be no answer, and why, in at most 256 bytes.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was sent.
+    pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
+        self.state
+            .exchange(&request.refusal(why), self.state.send_timeout)
     }
 
     /// Blocks until no sent frame waits any more: the system has taken each,
@@ -134,7 +184,17 @@ impl ClientHandle {
 
     /// What has been carried so far.
     pub fn counters(&self) -> ClientCounters {
-        self.state.counts.read()
+        ClientCounters {
+            late_replies: lock(&self.state.requests).late(),
+            ..self.state.counts.read()
+        }
+    }
+
+    /// Why no session stands: what went wrong at each server in the latest
+    /// round of attempts. Empty before the first round is over, and once a
+    /// session stands.
+    pub fn failures(&self) -> Vec<DialError> {
+        lock(&self.state.failures).clone()
     }
 
     /// Why the client ended, once it has.
@@ -161,11 +221,15 @@ pub(super) struct ClientState {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
+    pub(super) requests: Mutex<Outstanding>,
     pub(super) send_timeout: Option<Duration>,
     pub(super) uplink: Uplink,
     /// `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
+    /// Of the latest round of attempts.
+    pub(super) failures: Mutex<Vec<DialError>>,
     pub(super) counts: Counts,
     pub(super) cancel: Cancel,
 }
@@ -173,7 +237,7 @@ pub(super) struct ClientState {
 impl ClientState {
     fn send(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
         let len = frame.payload_bytes().len();
-        if !may_be_sent(frame.kind()) {
+        if !self.operands.may_be_sent(frame.kind()) {
             let fault = SendFault::Kind(frame.kind());
             return Err(SendError::new(frame, fault));
         }
@@ -205,11 +269,61 @@ impl ClientState {
         }
     }
 
+    fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
+        if dispatch::is_dispatcher() {
+            return Err(RequestError::OnDispatcher);
+        }
+        if !self.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        let deadline = deadline(limit);
+        let (id, asking, answered) = lock(&self.requests).ask(whom, frame)?;
+        let result = self.exchange(&asking, Some(limit)).and_then(|()| {
+            let answer = answered.recv_deadline(deadline);
+            answer.map_err(|_| RequestError::TimedOut(limit)).flatten()
+        });
+        if result.is_err() {
+            lock(&self.requests).forget(id);
+        }
+        result
+    }
+
+    /// Sends a request or an answer on the session that stands.
+    fn exchange(&self, frame: &Frame, limit: Option<Duration>) -> Result<(), RequestError> {
+        let (len, max) = (frame.payload_bytes().len(), self.max_payload);
+        if u32::try_from(len).map_or(true, |len| len > max) {
+            return Err(RequestError::TooLong { len, limit: max });
+        }
+        let until = limit.map(deadline);
+        loop {
+            let obstacle = match self.uplink.offer_to_session(frame) {
+                Ok(()) => return Ok(()),
+                Err(Obstacle::Fault(SendFault::Ended(_))) => return Err(RequestError::Ended),
+                Err(Obstacle::Fault(_)) => return Err(RequestError::NotConnected),
+                Err(obstacle) => obstacle,
+            };
+            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
+                return Err(RequestError::QueueFull);
+            }
+        }
+    }
+
+    /// The server takes no frames of that kind.
+    pub(super) fn refused_kind(&self, kind: FrameKind) {
+        lock(&self.requests).unsupported(kind);
+    }
+
+    /// The session is over: nothing that was asked on it is answered any more.
+    pub(super) fn cancel_requests(&self) {
+        lock(&self.requests).cancel(None);
+    }
+
     /// Ends the client from outside: every wait ends at once, the supervisor
     /// sees to the rest.
     pub(super) fn close(&self) {
         let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
+        self.cancel_requests();
         // A reader that waits for the application holds this lock; the cancel
         // above has ended its wait.
         let inbound = lock(&self.inbound).take();
@@ -232,6 +346,7 @@ impl ClientState {
         if let Some(end) = self.uplink.end(reason.clone()) {
             self.counts.lose(end.lost);
         }
+        self.cancel_requests();
         let inbound = lock(&self.inbound).take();
         if let Some(mut inbound) = inbound {
             inbound.deliver(ClientEvent::Closed(reason), 0);
@@ -310,6 +425,7 @@ impl Counts {
             lost_frames: sent.lost,
             unsupported: read(&self.unsupported),
             bad_traces: read(&self.bad_traces),
+            late_replies: 0,
         }
     }
 }

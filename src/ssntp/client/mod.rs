@@ -107,8 +107,9 @@ pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;
-use crate::payload::Payload;
+use crate::payload::Content;
 use crate::proto::Frame;
+pub use crate::ssntp::request::{Request, RequestError};
 use crate::transport::{deadline, threads};
 
 /// The log target of this module and all below it.
@@ -253,7 +254,7 @@ impl Client {
     ///
     /// # Errors
     /// [`SendError`], which gives the frame back.
-    pub fn send_payload<T: Payload>(&self, payload: &T) -> Result<(), SendError> {
+    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
         self.handle.send_payload(payload)
     }
 
@@ -271,6 +272,39 @@ impl Client {
     /// [`SendError`], which gives the frame back.
     pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
         self.handle.send_timeout(frame, limit)
+    }
+
+    /// Asks the server and waits for the answer, see [`ClientHandle::request`].
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.handle.request(frame, limit)
+    }
+
+    /// Asks another entity and waits for the answer, see
+    /// [`ClientHandle::request_to`].
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.handle.request_to(whom, frame, limit)
+    }
+
+    /// Answers a request, see [`ClientHandle::reply`].
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
+        self.handle.reply(request, payload)
+    }
+
+    /// Says that there will be no answer, see [`ClientHandle::refuse`].
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
+        self.handle.refuse(request, why)
     }
 
     /// Waits until what was sent has left, see [`ClientHandle::flush`].

@@ -10,9 +10,12 @@ use log::{debug, warn};
 use super::handle::{ClientState, lock};
 use super::inbound::Inbound;
 use super::{ClientEvent, DisconnectReason, LOG};
+use crate::payload::InvalidFrameType;
 use crate::proto::{
-    Codec, Command, ErrorCode, Frame, FrameKind, HEADER_LEN, Item, ProtocolError, Run, answer_to_unsupported,
+    Codec, Command, ErrorCode, Exchange, Frame, FrameKind, HEADER_LEN, Item, ProtocolError, Run, Step,
+    answer_to_bad_exchange, answer_to_unsupported,
 };
+use crate::ssntp::request::Request;
 use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::{Decode, EndReason, Outbox, Sink};
 
@@ -26,7 +29,7 @@ pub(super) struct Decoder {
 impl Decoder {
     pub(super) fn new(state: Arc<ClientState>, tracing: bool) -> Self {
         Self {
-            codec: Codec::new(state.max_payload, tracing),
+            codec: Codec::new(state.max_payload, tracing).operands(state.operands.clone()),
             counted: 0,
             state,
         }
@@ -82,13 +85,54 @@ impl SessionSink {
         {
             self.state.configure(latest.payload_bytes());
         }
+        if run.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            run.frames().for_each(|frame| self.refused_kind(&frame));
+        }
+        let asks = self.state.operands.is_request(run.kind());
         for frame in run.frames() {
-            let bytes = HEADER_LEN + frame.payload_bytes().len();
-            if !inbound.deliver(ClientEvent::Frame(frame), bytes) {
+            let goes_on = if asks {
+                self.exchange(frame, inbound)
+            } else {
+                let bytes = HEADER_LEN + frame.payload_bytes().len();
+                inbound.deliver(ClientEvent::Frame(frame), bytes)
+            };
+            if !goes_on {
                 return false;
             }
         }
         true
+    }
+
+    /// A request goes to the application, an answer to whoever waits for it.
+    fn exchange(&self, frame: Frame, inbound: &mut Inbound) -> bool {
+        let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
+            if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
+                self.answer(&answer);
+            }
+            return true;
+        };
+        if exchange.step == Step::Request {
+            let request = Request::new(&exchange, &frame);
+            return inbound.deliver(ClientEvent::Request(request), frame.encoded_len());
+        }
+        lock(&self.state.requests).settle(exchange.peer, &exchange, &frame);
+        true
+    }
+
+    /// Ends the wait for answers to requests that the server does not know.
+    fn refused_kind(&self, frame: &Frame) {
+        if let Ok(refusal) = frame.payload::<InvalidFrameType>()
+            && self.state.operands.is_request(refusal.refused())
+        {
+            self.state.refused_kind(refusal.refused());
+        }
+    }
+
+    /// Tells the server what is wrong with a frame. Where the queue is full the
+    /// answer is left out: waiting for a server that does not read would block
+    /// its own reader.
+    fn answer(&self, answer: &Frame) {
+        let _ = self.outbox.push(outgoing(answer, false));
     }
 
     fn traced(&mut self, mut frame: Frame, inbound: &mut Inbound) -> bool {
@@ -101,6 +145,9 @@ impl SessionSink {
         }
         if let Some(trace) = frame.trace_mut() {
             trace.stamp_received(self.state.uuid, self.state.role, unix_nanos());
+        }
+        if self.state.operands.is_request(frame.kind()) {
+            return self.exchange(frame, inbound);
         }
         let bytes = frame.encoded_len();
         inbound.deliver(ClientEvent::Frame(frame), bytes)
@@ -144,9 +191,7 @@ impl Sink<Item> for SessionSink {
                     state.counts.unsupported.fetch_add(1, Ordering::Relaxed);
                     debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.role);
                     if let Some(answer) = answer_to_unsupported(kind) {
-                        // Where the queue is full the answer is left out: waiting for
-                        // a server that does not read would block its own reader.
-                        let _ = self.outbox.push(outgoing(&answer, false));
+                        self.answer(&answer);
                     }
                     true
                 }

@@ -23,6 +23,7 @@ use super::uplink::Uplink;
 use super::uuid_file::Claimed;
 use super::{Backoff, ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
 use crate::proto::{ErrorCode, Refusal};
+use crate::ssntp::request::Outstanding;
 use crate::transport::{Cancel, Link, LinkConfig, Target, deadline};
 
 /// How long after its last byte a session waits for the server to end its
@@ -70,10 +71,13 @@ impl Supervisor {
             uuid: uuid.uuid,
             role: config.role,
             max_payload: config.max_payload,
+            operands: config.operands.clone(),
+            requests: Mutex::new(Outstanding::new(config.max_requests)),
             send_timeout: config.send_timeout,
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
+            failures: Mutex::new(Vec::new()),
             counts: Counts::default(),
             cancel,
         });
@@ -153,7 +157,10 @@ impl Supervisor {
                     continue;
                 }
                 match self.dialer.dial(&self.servers[at].target) {
-                    Ok(established) => return Ok(established),
+                    Ok(established) => {
+                        lock(&self.state.failures).clear();
+                        return Ok(established);
+                    }
                     Err(_) if self.state.cancel.is_cancelled() => return Err(ClientError::Closed),
                     Err(error) => {
                         self.note(at, &error)?;
@@ -164,6 +171,7 @@ impl Supervisor {
             if self.servers.iter().all(|server| server.ruled_out.is_some()) {
                 return Err(ClientError::NoServerLeft(errors));
             }
+            lock(&self.state.failures).clone_from(&errors);
             rounds += 1;
             if attempts.is_some_and(|attempts| rounds >= attempts) {
                 return Err(ClientError::GaveUp {
@@ -233,6 +241,7 @@ impl Supervisor {
             Err(e) => {
                 drop(inbound);
                 self.state.uplink.down();
+                self.state.cancel_requests();
                 self.state.counts.finish();
                 let reason = DisconnectReason::Lost(format!("cannot start a thread: {e}"));
                 warn!(target: LOG, "{}: {reason}", self.name());
@@ -249,6 +258,7 @@ impl Supervisor {
             recv(self.state.cancel.done()) -> _ => DisconnectReason::Closed,
         };
         self.state.uplink.down();
+        self.state.cancel_requests();
         if self.state.cancel.is_cancelled() {
             self.part(link, &over);
             return DisconnectReason::Closed;

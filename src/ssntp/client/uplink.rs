@@ -94,19 +94,25 @@ impl Uplink {
 
     /// Takes a frame, unless something is in the way. Never waits.
     pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
+        match (self.offer_to_session(frame), self.offline) {
+            (Err(Obstacle::Fault(SendFault::NotConnected)), Offline::Queue(limits)) => {
+                self.wait_in_line(frame, limits)
+            }
+            (result, _) => result,
+        }
+    }
+
+    /// As [`offer`](Self::offer), for the session that stands and no later one.
+    pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
         match &*self.read() {
             State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
-                Ok(()) => return Ok(()),
-                Err(PushError::Full(_)) => return Err(Obstacle::Session(up.outbox.clone())),
+                Ok(()) => Ok(()),
+                Err(PushError::Full(_)) => Err(Obstacle::Session(up.outbox.clone())),
                 // The session is over, and the supervisor has not seen that yet.
-                Err(PushError::Closed(_)) => {}
+                Err(PushError::Closed(_)) => Err(Obstacle::Fault(SendFault::NotConnected)),
             },
-            State::Down(_) => {}
-            State::Ended(reason) => return Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
-        }
-        match self.offline {
-            Offline::Fail => Err(Obstacle::Fault(SendFault::NotConnected)),
-            Offline::Queue(limits) => self.wait_in_line(frame, limits),
+            State::Down(_) => Err(Obstacle::Fault(SendFault::NotConnected)),
+            State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
         }
     }
 

@@ -15,8 +15,8 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
-    Command, ErrorCode, Frame, FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MAX_TRACE_LEN, ProtocolError,
-    TRACE_FLAG, Trace,
+    Command, ErrorCode, Frame, FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MAX_TRACE_LEN, Operands,
+    ProtocolError, TRACE_FLAG, Trace,
 };
 
 /// The default limit of a payload: 16 MiB.
@@ -155,6 +155,7 @@ impl Item {
 pub struct Codec {
     max_payload: u32,
     tracing: bool,
+    operands: Operands,
     /// Bytes of an unsupported frame or an oversized trace block that are
     /// still to be dropped, and what to do after them.
     skip: u64,
@@ -183,12 +184,20 @@ impl Codec {
         Self {
             max_payload,
             tracing,
+            operands: Operands::new(),
             skip: 0,
             after_skip: AfterSkip::Nothing,
             wanted: 0,
             bad_traces: 0,
             memory: 0,
         }
+    }
+
+    /// The same codec, which takes frames of the application as well.
+    #[must_use]
+    pub fn operands(mut self, operands: Operands) -> Self {
+        self.operands = operands;
+        self
     }
 
     /// The length of the frame at the front of the buffer, in bytes, once its
@@ -315,11 +324,15 @@ impl Codec {
             }
             return Verdict::Special;
         }
-        if header.kind.is_known() {
+        if self.takes(header.kind) {
             Verdict::Plain
         } else {
             Verdict::Special
         }
+    }
+
+    fn takes(&self, kind: FrameKind) -> bool {
+        kind.is_known() || self.operands.contains(kind)
     }
 
     /// Handles a frame that is traced or unsupported; false while it is
@@ -344,7 +357,7 @@ impl Codec {
             head += 4;
             block = length as usize;
         }
-        if !header.kind.is_known() {
+        if !self.takes(header.kind) {
             input.advance(head);
             self.skip = block as u64 + u64::from(header.word);
             self.after_skip = AfterSkip::Report(header.kind);
@@ -422,7 +435,7 @@ enum Verdict {
 }
 
 /// The frame that tells the sender of an unsupported frame so, unless that
-/// was an ERROR, which is never answered (protocol.md, "no error loops").
+/// was an ERROR, which is never answered (docs/protocol.md, "Frames").
 pub fn answer_to_unsupported(kind: FrameKind) -> Option<Frame> {
     let reason = if kind.frame_type.is_known() {
         "unsupported_operand"
@@ -438,8 +451,14 @@ pub fn answer_to_filtered(kind: FrameKind) -> Option<Frame> {
     invalid_frame_type(kind, "role_not_allowed")
 }
 
+/// The frame that tells the sender of a request or an answer that it does not
+/// begin with an [`Exchange`](super::Exchange).
+pub fn answer_to_bad_exchange(kind: FrameKind) -> Option<Frame> {
+    invalid_frame_type(kind, "bad_exchange")
+}
+
 /// The payload is three plain numbers and words, so that the protocol core
-/// needs no YAML writer (payloads.md, "InvalidFrameType").
+/// needs no YAML writer (docs/payloads.md, "InvalidFrameType").
 fn invalid_frame_type(kind: FrameKind, reason: &str) -> Option<Frame> {
     if kind.frame_type == FrameType::ERROR {
         return None;

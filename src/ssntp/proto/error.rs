@@ -8,8 +8,7 @@ use super::{ErrorCode, FrameKind};
 use crate::Role;
 
 /// The peer broke the protocol on an established session, which is closed
-/// for it. Nothing is sent in answer (protocol.md, "Frames after the
-/// handshake").
+/// for it. Nothing is sent in answer (docs/protocol.md, "Frames").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -55,7 +54,7 @@ impl fmt::Display for ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// Why a handshake ended without a session: one row of protocol.md's
+/// Why a handshake ended without a session: one row of docs/protocol.md's
 /// "Handshake" table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -105,6 +104,13 @@ pub enum Refusal {
     CertificateLimit(usize),
     /// The server is busy or shutting down.
     Busy(&'static str),
+    /// The server's application does not want this client, now or ever.
+    Unwanted {
+        /// Whether it may try again.
+        for_now: bool,
+        /// Why, for the server's log; the peer is told the code alone.
+        reason: String,
+    },
     /// The handshake was not complete at its deadline.
     Deadline,
     /// CONNECTED repeats another UUID than the client's, or names none for
@@ -126,6 +132,24 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// An application's refusal for good: the client gets ConnectionAborted and
+    /// does not come back. The reason is for the server's log.
+    pub fn forbid(reason: impl Into<String>) -> Self {
+        Self::Unwanted {
+            for_now: false,
+            reason: reason.into(),
+        }
+    }
+
+    /// An application's refusal for now: the client gets ConnectionFailure and
+    /// may try again. The reason is for the server's log.
+    pub fn postpone(reason: impl Into<String>) -> Self {
+        Self::Unwanted {
+            for_now: true,
+            reason: reason.into(),
+        }
+    }
+
     /// The error frame that tells the peer, where the table has one.
     pub fn answer(&self) -> Option<ErrorCode> {
         match self {
@@ -137,6 +161,7 @@ impl Refusal {
             | Self::BorrowedUuid { .. }
             | Self::OwnUuid(_)
             | Self::UnboundCertificate
+            | Self::Unwanted { for_now: false, .. }
             | Self::UuidOwned(_) => Some(ErrorCode::CONNECTION_ABORTED),
             _ => Some(ErrorCode::CONNECTION_FAILURE),
         }
@@ -152,6 +177,7 @@ impl Refusal {
                 | Self::BorrowedUuid { .. }
                 | Self::OwnUuid(_)
                 | Self::UnboundCertificate
+                | Self::Unwanted { for_now: false, .. }
                 | Self::UuidOwned(_)
         )
     }
@@ -215,6 +241,7 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::Busy(why) => f.write_str(why),
+            Self::Unwanted { reason, .. } => write!(f, "the application refuses it: {reason}"),
             Self::Deadline => f.write_str("the handshake was not complete in time"),
             Self::WrongUuid(uuid) => write!(f, "CONNECTED with UUID {uuid} where another is due"),
             Self::ConfigurationTooLong { announced, limit } => {
@@ -253,6 +280,7 @@ mod tests {
             Refusal::OwnUuid(uuid),
             Refusal::UnboundCertificate,
             Refusal::UuidOwned(uuid),
+            Refusal::forbid("not on the list"),
         ];
         let failed = [
             Refusal::UuidInUse(uuid),
@@ -260,6 +288,7 @@ mod tests {
             Refusal::SessionLimit(8),
             Refusal::CertificateLimit(6),
             Refusal::Busy("the server is shutting down"),
+            Refusal::postpone("not before noon"),
             Refusal::Deadline,
         ];
         for refusal in aborted {
@@ -300,6 +329,7 @@ mod tests {
             Refusal::SessionLimit(8),
             Refusal::CertificateLimit(6),
             Refusal::Busy("the server is shutting down"),
+            Refusal::forbid("not on the list"),
             Refusal::Deadline,
             Refusal::WrongUuid(uuid),
             Refusal::ConfigurationTooLong { announced, limit },

@@ -44,19 +44,27 @@
 //! | `frame` | the bytes of each frame |
 //! | `codec` | [`Codec`]: bytes in any pieces to [`Run`]s of frames |
 //! | `handshake` | [`ClientHandshake`], [`ServerHandshake`]: every row of the table |
+//! | `operands` | [`Operands`]: frames of an application's own |
+//! | `exchange` | [`Exchange`]: what requests and their answers begin with |
 //! | `error` | [`ProtocolError`], [`Refusal`] |
 
 mod codec;
 mod error;
+mod exchange;
 mod frame;
 mod handshake;
+mod operands;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::codec::MAX_WASTE;
 pub use self::codec::{
-    Codec, DEFAULT_MAX_PAYLOAD, Frames, Item, Run, answer_to_filtered, answer_to_unsupported, may_be_sent,
+    Codec, DEFAULT_MAX_PAYLOAD, Frames, Item, Run, answer_to_bad_exchange, answer_to_filtered,
+    answer_to_unsupported, may_be_sent,
 };
 pub use self::error::{ProtocolError, Refusal};
+pub(crate) use self::exchange::content;
+pub use self::exchange::{EXCHANGE_LEN, Exchange, Step};
 pub use self::frame::*;
 pub use self::handshake::{ClientHandshake, ServerHandshake};
+pub use self::operands::{APPLICATION_OPERANDS, OperandError, Operands};

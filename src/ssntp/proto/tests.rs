@@ -223,7 +223,16 @@ fn every_operand_has_its_number_and_name() {
             ],
         ),
     ];
-    let mut count = 0;
+    let ours: [(u8, [&str; 3]); 2] = [
+        (0, ["OpenStream", "StreamCredit", "CloseStream"]),
+        (3, ["StreamOpened", "StreamData", "StreamEnded"]),
+    ];
+    for (frame_type, names) in ours {
+        for (operand, name) in (0x40u8..).zip(names) {
+            assert_eq!(FrameKind::new(FrameType(frame_type), operand).name(), Some(name));
+        }
+    }
+    let mut count = 6;
     for (frame_type, names) in table {
         for (operand, name) in (0u8..).zip(names) {
             let kind = FrameKind::new(FrameType(frame_type), operand);

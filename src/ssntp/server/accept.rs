@@ -61,10 +61,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
-    let secured = match environment
-        .acceptor
-        .accept(Arc::clone(&stream), &environment.pool, deadline)
-    {
+    let acceptor = environment.acceptor();
+    let secured = match acceptor.accept(Arc::clone(&stream), &environment.pool, deadline) {
         Ok(secured) => secured,
         Err(e) => {
             environment.say(newcomer, "no TLS", &e);
@@ -133,7 +131,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         return admission.started(Err(e));
     }
     let decoder = Decoder {
-        codec: Codec::new(environment.max_payload, info.tracing()),
+        codec: Codec::new(environment.max_payload, info.tracing()).operands(environment.operands.clone()),
         bad_traces,
         stamps: info.tracing().then_some((environment.uuid, environment.role)),
     };

@@ -2,7 +2,7 @@
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
-use super::{Context, DisconnectReason, Handler, HeldFrame, SessionInfo};
+use super::{Context, DisconnectReason, Handler, HeldFrame, Request, SessionInfo};
 use crate::proto::Frame;
 
 /// What happens at a server, as a [`Handler`] is told it.
@@ -15,6 +15,9 @@ pub enum ServerEvent {
     Disconnected(SessionInfo, DisconnectReason),
     /// See [`Handler::frame`].
     Frame(SessionInfo, Frame),
+    /// See [`Handler::request`]; answer with
+    /// [`ServerHandle::reply`](super::ServerHandle::reply).
+    Request(SessionInfo, Request),
     /// See [`Handler::expired`].
     Expired(HeldFrame),
     /// So many events before this one found the channel full, and are lost.
@@ -91,6 +94,10 @@ impl Handler for ChannelHandler {
 
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         self.put(ServerEvent::Frame(from.clone(), frame));
+    }
+
+    fn request(&mut self, _: &mut Context<'_>, from: &SessionInfo, request: Request) {
+        self.put(ServerEvent::Request(from.clone(), request));
     }
 
     fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {

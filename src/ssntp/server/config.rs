@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,11 +16,11 @@ use super::routing::{RuleError, Rules};
 use crate::Role;
 use crate::log_limit::LogLimit;
 use crate::pki::{Identity, Trust};
-use crate::proto::DEFAULT_MAX_PAYLOAD;
+use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use crate::setters::setters;
 use crate::transport::dispatch::Settings;
 use crate::transport::memory::MemoryListener;
-use crate::transport::tls::TlsError;
+use crate::transport::tls::{Acceptor, TlsError};
 use crate::transport::{
     Address, Budget, Limits, PATIENCE, TcpOptions, default_max_handshakes, memory_for_queues,
 };
@@ -70,6 +70,7 @@ pub struct ServerConfig {
     pub(super) tracing: bool,
     pub(super) resumption: bool,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
     pub(super) max_sessions: Option<usize>,
     pub(super) admission: AdmissionPolicy,
     pub(super) max_handshakes: usize,
@@ -114,6 +115,7 @@ impl ServerConfig {
             tracing: true,
             resumption: true,
             max_payload: DEFAULT_MAX_PAYLOAD,
+            operands: Operands::new(),
             max_sessions: None,
             admission: AdmissionPolicy::default(),
             max_handshakes: default_max_handshakes(),
@@ -200,6 +202,10 @@ impl ServerConfig {
 
         /// The longest payload to receive or send, in bytes. Default: 16 MiB.
         max_payload: u32;
+
+        /// The application's frames that are taken, routed and sent, beside the
+        /// protocol's. Default: none.
+        operands: Operands;
 
         /// The most sessions at a time; further clients get ConnectionFailure.
         /// Default: what the system has threads, memory maps and descriptors for.
@@ -340,24 +346,28 @@ impl ServerConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), ServerError> {
-        let certified = self.identity.roles();
-        let is_server = self.role.intersects(Role::SERVER | Role::SCHEDULER);
-        if !is_server || !self.role.may_be_advertised_with(certified) {
-            return Err(ServerError::Role {
-                advertised: self.role,
-                certified,
-            });
-        }
-        if let Some(bound) = self.identity.uuid()
-            && bound != self.uuid
-        {
-            return Err(ServerError::BorrowedUuid(bound));
-        }
+        check_identity(&self.identity, self.role, self.uuid)?;
         if self.listen.is_empty() && self.memory.is_empty() {
             return Err(ServerError::NoAddress);
         }
-        self.rules.check()?;
+        self.rules.check_for(&self.operands)?;
         Ok(())
+    }
+}
+
+/// Whether a server of these roles and this UUID may be who holds the certificate.
+fn check_identity(identity: &Identity, role: Role, uuid: Uuid) -> Result<(), ServerError> {
+    let certified = identity.roles();
+    let is_server = role.intersects(Role::SERVER | Role::SCHEDULER);
+    if !is_server || !role.may_be_advertised_with(certified) {
+        return Err(ServerError::Role {
+            advertised: role,
+            certified,
+        });
+    }
+    match identity.uuid() {
+        Some(bound) if bound != uuid => Err(ServerError::BorrowedUuid(bound)),
+        _ => Ok(()),
     }
 }
 
@@ -377,10 +387,13 @@ pub(super) struct Environment {
     pub(super) role: Role,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
+    pub(super) operands: Operands,
     pub(super) handshake_timeout: Duration,
     pub(super) write_timeout: Duration,
     pub(super) pool: crate::transport::BufferPool,
-    pub(super) acceptor: crate::transport::tls::Acceptor,
+    /// Replaced as a whole when the certificates are renewed.
+    acceptor: Mutex<Acceptor>,
+    resumption: bool,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
 }
@@ -392,12 +405,31 @@ impl Environment {
             role: config.role,
             tracing: config.tracing,
             max_payload: config.max_payload,
+            operands: config.operands.clone(),
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             pool: crate::transport::BufferPool::new(),
-            acceptor: crate::transport::tls::Acceptor::mutual(&config.identity, &config.trust)?
-                .resumption(config.resumption)?,
+            acceptor: Mutex::new(
+                Acceptor::mutual(&config.identity, &config.trust)?.resumption(config.resumption)?,
+            ),
+            resumption: config.resumption,
             newcomers: Mutex::default(),
         }))
+    }
+
+    /// What the next handshake is made with. A clone shares everything.
+    pub(super) fn acceptor(&self) -> Acceptor {
+        self.acceptor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Has later handshakes made with these.
+    pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
+        check_identity(identity, self.role, self.uuid)?;
+        let acceptor = Acceptor::mutual(identity, trust)?.resumption(self.resumption)?;
+        *self.acceptor.lock().unwrap_or_else(PoisonError::into_inner) = acceptor;
+        Ok(())
     }
 }

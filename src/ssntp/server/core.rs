@@ -27,7 +27,7 @@ use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, 
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::filter::Filter;
-use super::handler::{Context, DisconnectReason, Handler, HeldFrame};
+use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
@@ -38,6 +38,7 @@ use crate::printable::excerpt;
 use crate::proto::{
     Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
+use crate::ssntp::request::Outstanding;
 use crate::transport::dispatch::{Action, Core};
 use crate::transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
 
@@ -58,9 +59,12 @@ pub(crate) struct Grant {
     pub(crate) connected: Connected,
 }
 
+/// How many requests of a server may wait for answers at a time.
+const MAX_ASKING: usize = 1024;
+
 /// A server with its application.
 pub(crate) struct ServerCore {
-    state: State,
+    pub(super) state: State,
     handler: Box<dyn Handler>,
     /// What the handler said last.
     timer: Option<Instant>,
@@ -74,6 +78,8 @@ pub(super) struct State {
     pub(super) filter: Filter,
     pub(super) configuration: Bytes,
     pub(super) held: Held,
+    /// What the server itself asks its clients.
+    pub(super) asking: Outstanding,
     pub(super) check: Box<ConfigurationCheck>,
     pub(super) takes_configure: bool,
     pub(super) slow_consumer: SlowConsumer,
@@ -118,9 +124,10 @@ impl ServerCore {
         now: Instant,
     ) -> Result<Self, super::RuleError> {
         let state = State {
+            rules: RuleTable::of(config.rules, &environment.operands)?,
             environment,
             sessions: Sessions::default(),
-            rules: RuleTable::try_from(config.rules)?,
+            asking: Outstanding::new(MAX_ASKING),
             filter: config.filter,
             configuration: config.configuration,
             held: config.held,
@@ -170,7 +177,11 @@ impl ServerCore {
 
     /// Runs code of the application; a panic in it is logged and goes no
     /// further.
-    fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut dyn Handler, &mut Context<'_>)) {
+    pub(super) fn guarded(
+        &mut self,
+        what: &'static str,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
         let mut cx = Context {
             state: &mut self.state,
         };
@@ -196,7 +207,9 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> Result<(Grant, Self::Place), Refusal> {
         self.at(now, actions, |core| {
-            core.state.admit(SessionId(id), request, gauge, standing)
+            let replaced = core.state.judge(&request, standing)?;
+            core.consent(&request)?;
+            Ok(core.state.admit(SessionId(id), request, gauge, replaced))
         })
     }
 
@@ -316,6 +329,19 @@ impl Core for ServerCore {
 }
 
 impl ServerCore {
+    /// Whether the application wants a newcomer.
+    fn consent(&mut self, request: &Request) -> Result<(), Refusal> {
+        let newcomer = Newcomer {
+            uuid: request.connect.source,
+            role: request.connect.role,
+            address: request.address,
+            certificate: &request.certificate,
+        };
+        let mut verdict = Err(Refusal::postpone("it panicked"));
+        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
+        verdict
+    }
+
     fn deal_with(&mut self, id: SessionId, item: Item) {
         // The session may be over already: items come in batches, and an
         // earlier one of its batch may have ended it.
@@ -336,6 +362,9 @@ impl ServerCore {
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
+        }
+        if self.state.environment.operands.is_request(kind) {
+            return self.exchange(&info, item);
         }
         if !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(id, kind, frames);
@@ -381,7 +410,7 @@ impl ServerCore {
         self.guarded("frame", |handler, cx| handler.run(cx, info, run));
     }
 
-    fn route_frame(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+    pub(super) fn route_frame(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
@@ -398,19 +427,10 @@ impl ServerCore {
 }
 
 impl State {
-    fn admit(
-        &mut self,
-        id: SessionId,
-        request: Request,
-        gauge: Gauge,
-        standing: usize,
-    ) -> Result<(Grant, (Place, LossCount)), Refusal> {
-        let Request {
-            connect,
-            certificate,
-            address,
-            bad_traces,
-        } = request;
+    /// What the server's own rules say of a newcomer; where they admit it, which
+    /// session it takes over.
+    fn judge(&self, request: &Request, standing: usize) -> Result<Option<SessionId>, Refusal> {
+        let (connect, certificate) = (&request.connect, &request.certificate);
         let newcomer = Candidate {
             uuid: connect.source,
             bound: certificate.uuid,
@@ -424,10 +444,26 @@ impl State {
             stopping: self.open.is_none(),
             maximum: self.max_sessions,
             sessions: standing,
-            of_certificate: self.certificates.sessions_of(&certificate),
-            holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, &certificate)),
+            of_certificate: self.certificates.sessions_of(certificate),
+            holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
-        if let Some(old) = self.admission.judge(newcomer, &standing)? {
+        self.admission.judge(newcomer, &standing)
+    }
+
+    fn admit(
+        &mut self,
+        id: SessionId,
+        request: Request,
+        gauge: Gauge,
+        replaced: Option<SessionId>,
+    ) -> (Grant, (Place, LossCount)) {
+        let Request {
+            connect,
+            certificate,
+            address,
+            bad_traces,
+        } = request;
+        if let Some(old) = replaced {
             self.end(old, DisconnectReason::Replaced, false);
         }
         let environment = &self.environment;
@@ -453,7 +489,7 @@ impl State {
         };
         self.sessions
             .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
-        Ok((Grant { info, connected }, (place, loss)))
+        (Grant { info, connected }, (place, loss))
     }
 
     /// Logs a panic of the application, which may come with each frame.
@@ -471,6 +507,7 @@ impl State {
         let Some(session) = self.sessions.remove(id) else {
             return;
         };
+        self.asking.cancel(Some(session.info.uuid));
         self.actions.push(Action::End { id: id.0, abort });
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.

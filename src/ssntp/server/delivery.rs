@@ -14,7 +14,7 @@ use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::Role;
 use crate::printable::excerpt;
-use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered, may_be_sent};
+use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
 use crate::ssntp::wire::{outgoing, unix_nanos};
 use crate::transport::Outgoing;
 use crate::transport::dispatch::Action;
@@ -84,7 +84,7 @@ impl State {
                     if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
                         warn!(target: "ssntp::server",
                             "{info}: {} finds the queue of held frames full{more}",
-                            frame.kind()
+                            self.environment.operands.show(frame.kind())
                         );
                     }
                     self.expired.push(held);
@@ -95,7 +95,8 @@ impl State {
                 let mut fan = Fan::new(&frame, &self.environment);
                 for uuid in targets {
                     if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
-                        debug!(target: "ssntp::server", "{info}: {} is not forwarded: {e}", frame.kind());
+                        let kind = self.environment.operands.show(frame.kind());
+                        debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
                     }
                 }
             }
@@ -118,9 +119,14 @@ impl State {
     }
 
     pub(super) fn forward(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        if !may_be_sent(frame.kind()) {
+        if !self.environment.operands.may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
         }
+        self.hand_on(from, to, frame)
+    }
+
+    /// As [`forward`](Self::forward), a request or an answer as well.
+    pub(super) fn hand_on(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
     }
 
@@ -177,10 +183,15 @@ impl State {
 
     /// Whether the application may send this at all.
     fn check(&self, frame: &Frame) -> Result<(), SendError> {
+        if !self.environment.operands.may_be_sent(frame.kind()) {
+            return Err(SendError::Kind(frame.kind()));
+        }
+        self.check_length(frame)
+    }
+
+    pub(super) fn check_length(&self, frame: &Frame) -> Result<(), SendError> {
         let (len, limit) = (frame.payload_bytes().len(), self.environment.max_payload);
-        if !may_be_sent(frame.kind()) {
-            Err(SendError::Kind(frame.kind()))
-        } else if u32::try_from(len).is_ok_and(|len| len <= limit) {
+        if u32::try_from(len).is_ok_and(|len| len <= limit) {
             Ok(())
         } else {
             Err(SendError::TooLong { len, limit })
@@ -189,6 +200,10 @@ impl State {
 
     pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.check(frame)?;
+        self.send_checked(to, frame)
+    }
+
+    pub(super) fn send_checked(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.send_fanned(None, to, &mut Fan::new(frame, &self.environment))
     }
 
@@ -229,7 +244,11 @@ impl State {
             return;
         };
         session.counters.frames_filtered += u64::from(frames);
-        debug!(target: "ssntp::server", "{}: may not send {kind}", session.info);
+        debug!(target: "ssntp::server",
+            "{}: may not send {}",
+            session.info,
+            self.environment.operands.show(kind)
+        );
         if !self.filter.rejects() {
             return;
         }

@@ -58,8 +58,8 @@ impl Filter {
         }
     }
 
-    /// The table of a cluster's scheduler (cluster.md, "Routing and role
-    /// filter"); rejects. NodeConnected and NodeDisconnected are made by the
+    /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
+    /// has what it checks beyond roles); rejects. NodeConnected and NodeDisconnected are made by the
     /// scheduler and come from nobody.
     pub fn spec() -> Self {
         let controller = Role::CONTROLLER;
@@ -79,6 +79,9 @@ impl Filter {
             Command::DETACH_VOLUME,
             Command::RESTORE,
             Command::REFRESH_CNCI,
+            Command::OPEN_STREAM,
+            Command::STREAM_CREDIT,
+            Command::CLOSE_STREAM,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -103,6 +106,9 @@ impl Filter {
             .allow(Event::TENANT_REMOVED, Role::AGENT)
             .allow(Event::INSTANCE_DELETED, node)
             .allow(Event::INSTANCE_STOPPED, node)
+            .allow(Event::STREAM_OPENED, node)
+            .allow(Event::STREAM_DATA, node)
+            .allow(Event::STREAM_ENDED, node)
             .allow(Event::CONCENTRATOR_INSTANCE_ADDED, Role::NETAGENT | cnci)
             .allow(Event::PUBLIC_IP_ASSIGNED, cnci)
             .allow(Event::PUBLIC_IP_UNASSIGNED, cnci)
@@ -145,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_spec_filter_is_the_table_of_cluster_md() {
+    fn the_spec_filter_says_who_may_send_each_kind() {
         let rows: &[(&str, &str)] = &[
             (
                 "START STOP DELETE RESTART EVACUATE Restore AttachVolume DetachVolume",
@@ -155,6 +161,8 @@ mod tests {
                 "AssignPublicIP ReleasePublicIP RefreshCNCI CONFIGURE",
                 "controller",
             ),
+            ("OpenStream StreamCredit CloseStream", "controller"),
+            ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),
             ("InstanceDeleted InstanceStopped", "agent,netagent"),

@@ -13,8 +13,11 @@ use super::held::HeldId;
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Directory, SessionCounters, SessionInfo};
 use crate::Role;
-use crate::payload::Payload;
-use crate::proto::{ErrorCode, Frame, FrameKind, Run};
+use crate::payload::Content;
+use crate::pki::CertificateInfo;
+use crate::proto::{ErrorCode, Frame, FrameKind, Refusal, Run};
+use crate::ssntp::request::Request;
+use crate::transport::PeerAddress;
 use crate::transport::dispatch::Action;
 
 /// An application on top of a server. Every method has a default that does
@@ -25,6 +28,26 @@ use crate::transport::dispatch::Action;
 /// application needs no locks; while one runs, nothing is routed, so none
 /// should block. A panic is caught and logged, and the server goes on.
 pub trait Handler: Send + 'static {
+    /// A client asks to be admitted: TLS and CONNECT have proved who it is, and
+    /// the server's own rules ([`AdmissionPolicy`](super::AdmissionPolicy)) let
+    /// it in. It has been told nothing, and has no session yet; one that it
+    /// takes over still stands. The default admits.
+    ///
+    /// It runs on the dispatcher thread like everything here, and so must not
+    /// block either: what it decides by has to be at hand. The newcomer waits
+    /// on a thread of its own, and nobody else does. A panic refuses the client
+    /// for now.
+    ///
+    /// # Errors
+    /// Why not: [`Refusal::forbid`] sends ConnectionAborted, after which the
+    /// client stays away, [`Refusal::postpone`] ConnectionFailure, after which
+    /// it comes again. Both frames are a header alone: the reason goes to the
+    /// server's log.
+    fn admit(&mut self, cx: &mut Context<'_>, newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
+        let _ = (cx, newcomer);
+        Ok(())
+    }
+
     /// A session stands. Frames sent to it from here follow its CONNECTED.
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let _ = (cx, session);
@@ -48,6 +71,17 @@ pub trait Handler: Send + 'static {
         for frame in run.frames() {
             self.frame(cx, from, frame);
         }
+    }
+
+    /// A client asks, by a frame that is registered as a request
+    /// ([`ServerConfig::operands`](super::ServerConfig::operands)), is allowed
+    /// to by the role filter, and names nobody else; and no rule says who is to
+    /// answer. Answer with [`Context::reply`], here or later. The default
+    /// refuses.
+    fn request(&mut self, cx: &mut Context<'_>, from: &SessionInfo, request: Request) {
+        let _ = from;
+        // Who has gone meanwhile needs no answer.
+        let _ = cx.refuse(&request, "not_answered");
     }
 
     /// A frame that a routing function queued was not released in time, or
@@ -77,6 +111,21 @@ pub trait Handler: Send + 'static {
 /// An application that does nothing: the server only filters and routes.
 impl Handler for () {
     fn run(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: &Run) {}
+}
+
+/// Who asks to be admitted, see [`Handler::admit`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Newcomer<'a> {
+    /// The UUID that it will have; the certificate's, where that is bound to
+    /// one.
+    pub uuid: Uuid,
+    /// The roles that it advertises, all of them certified.
+    pub role: Role,
+    /// Where it connects from.
+    pub address: PeerAddress,
+    /// What its certificate says.
+    pub certificate: &'a CertificateInfo,
 }
 
 /// A frame that a routing function queued for later.
@@ -135,8 +184,12 @@ pub enum SendError {
     NotConnected(Uuid),
     /// The frame came from the session it would be forwarded to.
     ToSender(Uuid),
-    /// CONNECT, CONNECTED, or a kind that the protocol does not define.
+    /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
+    /// application has registered, or a request, which is asked or answered.
     Kind(FrameKind),
+    /// A payload of an application's own type cannot be written:
+    /// [`Frame::try_of`] says why.
+    Payload(FrameKind),
     /// The payload is longer than the configured maximum, which peers are
     /// taken to share.
     TooLong {
@@ -164,6 +217,7 @@ impl fmt::Display for SendError {
             Self::NotConnected(uuid) => write!(f, "{uuid} is not connected"),
             Self::ToSender(uuid) => write!(f, "it came from {uuid} itself"),
             Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
+            Self::Payload(kind) => write!(f, "the payload of {kind} cannot be written"),
             Self::TooLong { len, limit } => write!(f, "the payload has {len} bytes, the maximum is {limit}"),
             Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
             Self::Stopped => f.write_str("the server has stopped"),
@@ -217,8 +271,9 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
-    pub fn send_payload<T: Payload>(&mut self, to: Uuid, payload: &T) -> Result<(), SendError> {
-        self.send(to, &Frame::of(payload))
+    pub fn send_payload<T: Content>(&mut self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        let frame = Frame::try_of(payload).map_err(|_| SendError::Payload(T::FRAME))?;
+        self.send(to, &frame)
     }
 
     /// Sends a frame that came from a session to another entity, as a rule
@@ -306,7 +361,7 @@ impl Context<'_> {
     /// # Errors
     /// [`RuleError`]; the old rules stay.
     pub fn set_rules(&mut self, rules: Rules) -> Result<(), RuleError> {
-        self.state.rules = RuleTable::try_from(rules)?;
+        self.state.rules = RuleTable::of(rules, &self.state.environment.operands)?;
         Ok(())
     }
 

@@ -13,11 +13,13 @@
 //! arrives, in this order:
 //!
 //! 1. An unsupported type or operand is answered with InvalidFrameType.
-//! 2. The [`Filter`] decides whether the sender's role may send it.
-//! 3. A controller's CONFIGURE is checked and becomes the configuration that
+//! 2. A request of the application goes to whoever is asked, and its answer to
+//!    the asker: see [`Handler::request`].
+//! 3. The [`Filter`] decides whether the sender's role may send it.
+//! 4. A controller's CONFIGURE is checked and becomes the configuration that
 //!    CONNECTED carries.
-//! 4. The [`Rules`] forward it, never back to its sender.
-//! 5. The [`Handler`] sees it.
+//! 5. The [`Rules`] forward it, never back to its sender.
+//! 6. The [`Handler`] sees it.
 //!
 //! ```no_run
 //! use ssntp::pki::{Identity, Trust};
@@ -53,6 +55,8 @@
 //! | `accept` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
 //! | `delivery` | who is sent what, and what happens where there is no room |
+//! | `exchange` | requests: who answers, and to whom the answer goes |
+//! | `handler_test` | a handler under test, in virtual time |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
 
 mod accept;
@@ -61,8 +65,11 @@ mod channel;
 mod config;
 mod core;
 mod delivery;
+mod exchange;
 mod filter;
 mod handler;
+#[cfg(feature = "testkit")]
+pub(crate) mod handler_test;
 mod held;
 mod routing;
 mod sessions;
@@ -93,13 +100,16 @@ pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
 pub use self::filter::{Filter, FilterAction};
-pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, SendError};
+pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::Role;
-use crate::payload::Payload;
+use crate::payload::Content;
+use crate::pki::{Identity, Trust};
 use crate::proto::Frame;
+pub use crate::proto::Refusal;
+pub use crate::ssntp::request::{Request, RequestError};
 pub use crate::transport::default_max_handshakes;
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
 use crate::transport::{Acceptance, Address, Listener, Room, threads};
@@ -115,6 +125,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
+    environment: Arc<config::Environment>,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
@@ -169,6 +180,7 @@ impl Server {
             },
             addresses,
             max_sessions,
+            environment: Arc::clone(&environment),
             acceptance: None,
             dispatcher: Some(dispatcher),
             stopping,
@@ -202,6 +214,17 @@ impl Server {
     /// A handle for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
+    }
+
+    /// Takes another certificate, as before the old one expires, and other
+    /// authorities. Sessions stay; whoever connects from now on sees the new
+    /// certificate, and is checked by the new authorities.
+    ///
+    /// # Errors
+    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`];
+    /// the old ones stay.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
+        self.environment.renew(identity, trust)
     }
 
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
@@ -319,8 +342,9 @@ impl ServerHandle {
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.
-    pub fn send_payload<T: Payload>(&self, to: Uuid, payload: &T) -> Result<(), SendError> {
-        self.send(to, Frame::of(payload))
+    pub fn send_payload<T: Content>(&self, to: Uuid, payload: &T) -> Result<(), SendError> {
+        let frame = Frame::try_of(payload).map_err(|_| SendError::Payload(T::FRAME))?;
+        self.send(to, frame)
     }
 
     /// Queues a frame for every session with at least one of the roles, and

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::sessions::Directory;
 use crate::Role;
-use crate::proto::{Frame, FrameKind, FrameType};
+use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands};
 
 /// What a routing function decides about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,72 @@ impl Rules {
         Self::default()
     }
 
+    /// Where frames of a cluster go, as far as the sender's and the receivers'
+    /// roles tell: for a server that reads no payloads. A scheduler does better: it
+    /// picks the one node that a command is for, and keeps what nodes say of
+    /// their capacity to itself.
+    ///
+    /// ```
+    /// use ssntp::proto::Command;
+    /// use ssntp::server::Rules;
+    /// use ssntp::Role;
+    ///
+    /// assert_eq!(Rules::spec().receivers(Command::STATS), Some(Role::CONTROLLER));
+    /// ```
+    pub fn spec() -> Self {
+        let node = Role::AGENT | Role::NETAGENT;
+        let mut rules = Self::new();
+        for command in [
+            Command::START,
+            Command::STOP,
+            Command::EVACUATE,
+            Command::DELETE,
+            Command::RESTART,
+            Command::ATTACH_VOLUME,
+            Command::DETACH_VOLUME,
+            Command::RESTORE,
+        ] {
+            rules = rules.multicast(command, node);
+        }
+        for command in [
+            Command::ASSIGN_PUBLIC_IP,
+            Command::RELEASE_PUBLIC_IP,
+            Command::REFRESH_CNCI,
+        ] {
+            rules = rules.multicast(command, Role::CNCIAGENT);
+        }
+        rules = rules
+            .multicast(Command::CONFIGURE, node | Role::CNCIAGENT)
+            .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
+            .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
+        // What is told is told to controllers; what a peer did not understand is
+        // between the two of them.
+        let not_told = [
+            ErrorCode::INVALID_FRAME_TYPE,
+            ErrorCode::INVALID_CONFIGURATION,
+            ErrorCode::CONNECTION_FAILURE,
+            ErrorCode::CONNECTION_ABORTED,
+        ];
+        for kind in FrameKind::all() {
+            let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
+            let is_ruled = kind.is_handshake() || not_told.iter().any(|code| kind == *code);
+            if told && !is_ruled && rules.receivers(kind).is_none() {
+                rules = rules.multicast(kind, Role::CONTROLLER);
+            }
+        }
+        rules
+    }
+
+    /// The roles that frames of `kind` go to; none where there is no rule for
+    /// them, or a function decides.
+    pub fn receivers(&self, kind: impl Into<FrameKind>) -> Option<Role> {
+        let kind = kind.into();
+        self.entries.iter().find_map(|(of, rule)| match rule {
+            Rule::Multicast(role) if *of == kind => Some(*role),
+            _ => None,
+        })
+    }
+
     /// Frames of `kind` go to every session that has one of the roles in
     /// `to`, never back to the session they came from.
     #[must_use]
@@ -78,14 +144,16 @@ impl Rules {
         self
     }
 
-    /// Whether the rules can be used.
+    /// Whether the rules can be used, by a server that has registered what they
+    /// say of frames of the application.
     ///
     /// # Errors
-    /// The first [`RuleError`]: a kind has two rules, is not defined by the
-    /// protocol or belongs to the handshake, or a multicast names no role.
+    /// The first [`RuleError`]: a kind has two rules, is neither defined by the
+    /// protocol nor an application's or belongs to the handshake, or a multicast
+    /// names no role.
     pub fn check(&self) -> Result<(), RuleError> {
         for (at, (kind, rule)) in self.entries.iter().enumerate() {
-            if !kind.is_known() {
+            if !(kind.is_known() || kind.is_application()) {
                 return Err(RuleError::Unknown(*kind));
             }
             if kind.is_handshake() {
@@ -101,6 +169,15 @@ impl Rules {
             }
         }
         Ok(())
+    }
+
+    /// As [`check`](Self::check), by a server with these operands.
+    pub(super) fn check_for(&self, operands: &Operands) -> Result<(), RuleError> {
+        let mut kinds = self.entries.iter().map(|(kind, _)| *kind);
+        match kinds.find(|kind| kind.is_application() && !operands.contains(*kind)) {
+            Some(kind) => Err(RuleError::Unknown(kind)),
+            None => self.check(),
+        }
     }
 }
 
@@ -121,7 +198,7 @@ impl fmt::Debug for Rules {
 pub enum RuleError {
     /// Two rules for one kind.
     Duplicate(FrameKind),
-    /// A kind that the protocol does not define.
+    /// A kind that neither the protocol defines nor the server has registered.
     Unknown(FrameKind),
     /// CONNECT or CONNECTED.
     Handshake(FrameKind),
@@ -133,7 +210,10 @@ impl fmt::Display for RuleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Duplicate(kind) => write!(f, "{kind} has two forwarding rules"),
-            Self::Unknown(kind) => write!(f, "{kind} is not a frame of the protocol"),
+            Self::Unknown(kind) => write!(
+                f,
+                "{kind} is neither a frame of the protocol nor registered as one of the application"
+            ),
             Self::Handshake(kind) => write!(f, "{kind} belongs to the handshake and is never forwarded"),
             Self::Role(kind, role) => write!(f, "the rule for {kind} names the role {role}"),
         }
@@ -142,16 +222,17 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// A value for each kind that the protocol defines. The kind is the index, so
+/// A value for each kind of the protocol's types. The kind is the index, so
 /// that looking it up for each run of frames costs next to nothing.
 #[derive(Debug)]
 pub(super) struct KindTable<T> {
     cells: Vec<Option<T>>,
 }
 
-/// The highest type, and the highest operand of any, fit into these.
+/// The highest type fits into these. Operands are all there are, since those
+/// of applications are far from the protocol's.
 const TYPES: usize = 5;
-const OPERANDS: usize = 16;
+const OPERANDS: usize = 256;
 
 impl<T> KindTable<T> {
     pub(super) fn new() -> Self {
@@ -161,8 +242,8 @@ impl<T> KindTable<T> {
     }
 
     fn cell(kind: FrameKind) -> Option<usize> {
-        let (FrameType(t), operand) = (kind.frame_type, usize::from(kind.operand));
-        (usize::from(t) < TYPES && operand < OPERANDS).then(|| usize::from(t) * OPERANDS + operand)
+        let FrameType(t) = kind.frame_type;
+        (usize::from(t) < TYPES).then(|| usize::from(t) * OPERANDS + usize::from(kind.operand))
     }
 
     pub(super) fn get(&self, kind: FrameKind) -> Option<&T> {
@@ -183,11 +264,9 @@ impl<T> KindTable<T> {
 /// Checked rules, as the dispatcher looks them up.
 pub(super) type RuleTable = KindTable<Rule>;
 
-impl TryFrom<Rules> for RuleTable {
-    type Error = RuleError;
-
-    fn try_from(rules: Rules) -> Result<Self, RuleError> {
-        rules.check()?;
+impl RuleTable {
+    pub(super) fn of(rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
+        rules.check_for(operands)?;
         let mut table = KindTable::new();
         for (kind, rule) in rules.entries {
             table.set(kind, rule);
@@ -199,7 +278,30 @@ impl TryFrom<Rules> for RuleTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Command, Status};
+    use crate::proto::Status;
+    use crate::server::Filter;
+
+    #[test]
+    fn the_rules_of_the_spec_have_a_receiver_for_all_that_a_cluster_says() {
+        let rules = Rules::spec();
+        assert_eq!(rules.check(), Ok(()));
+        let filter = Filter::spec();
+        for kind in FrameKind::all() {
+            // An error that only its receiver is concerned by comes from anybody.
+            let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
+            let expected = !kind.is_handshake() && !anybody && kind != ErrorCode::INVALID_CONFIGURATION;
+            assert_eq!(rules.receivers(kind).is_some(), expected, "{kind}");
+        }
+        for (kind, to) in [
+            (FrameKind::from(Command::START), Role::AGENT | Role::NETAGENT),
+            (Command::REFRESH_CNCI.into(), Role::CNCIAGENT),
+            (Event::TENANT_ADDED.into(), Role::CNCIAGENT),
+            (Status::OFFLINE.into(), Role::CONTROLLER),
+            (ErrorCode::START_FAILURE.into(), Role::CONTROLLER),
+        ] {
+            assert_eq!(rules.receivers(kind), Some(to), "{kind}");
+        }
+    }
 
     #[test]
     fn rules_that_cannot_be_used_are_refused() {
@@ -240,7 +342,7 @@ mod tests {
             | RuleError::Handshake(kind)
             | RuleError::Role(kind, _)) = error;
             assert!(error.to_string().contains(&kind.to_string()));
-            assert_eq!(RuleTable::try_from(rules).err(), Some(error));
+            assert_eq!(RuleTable::of(rules, &Operands::new()).err(), Some(error));
         }
     }
 
@@ -254,17 +356,29 @@ mod tests {
     }
 
     #[test]
-    fn the_table_holds_every_kind_of_the_protocol_and_no_other() {
+    fn the_table_has_a_cell_of_its_own_for_each_kind_of_a_known_type() {
         let mut table = KindTable::new();
-        for kind in FrameKind::all() {
+        let kinds = (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| FrameKind::new(FrameType(t), o)));
+        for kind in kinds.clone().filter(|kind| kind.frame_type.is_known()) {
             assert!(table.get(kind).is_none());
             table.set(kind, kind);
         }
-        for (frame_type, operand) in (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| (t, o))) {
-            let kind = FrameKind::new(FrameType(frame_type), operand);
-            let mut expected = kind.is_known().then_some(kind);
+        for kind in kinds {
+            let mut expected = kind.frame_type.is_known().then_some(kind);
             assert_eq!(table.get(kind).copied(), expected, "{kind}");
             assert_eq!(table.get_mut(kind), expected.as_mut(), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_rule_for_a_frame_of_the_application_needs_it_registered() {
+        let own = FrameKind::new(FrameType::EVENT, 0x80);
+        let rules = || Rules::new().multicast(own, Role::CONTROLLER);
+        assert_eq!(rules().check(), Ok(()));
+        let unregistered = RuleTable::of(rules(), &Operands::new());
+        assert_eq!(unregistered.err(), Some(RuleError::Unknown(own)));
+        let operands = Operands::new().application(own, "Scaled").unwrap();
+        let table = RuleTable::of(rules(), &operands).unwrap();
+        assert!(matches!(table.get(own), Some(Rule::Multicast(Role::CONTROLLER))));
     }
 }

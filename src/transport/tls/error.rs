@@ -34,12 +34,31 @@ impl fmt::Display for TlsError {
             Self::Tls(rustls::Error::InvalidCertificate(CertificateError::Other(fault))) => {
                 write!(f, "TLS: {fault}")
             }
+            Self::Tls(rustls::Error::InvalidCertificate(fault)) => match words(fault) {
+                Some(words) => write!(f, "TLS: the peer's certificate {words}"),
+                None => write!(f, "TLS: {}", rustls::Error::from(fault.clone())),
+            },
             Self::Tls(e) => write!(f, "TLS: {e}"),
             Self::Deadline => f.write_str("the TLS handshake was not complete in time"),
             Self::Name(name) => write!(f, "{name:?} is neither a DNS name nor an IP address"),
             Self::Configuration(why) => f.write_str(why),
         }
     }
+}
+
+/// What is wrong with a certificate, where rustls would print the name of a
+/// variant.
+fn words(fault: &CertificateError) -> Option<&'static str> {
+    Some(match fault {
+        CertificateError::BadSignature => "is not signed by the authority that it names",
+        CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "does not hold the name that was dialled"
+        }
+        _ => return None,
+    })
 }
 
 impl std::error::Error for TlsError {
@@ -65,5 +84,27 @@ impl From<io::Error> for TlsError {
 impl From<rustls::Error> for TlsError {
     fn from(e: rustls::Error) -> Self {
         Self::Tls(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_told_in_words() {
+        let told = |fault: CertificateError| TlsError::Tls(fault.into()).to_string();
+        assert_eq!(
+            told(CertificateError::UnknownIssuer),
+            "TLS: the peer's certificate comes from no authority that is trusted here"
+        );
+        assert_eq!(
+            told(CertificateError::Expired),
+            "TLS: the peer's certificate has expired"
+        );
+        assert_eq!(
+            told(CertificateError::BadEncoding),
+            "TLS: invalid peer certificate: BadEncoding"
+        );
     }
 }

@@ -111,7 +111,7 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Policy of this node")]
 struct PolicyArgs {
     /// The policy, as YAML: users, drivers, directories, images, mem_mb, pids,
-    /// disk_mb, emulation. What is said here by other options counts instead
+    /// disk_mb, emulation, retention_s, retention_count. What is said here by other options counts instead
     /// of what it says
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -138,6 +138,13 @@ struct PolicyArgs {
     /// Emulate machines where there is no KVM, instead of refusing them
     #[arg(long)]
     emulation: bool,
+    /// How long an instance that has ended is kept before it is deleted;
+    /// persistent ones are kept [default: 86400]
+    #[arg(long, value_name = "SECONDS")]
+    retention: Option<u32>,
+    /// How many instances that have ended are kept, the latest [default: 256]
+    #[arg(long, value_name = "N")]
+    retention_count: Option<u32>,
 }
 
 impl PolicyArgs {
@@ -158,6 +165,8 @@ impl PolicyArgs {
         policy.mem_mb = self.instance_mem.or(policy.mem_mb);
         policy.pids = self.pids.unwrap_or(policy.pids);
         policy.emulation |= self.emulation;
+        policy.retention_s = self.retention.unwrap_or(policy.retention_s);
+        policy.retention_count = self.retention_count.unwrap_or(policy.retention_count);
         Ok(policy)
     }
 }
@@ -191,7 +200,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
     let mut client = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT)?
+        .config_as(Role::AGENT | Role::NETAGENT, &stop)?
         .tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()

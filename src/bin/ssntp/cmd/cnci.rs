@@ -22,10 +22,9 @@ use crate::signals::Stop;
 /// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
-#[command(mut_args(unless_shown))]
 pub(crate) struct Args {
     #[command(flatten)]
-    connection: Option<Connection>,
+    connection: Connection,
     /// The tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
@@ -36,23 +35,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Print the tables in --state, of a concentrator that runs or not, and end
-    #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip", "ca", "cert"])]
+    #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
     show: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What a connection needs is not needed to print tables.
-fn unless_shown(arg: clap::Arg) -> clap::Arg {
-    match arg.get_id().as_str() {
-        "ca" | "cert" => arg.required(false),
-        _ => arg,
-    }
-}
-
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let runs = args.connection.is_some() || args.tenant.is_some() || args.ip.is_some();
+    let connection = &args.connection;
+    let connects = connection.server.says_something() || connection.has_uuid();
+    let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
         Some(state) if args.show || !runs => show(state, args.json),
         _ => serve(args),
@@ -60,16 +53,17 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn serve(args: Args) -> Result<(), Failure> {
-    let (Some(connection), Some(tenant), Some(ip)) = (&args.connection, args.tenant, args.ip) else {
+    let connection = &args.connection;
+    let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
-            "--ca, --cert, --uuid, --tenant and --ip are needed to run one, --state to print its tables",
+            "--uuid, --tenant and --ip are needed to run one, --state to print its tables",
         ));
     };
     let stop = Stop::install()?;
-    if !connection.settles_uuid()? {
+    if !connection.settles_uuid(&stop)? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection.config_as(Role::CNCIAGENT)?.tracing(true);
+    let client = connection.config_as(Role::CNCIAGENT, &stop)?.tracing(true);
     let mut config = CnciConfig::new(client, tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);

@@ -1,40 +1,56 @@
 //! `ssntp listen`: prints what a server sends.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use clap::value_parser;
 use serde_json::{Value, json};
+use ssntp::Role;
 use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::timestamp;
-use ssntp::proto::{Frame, Trace};
+use ssntp::proto::{Frame, Operands, Trace};
+use uuid::Uuid;
 
-use crate::connection::{Connection, Waited, wait};
+use crate::application::Applications;
+use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable};
 use crate::signals::Stop;
 
-/// Connect and print each frame that arrives
+/// Connect and print each frame that arrives, with its time, and its sender where
+/// that had it traced
 ///
 /// Connects again whenever the connection is lost.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    applications: Applications,
     /// End after so many frames
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-    /// Ask for the traces of frames
+    /// Print the traces of frames
     #[arg(long)]
     trace: bool,
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install()?;
-    let client = Client::start(args.connection.config()?.tracing(args.trace)).map_err(Failure::new)?;
+    // With a number there is something to be done, and a signal may come before.
+    let stop = match args.count {
+        Some(_) => Stop::install_for_commands()?,
+        None => Stop::install()?,
+    };
+    let config = args.connection.config(&stop)?.tracing(true);
+    let operands = args.applications.operands()?;
+    let config = config.operands(operands.clone());
+    let client = Client::start(config).map_err(Failure::new)?;
+    let mut watch = Watch::new(&client, &stop);
     let mut left = args.count;
     while left != Some(0) {
-        let frame = match wait(&client, &stop, None)? {
+        let mut frame = match watch.wait(None)? {
             Waited::Event(ClientEvent::Frame(frame)) => frame,
             Waited::Event(ClientEvent::Connected(server)) => {
                 note(format_args!(
@@ -50,13 +66,20 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
                 continue;
             }
             Waited::Event(_) => continue,
+            Waited::Stopped if left.is_some() => return Err(stop.interrupted()),
             Waited::Stopped | Waited::TimedOut => break,
         };
+        // Traces are asked for in any case, since they say who the sender is.
+        let from = frame.trace().and_then(|trace| trace.nodes().first());
+        let from = from.map(|origin| (origin.uuid, origin.role));
+        if !args.trace {
+            frame.take_trace();
+        }
         let mut output = Output::new();
         if args.json {
-            output.json(to_json(&frame))?
+            output.json(to_json(&operands, &frame, from))?
         } else {
-            print(&mut output, &frame)?
+            print(&mut output, &operands, &frame, from)?
         }
         // A reader at the other end of a pipe waits for each frame.
         output.flush()?;
@@ -66,14 +89,45 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(output: &mut Output, frame: &Frame) -> Result<(), Failure> {
-    let payload = frame.payload_bytes();
-    output.line(format!(
-        "{} {} ({} bytes)",
-        frame.kind().frame_type,
-        frame.kind(),
-        payload.len()
-    ))?;
+/// The first line about a frame: when it came, what it is, and whose it is where
+/// that is known.
+pub(super) fn head(operands: &Operands, frame: &Frame, from: Option<Sender>) -> String {
+    let (kind, length) = (frame.kind(), frame.payload_bytes().len());
+    let name = operands.show(kind);
+    let bytes = if length == 1 { "byte" } else { "bytes" };
+    let from = from.map(|(uuid, role)| format!(" from {uuid} ({role})"));
+    format!(
+        "{} {} {name} ({length} {bytes}){}",
+        clock(),
+        kind.frame_type,
+        from.unwrap_or_default()
+    )
+}
+
+/// Who sent a frame, and as what.
+pub(super) type Sender = (Uuid, Role);
+
+/// The time of day in UTC, to a millisecond: what is printed is read by people.
+fn clock() -> String {
+    let now = timestamp::format(now());
+    let time = now.split_once('T').map_or("", |(_, time)| time);
+    format!("{:.12}Z", time.trim_end_matches('Z'))
+}
+
+/// Nanoseconds since 1970.
+#[expect(clippy::disallowed_methods, reason = "each frame is shown with its time")]
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn print(
+    output: &mut Output,
+    operands: &Operands,
+    frame: &Frame,
+    from: Option<Sender>,
+) -> Result<(), Failure> {
+    output.line(head(operands, frame, from))?;
     if let Some(trace) = frame.trace() {
         output.line(format!("  trace {:?}{}", trace.label(), total(trace)))?;
         for hop in trace.hops() {
@@ -87,6 +141,12 @@ fn print(output: &mut Output, frame: &Frame) -> Result<(), Failure> {
             ))?;
         }
     }
+    self::payload(output, frame)
+}
+
+/// The payload of a frame, its lines indented.
+pub(super) fn payload(output: &mut Output, frame: &Frame) -> Result<(), Failure> {
+    let payload = frame.payload_bytes();
     match std::str::from_utf8(payload) {
         Ok(text) => text
             .lines()
@@ -101,10 +161,12 @@ fn total(trace: &Trace) -> String {
     })
 }
 
-fn to_json(frame: &Frame) -> Value {
+/// A frame as JSON.
+pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) -> Value {
     let mut object = json!({
+        "time": timestamp::format(now()),
         "type": frame.kind().frame_type.to_string(),
-        "operand": frame.kind().to_string(),
+        "operand": operands.show(frame.kind()).to_string(),
         "type_number": frame.kind().frame_type.0,
         "operand_number": frame.kind().operand,
         "length": frame.payload_bytes().len(),
@@ -112,6 +174,9 @@ fn to_json(frame: &Frame) -> Value {
     match std::str::from_utf8(frame.payload_bytes()) {
         Ok(text) => object["payload"] = text.into(),
         Err(_) => object["payload_hex"] = hex(frame.payload_bytes()).into(),
+    }
+    if let Some((uuid, role)) = from {
+        object["from"] = json!({ "uuid": uuid, "role": role.to_string() });
     }
     if let Some(trace) = frame.trace() {
         let stamp = |nanos: u64| {

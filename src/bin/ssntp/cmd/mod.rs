@@ -7,14 +7,16 @@
 //! | `agent` | run the agent of a node |
 //! | `bench` | measure a server |
 //! | `cert` | make, show and check certificates |
+//! | `context` | name servers and how to reach them |
 //! | `ctl/` | command a cluster, and show it |
 //! | `decode` | name the fields of frames |
 //! | `demo` | everything at once |
 //! | `listen` | print what arrives |
+//! | `operands` | every kind of frame |
 //! | `opflex/` | policy over OpFlex |
 //! | `scheduler` | the server of a cluster |
 //! | `send` | send frames |
-//! | `server` | filter and route |
+//! | `server` | filter and route; `dev`: with throw-away certificates |
 
 pub(crate) mod agent;
 #[cfg(feature = "cli")]
@@ -24,13 +26,19 @@ pub(crate) mod cert;
 #[cfg(feature = "cli")]
 pub(crate) mod cnci;
 #[cfg(feature = "cli")]
+pub(crate) mod context;
+#[cfg(feature = "cli")]
 pub(crate) mod ctl;
 #[cfg(feature = "cli")]
 pub(crate) mod decode;
 #[cfg(feature = "cli")]
 pub(crate) mod demo;
 #[cfg(feature = "cli")]
+mod dev;
+#[cfg(feature = "cli")]
 pub(crate) mod listen;
+#[cfg(feature = "cli")]
+pub(crate) mod operands;
 #[cfg(all(feature = "cli", feature = "opflex"))]
 pub(crate) mod opflex;
 #[cfg(feature = "cli")]
@@ -56,6 +64,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "cli")]
         Command::Cnci(args) => cnci::run(args),
         #[cfg(feature = "cli")]
+        Command::Context(args) => context::run(args),
+        #[cfg(feature = "cli")]
         Command::Ctl(args) => ctl::run(args),
         #[cfg(feature = "cli")]
         Command::Decode(args) => decode::run(args),
@@ -63,6 +73,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Demo(args) => demo::run(args),
         #[cfg(feature = "cli")]
         Command::Listen(args) => listen::run(args),
+        #[cfg(feature = "cli")]
+        Command::Operands(args) => operands::run(&args),
         #[cfg(all(feature = "cli", feature = "opflex"))]
         Command::Opflex(args) => opflex::run(args),
         #[cfg(feature = "cli")]

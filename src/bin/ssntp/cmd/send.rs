@@ -1,49 +1,92 @@
-//! `ssntp send`: sends frames and ends.
+//! `ssntp send`: sends frames, says who received them, and ends.
 
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
-use ssntp::client::{Client, ClientEvent, SendFault};
-use ssntp::proto::{Frame, FrameKind, FrameType, Trace, may_be_sent};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use serde_json::json;
+use ssntp::client::{Backoff, Client, ClientEvent, SendFault};
+use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
+use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace};
+use ssntp::server::Filter;
+use ssntp::{Bytes, Role};
 
-use crate::connection::{Connection, Waited, wait};
+use super::operands::{self, senders};
+use crate::application::Applications;
+use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
+use crate::output::{lone_line, note};
+use crate::receipt::{self, Question};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
 /// Connect, send frames, and end once the server has taken them
 ///
-/// An error frame that comes back meanwhile, or up to 0.2 s later, is reported,
-/// and the exit code is 1 then.
+/// Says how many sessions received a frame where the server tells, as `ssntp
+/// server` does. An error frame that comes back meanwhile, or up to 0.2 s later,
+/// is reported, and the exit code is 1 then. `ssntp operands` shows what can be
+/// sent.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// What to send, as in STATS
+    #[arg(value_name = "OPERAND", value_parser = operands::kind, required_unless_present = "operand")]
+    kind: Option<FrameKind>,
+    /// The payload itself, as in 'load: 1' [default: none]
+    #[arg(value_name = "PAYLOAD", conflicts_with_all = ["payload", "lines"])]
+    text: Option<String>,
     #[command(flatten)]
     connection: Connection,
-    /// COMMAND, STATUS, EVENT or ERROR
+    /// The operand's type, where it is to be checked: COMMAND, STATUS, EVENT or
+    /// ERROR
     #[arg(long = "type", value_name = "TYPE")]
-    frame_type: FrameType,
-    /// The operand's name, as in STATS
-    #[arg(long, value_name = "NAME")]
-    operand: FrameKind,
-    /// The payload; - is the standard input
-    #[arg(long, value_name = "FILE")]
+    frame_type: Option<FrameType>,
+    /// The operand, as the first argument
+    #[arg(long, value_name = "NAME", value_parser = operands::kind, conflicts_with = "kind")]
+    operand: Option<FrameKind>,
+    #[command(flatten)]
+    applications: Applications,
+    /// A file with the payload; - is the standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "lines")]
     payload: Option<PathBuf>,
+    /// Send a frame for each line of the standard input, as it comes
+    #[arg(short, long)]
+    lines: bool,
     /// How many times to send it
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
+    #[arg(long, visible_alias = "repeat", value_name = "N", default_value_t = 1,
+          conflicts_with = "lines", value_parser = value_parser!(u64).range(1..))]
     count: u64,
-    /// Trace the frames under this label, where the server agrees
+    /// The most frames a second [default: as fast as they are taken]
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
+    /// Wait with the first frame until another session with this role is
+    /// connected, for as long as --timeout says
+    #[arg(long, value_name = "ROLE")]
+    wait_for: Option<Role>,
+    /// Fail at the first frame that fewer sessions received
+    #[arg(long, value_name = "N", conflicts_with = "trace")]
+    require_receivers: Option<u64>,
+    /// Trace the frames under this label, where the server agrees; it does not
+    /// say then who received them
     #[arg(long, value_name = "LABEL")]
     trace: Option<String>,
-    /// How long connecting may take
+    /// How long connecting may take, and waiting for a role or for the server's
+    /// word on who received a frame
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
-/// Rounds of attempts at the servers: with back-off, some ten seconds.
-const ATTEMPTS: u32 = 8;
-/// How often a wait looks for a signal.
+/// The pauses between attempts: somebody looks on.
+const BACKOFF: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    factor: 2.0,
+    cap: Duration::from_secs(1),
+};
+/// How often a wait looks for a signal, and for a role.
 const STEP: Duration = Duration::from_millis(200);
 /// How long an answer to the last frame may take.
 const ANSWER: Duration = Duration::from_millis(200);
@@ -51,95 +94,416 @@ const ANSWER: Duration = Duration::from_millis(200);
 const FLUSH: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    if args.operand.frame_type != args.frame_type {
-        let (operand, asked) = (args.operand, args.frame_type);
+    let kind = args.kind.or(args.operand);
+    let kind = kind.ok_or_else(|| Failure::usage("an operand is needed, as in STATS"))?;
+    if let Some(asked) = args.frame_type
+        && kind.frame_type != asked
+    {
+        let is = kind.frame_type;
+        return Err(Failure::usage(format!("{kind} is of the type {is}, not {asked}")));
+    }
+    let operands = args.applications.operands()?;
+    if !operands.may_be_sent(kind) {
         return Err(Failure::usage(format!(
-            "--operand {operand} is a {}, not a {asked}",
-            operand.frame_type
+            "{kind}: the handshake alone sends it, or it needs --application, or it is a request"
         )));
     }
-    if !may_be_sent(args.operand) {
-        return Err(Failure::usage(format!(
-            "--operand {}: the handshake alone sends it",
-            args.operand
-        )));
-    }
-    let stop = Stop::install()?;
+    let stop = Stop::install_for_commands()?;
     let config = args
         .connection
-        .config()?
-        .tracing(args.trace.is_some())
+        .config_choosing(&stop, |held| sender_role(held, kind))?
+        .tracing(true)
+        .operands(operands)
         .reconnect(false)
-        .attempts(ATTEMPTS);
-    let payload = match &args.payload {
-        Some(path) => read(path)?,
-        None => Vec::new(),
-    };
+        .backoff(BACKOFF);
+    let payloads = Payloads::of(&args)?;
     let client = Client::start(config).map_err(Failure::new)?;
-    match wait(&client, &stop, Some(args.timeout.into()))? {
-        Waited::Event(_) => {}
-        Waited::Stopped => return Ok(()),
-        Waited::TimedOut => {
-            return Err(Failure::new("no server answered in time"));
-        }
-    }
-    let mut frame = Frame::with_payload(args.operand, payload);
-    if let Some(label) = &args.trace {
-        frame = frame.traced(Trace::new(label));
-    }
-    for _ in 0..args.count {
-        if !send(&client, frame.clone(), &stop)? {
-            return Ok(());
-        }
-    }
-    let began = now();
-    while !client.flush(STEP) {
-        if stop.requested() {
-            return Ok(());
-        }
-        if began.elapsed() > FLUSH || client.handle().ended().is_some() {
-            return Err(Failure::new("the server does not take the frames"));
-        }
-    }
-    // A server that refuses a frame says so at once, or not at all.
-    let began = now();
-    while let Some(left) = ANSWER.checked_sub(began.elapsed()) {
-        match wait(&client, &stop, Some(left))? {
-            Waited::Event(event) => refused(event)?,
-            Waited::Stopped | Waited::TimedOut => break,
-        }
-    }
-    client.close();
-    (&client).into_iter().try_for_each(refused)
+    let mut sending = Sending {
+        watch: Watch::new(&client, &stop),
+        args: &args,
+        kind,
+        tells: false,
+        asked: 0,
+        answers: Vec::new(),
+    };
+    sending.watch.connect(args.timeout)?;
+    let sent = sending.all(payloads)?;
+    sending.finish()?;
+    sending.report(sent)
 }
 
-/// Fails where an event is an error frame.
-fn refused(event: ClientEvent) -> Result<(), Failure> {
-    match event {
-        ClientEvent::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
-            let text = String::from_utf8_lossy(frame.payload_bytes())
-                .trim()
-                .replace('\n', ", ");
-            Err(Failure::new(format!(
-                "the server answered {}: {text}",
-                frame.kind()
-            )))
+/// Of the roles that a certificate holds those that may send the frame, so that
+/// who only sends is not taken for a receiver; all where none of them may.
+fn sender_role(held: Role, kind: FrameKind) -> Role {
+    let may_send = held & senders(&Filter::spec(), kind);
+    if may_send.is_empty() { held } else { may_send }
+}
+
+/// What the frames carry.
+enum Payloads {
+    Same(Bytes, u64),
+    Lines(Receiver<Result<Bytes, Failure>>),
+}
+
+impl Payloads {
+    fn of(args: &Args) -> Result<Self, Failure> {
+        if args.lines {
+            return lines().map(Self::Lines);
         }
-        _ => Ok(()),
+        let payload = match (&args.payload, &args.text) {
+            (Some(path), _) => read(path)?,
+            (None, Some(text)) => text.clone().into_bytes(),
+            (None, None) => Vec::new(),
+        };
+        Ok(Self::Same(payload.into(), args.count))
     }
 }
 
-/// Sends one frame; false once a signal has come. A full queue is waited for
-/// in steps, so that a signal ends the wait.
-fn send(client: &Client, mut frame: Frame, stop: &Stop) -> Result<bool, Failure> {
-    while !stop.requested() {
-        match client.send_timeout(frame, STEP) {
-            Ok(()) => return Ok(true),
-            Err(unsent) if matches!(unsent.fault(), SendFault::Full) => frame = unsent.into_frame(),
-            Err(unsent) => return Err(Failure::new(&unsent)),
+/// A client that sends.
+struct Sending<'a> {
+    watch: Watch<'a>,
+    args: &'a Args,
+    kind: FrameKind,
+    /// Whether the server has answered a question, so that it answers others, too.
+    tells: bool,
+    /// How many frames have asked who received them.
+    asked: usize,
+    /// What the server has said to those.
+    answers: Vec<u64>,
+}
+
+impl Sending<'_> {
+    /// Sends all frames, and says how many there were.
+    fn all(&mut self, payloads: Payloads) -> Result<u64, Failure> {
+        if let Some(role) = self.args.wait_for {
+            self.wait_for(role)?;
+        }
+        let began = now();
+        let mut sent: u64 = 0;
+        loop {
+            let (payload, is_last) = match &payloads {
+                Payloads::Same(_, count) if sent == *count => return Ok(sent),
+                Payloads::Same(payload, count) => (payload.clone(), sent + 1 == *count),
+                Payloads::Lines(lines) => match self.next_line(lines)? {
+                    Some(line) => (line, false),
+                    None => return Ok(sent),
+                },
+            };
+            if let Some(rate) = self.args.rate {
+                #[expect(clippy::cast_precision_loss, reason = "a pace need not be exact")]
+                let due = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
+                self.pause(due.saturating_sub(began.elapsed()))?;
+            }
+            let must_tell = self.args.require_receivers.is_some();
+            let frame = Frame::with_payload(self.kind, payload);
+            // A trace makes a frame dearer, so that of many not each one asks.
+            let frame = match &self.args.trace {
+                Some(label) => frame.traced(Trace::new(label)),
+                None if self.can_ask() && (must_tell || sent == 0 || is_last) => {
+                    self.asked += 1;
+                    Question::receivers(frame)
+                }
+                None if must_tell => return Err(self.does_not_tell()),
+                None => frame,
+            };
+            self.send(frame)?;
+            sent += 1;
+            if let Some(required) = self.args.require_receivers {
+                self.await_answers(self.args.timeout.into())?;
+                match self.answers.last() {
+                    Some(receivers) if self.answers.len() == self.asked => {
+                        if *receivers < required {
+                            let kind = self.kind;
+                            return Err(Failure::new(format!(
+                                "{kind} went to {}, and {required} had to receive it",
+                                sessions(*receivers)
+                            )));
+                        }
+                    }
+                    _ => return Err(self.does_not_tell()),
+                }
+            } else {
+                self.pause(Duration::ZERO)?;
+            }
         }
     }
-    Ok(false)
+
+    /// A scheduler passes on what it is asked, as it does with any trace.
+    fn can_ask(&self) -> bool {
+        let server = self.watch.client.server();
+        server.is_some_and(|server| server.tracing() && !server.role().intersects(Role::SCHEDULER))
+    }
+
+    fn does_not_tell(&self) -> Failure {
+        Failure::new("the server does not tell who received a frame, or who is connected")
+    }
+
+    fn wait_for(&mut self, role: Role) -> Result<(), Failure> {
+        let limit = Duration::from(self.args.timeout);
+        let began = now();
+        let mut told = false;
+        loop {
+            if !self.can_ask() {
+                return Err(self.does_not_tell());
+            }
+            self.send(Question::sessions(role))?;
+            self.asked += 1;
+            self.await_answers(limit.saturating_sub(began.elapsed()))?;
+            let there = self.answers.pop();
+            // It is no answer to a frame that was sent.
+            self.asked -= 1;
+            match there {
+                None if !self.tells => return Err(self.does_not_tell()),
+                None | Some(0) if began.elapsed() >= limit => {
+                    let seconds = limit.as_secs_f64();
+                    return Err(Failure::new(format!(
+                        "no {} has connected in {seconds} s",
+                        one_of(role)
+                    )));
+                }
+                Some(0) if !told => {
+                    note(format_args!(
+                        "ssntp: waiting until a {} is connected",
+                        one_of(role)
+                    ));
+                    told = true;
+                }
+                None | Some(0) => {}
+                Some(_) => return Ok(()),
+            }
+            self.pause(STEP)?;
+        }
+    }
+
+    /// Sends one frame. A full queue is waited for in steps, so that a signal ends
+    /// the wait.
+    fn send(&mut self, mut frame: Frame) -> Result<(), Failure> {
+        loop {
+            if self.watch.stop.requested() {
+                return Err(self.watch.stop.interrupted());
+            }
+            match self.watch.client.send_timeout(frame, STEP) {
+                Ok(()) => return Ok(()),
+                Err(unsent) if matches!(unsent.fault(), SendFault::Full) => frame = unsent.into_frame(),
+                Err(unsent) => return Err(Failure::new(&unsent)),
+            }
+            // Whoever does not receive is not sent to either.
+            self.pause(Duration::ZERO)?;
+        }
+    }
+
+    /// Takes what comes for so long.
+    fn pause(&mut self, time: Duration) -> Result<(), Failure> {
+        let began = now();
+        loop {
+            let left = time.saturating_sub(began.elapsed());
+            match self.watch.wait(Some(left))? {
+                Waited::Event(event) => self.take(event)?,
+                Waited::Stopped => return Err(self.watch.stop.interrupted()),
+                Waited::TimedOut => return Ok(()),
+            }
+        }
+    }
+
+    /// The next line of the standard input; none at its end.
+    fn next_line(&mut self, lines: &Receiver<Result<Bytes, Failure>>) -> Result<Option<Bytes>, Failure> {
+        loop {
+            match lines.recv_timeout(STEP / 4) {
+                Ok(line) => return line.map(Some),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => self.pause(Duration::ZERO)?,
+            }
+        }
+    }
+
+    /// Waits until every question is answered, for at most so long.
+    fn await_answers(&mut self, limit: Duration) -> Result<(), Failure> {
+        let began = now();
+        while self.answers.len() < self.asked {
+            let left = limit.saturating_sub(began.elapsed());
+            match self.watch.wait(Some(left))? {
+                Waited::Event(event) => self.take(event)?,
+                Waited::Stopped => return Err(self.watch.stop.interrupted()),
+                Waited::TimedOut => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes an answer, and fails where an event is an error frame, or the end of
+    /// the session.
+    fn take(&mut self, event: ClientEvent) -> Result<(), Failure> {
+        match event {
+            ClientEvent::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
+                Err(refusal(&frame, self.watch.client.role()))
+            }
+            ClientEvent::Frame(frame) => {
+                if let Some(receivers) = receipt::answered(&frame)
+                    && self.answers.len() < self.asked
+                {
+                    self.answers.push(receivers);
+                    self.tells = true;
+                }
+                Ok(())
+            }
+            ClientEvent::Disconnected { reason, .. } => Err(Failure::new(format!(
+                "disconnected before all was sent: {reason}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the server has the frames, and what it has to say of the last
+    /// one.
+    fn finish(&mut self) -> Result<(), Failure> {
+        let began = now();
+        while !self.watch.client.flush(STEP) {
+            self.pause(Duration::ZERO)?;
+            if began.elapsed() > FLUSH || self.watch.client.handle().ended().is_some() {
+                return Err(Failure::new("the server does not take the frames"));
+            }
+        }
+        // It answers the last frame, or refuses it at once, or is silent.
+        let is_last_asked = !self.args.lines && self.asked > 0;
+        match is_last_asked {
+            true if self.tells => self.await_answers(self.args.timeout.into())?,
+            true => self.await_answers(ANSWER)?,
+            false => self.pause(ANSWER)?,
+        }
+        let client = self.watch.client;
+        client.close();
+        for event in client {
+            match event {
+                // We have ended it ourselves.
+                ClientEvent::Disconnected { .. } => {}
+                event => self.take(event)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what is known.
+    fn report(&self, sent: u64) -> Result<(), Failure> {
+        let kind = self.kind;
+        let receivers = self.answers.iter().min().copied();
+        let as_json = json!({ "operand": kind.to_string(), "sent": sent, "receivers": receivers });
+        let what = match sent {
+            1 => format!("{kind} was sent"),
+            n => format!("{n} {kind} were sent"),
+        };
+        let which = match (sent, self.args.require_receivers) {
+            (0 | 1, _) => "",
+            (_, Some(_)) => "each ",
+            _ => "the first ",
+        };
+        if receivers == Some(0) && !self.args.json {
+            note(format_args!(
+                "ssntp: {what}, and {which}went to nobody: no other session that the server forwards it to is connected"
+            ));
+            return Ok(());
+        }
+        let text = match receivers {
+            Some(n) if self.answers.iter().all(|other| *other == n) => {
+                format!("{what}, and {which}went to {}", sessions(n))
+            }
+            Some(n) => format!("{what}, and each went to {} or more", sessions(n)),
+            None => format!("{what}; the server has not said to whom it went"),
+        };
+        lone_line(text, self.args.json.then(|| as_json.to_string()))
+    }
+}
+
+fn sessions(n: u64) -> String {
+    match n {
+        0 => "nobody".into(),
+        1 => "1 session".into(),
+        n => format!("{n} sessions"),
+    }
+}
+
+fn one_of(role: Role) -> String {
+    role.to_string().replace(',', " or ")
+}
+
+/// What an error frame means for who has sent as `role`, in words.
+fn refusal(frame: &Frame, role: Role) -> Failure {
+    let told = match frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+        true => frame.payload::<InvalidFrameType>().ok(),
+        false => None,
+    };
+    let Some(told) = told else {
+        let text = String::from_utf8_lossy(frame.payload_bytes())
+            .trim()
+            .replace('\n', ", ");
+        return Failure::new(format!("the server answered {}: {text}", frame.kind()));
+    };
+    let refused = told.refused();
+    Failure::new(match told.reason {
+        InvalidFrameTypeReason::RoleNotAllowed => {
+            let may = senders(&Filter::spec(), refused);
+            let hint = match may {
+                Role::NONE => format!(": {refused} is the scheduler's own"),
+                may if may.intersects(role) => String::new(),
+                may => format!(": {refused} is for {}", plural(may)),
+            };
+            format!(
+                "the server does not let {} send {refused}{hint} (InvalidFrameType)",
+                plural(role)
+            )
+        }
+        InvalidFrameTypeReason::UnsupportedType | InvalidFrameTypeReason::UnsupportedOperand => {
+            format!("the server does not know {refused} (InvalidFrameType)")
+        }
+        reason => format!("the server does not take {refused}: {reason} (InvalidFrameType)"),
+    })
+}
+
+fn plural(roles: Role) -> String {
+    let each: Vec<_> = roles.iter().map(|role| format!("{role}s")).collect();
+    each.join(" or ")
+}
+
+/// A positive number of frames a second.
+fn rate(text: &str) -> Result<f64, &'static str> {
+    match text.parse::<f64>() {
+        Ok(rate) if (1e-6..=1e9).contains(&rate) => Ok(rate),
+        _ => Err("it is not a number of frames a second from 0.000001 to 1000000000"),
+    }
+}
+
+/// The lines of the standard input, as they come. Their thread is never joined: it
+/// may wait for ever. It reads no more than two lines ahead.
+fn lines() -> Result<Receiver<Result<Bytes, Failure>>, Failure> {
+    let (lines, read) = crossbeam_channel::bounded(1);
+    let limit = u64::from(DEFAULT_MAX_PAYLOAD);
+    let reading = move || {
+        let mut stdin = std::io::stdin().lock();
+        loop {
+            let mut line = Vec::new();
+            let got = (&mut stdin).take(limit + 2).read_until(b'\n', &mut line);
+            let line = match got {
+                Ok(0) => return,
+                Ok(_) => {
+                    if line.last() == Some(&b'\n') {
+                        line.pop();
+                    }
+                    match line.len() as u64 > limit {
+                        true => Err(Failure::new(format!("a line is longer than {limit} bytes"))),
+                        false => Ok(Bytes::from(line)),
+                    }
+                }
+                Err(e) => Err(Failure::new(format!("standard input: {e}"))),
+            };
+            if lines.send(line).is_err() {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
+    thread
+        .spawn(reading)
+        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
+    Ok(read)
 }
 
 #[expect(clippy::disallowed_methods, reason = "a wait has a limit")]

@@ -8,42 +8,76 @@ use serde_json::json;
 use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::FrameKind;
-use ssntp::server::{AdmissionPolicy, Filter, FilterAction, Rules, Server, ServerConfig, SlowConsumer};
+use ssntp::proto::{Command, Event, Frame, FrameKind, Operands, Run};
+use ssntp::server::{
+    AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, Rules, Server, ServerConfig,
+    SessionInfo, SlowConsumer,
+};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use super::dev::{self, Dev};
+use super::{listen, operands};
+use crate::application::Applications;
 use crate::failure::Failure;
-use crate::output::lone_line;
+use crate::output::{Output, lone_line, note};
+use crate::receipt::Question;
 use crate::seconds::Seconds;
 use crate::signal_stacks;
 use crate::signals::Stop;
 
 /// Run a server that checks roles, filters and routes
 ///
-/// Prints one line with its address once it accepts clients.
+/// Prints one line with its address once it accepts clients. With --dev it needs
+/// nothing else: it makes an authority to throw away and a context that names it,
+/// listens on this host alone, forwards and filters as `ssntp operands` shows, and
+/// prints what it routes.
+///
+/// SIGHUP makes it read --ca, --cert and --config again, except with --dev. Sessions
+/// stay, and clients get a CONFIGURE if there is a --config.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
-    /// lets the system choose
-    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    /// lets the system choose [with --dev: 127.0.0.1:8888]
+    #[arg(long, value_name = "ADDR", required_unless_present = "dev", num_args = 1..)]
     listen: Vec<Address>,
     /// The authority that clients' certificates have to come from
-    #[arg(long, value_name = "FILE")]
-    ca: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "dev",
+        conflicts_with = "dev"
+    )]
+    ca: Option<PathBuf>,
     /// The server's certificate and key
-    #[arg(long, value_name = "FILE")]
-    cert: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "dev",
+        conflicts_with = "dev"
+    )]
+    cert: Option<PathBuf>,
+    /// Try the protocol: make all that is needed, for this host and user alone
+    #[arg(long)]
+    dev: bool,
     /// Forward frames of a kind to every session with a role, as in
-    /// STATS=controller; may be given several times
+    /// STATS=controller; may be given several times [with --dev: as
+    /// `ssntp operands` shows]
     #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = forward, num_args = 1..)]
     forwards: Vec<(FrameKind, Role)>,
+    #[command(flatten)]
+    applications: Applications,
     /// The cluster configuration that clients get
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Who may send what
-    #[arg(long, value_enum, default_value_t = FilterName::AllowAll)]
-    filter: FilterName,
+    /// Who may send what [default: allow-all, with --dev spec]
+    #[arg(long, value_enum)]
+    filter: Option<FilterName>,
+    /// Print each frame that passes the filter, and to how many sessions it goes
+    /// [default: with --dev]; those that the output does not take in time are left
+    /// out, with their number
+    #[arg(long)]
+    show: bool,
     /// What happens to a frame that its sender may not send
     #[arg(long, value_enum, default_value_t = ActionName::Reject)]
     filter_action: ActionName,
@@ -130,24 +164,35 @@ enum PolicyName {
 
 fn forward(text: &str) -> Result<(FrameKind, Role), String> {
     let (kind, role) = text.split_once('=').ok_or("it is not OPERAND=ROLE")?;
-    let kind = kind.trim().parse::<FrameKind>().map_err(|e| e.to_string())?;
+    let kind = operands::kind(kind.trim())?;
     let role = role.parse::<Role>().map_err(|e| e.to_string())?;
     Ok((kind, role))
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
-    let stop = Stop::install()?;
-    let rules = args
-        .forwards
-        .iter()
-        .fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role));
+    // The end of its terminal ends a server that somebody only tries.
+    let (stop, hang_ups) = match args.dev {
+        true => (Stop::install()?, crossbeam_channel::never()),
+        false => Stop::install_with(signal_hook::consts::SIGHUP)?,
+    };
+    for address in args.listen.iter().filter(|_| args.dev) {
+        dev::check_local(address)?;
+    }
+    let rules = match args.dev && args.forwards.is_empty() {
+        true => Rules::spec(),
+        false => {
+            (args.forwards.iter()).fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role))
+        }
+    };
     rules
         .check()
         .map_err(|e| Failure::usage(format!("--forward: {e}")))?;
     let filter = match args.filter {
-        FilterName::AllowAll => Filter::allow_all(),
-        FilterName::Spec => Filter::spec(),
+        Some(FilterName::AllowAll) => Filter::allow_all(),
+        Some(FilterName::Spec) => Filter::spec(),
+        None if args.dev => Filter::spec(),
+        None => Filter::allow_all(),
     };
     let filter = filter.action(match args.filter_action {
         ActionName::Reject => FilterAction::Reject,
@@ -158,10 +203,21 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         PolicyName::DropNewest => SlowConsumer::DropNewest,
         PolicyName::DropOldest => SlowConsumer::DropOldest,
     };
-    let mut config = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
-        .rules(rules)
+    let dev = args.dev.then(Dev::prepare).transpose()?;
+    let (identity, trust) = match (&dev, &args.cert, &args.ca) {
+        (Some(dev), ..) => (dev.identity.clone(), dev.trust.clone()),
+        (None, Some(cert), Some(ca)) => (Identity::load(cert)?, Trust::load(ca)?),
+        _ => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
+    };
+    let (shown, show) = crossbeam_channel::bounded(SHOWN);
+    let is_shown = args.show || args.dev;
+    let operands = args.applications.operands()?;
+    let application = Application::new(&rules, &operands, is_shown.then(|| shown.clone()));
+    let mut config = ServerConfig::new(identity, trust)
+        .rules(application.rules())
         .filter(filter)
         .max_payload(args.max_payload)
+        .operands(operands.clone())
         .handshake_timeout(args.handshake_timeout.into())
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
@@ -176,21 +232,210 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(uuid) = args.uuid {
         config = config.uuid(uuid);
     }
-    for address in args.listen {
+    if dev.is_some() && args.listen.is_empty() {
+        config = config.listen(dev::LISTEN.parse().map_err(Failure::new)?);
+    }
+    for address in args.listen.iter().cloned() {
         config = config.listen(address);
     }
-    let server = Server::start(config, ()).map_err(Failure::new)?;
+    let server = Server::start(config, application).map_err(Failure::new)?;
+    let is_current = dev.as_ref().map(|dev| dev.name(server.addresses())).transpose()?;
     announce(&server, args.json)?;
+    if let (Some(dev), Some(is_current)) = (&dev, is_current) {
+        introduce(dev, is_current, args.json)?;
+    }
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
     };
-    crossbeam_channel::select! {
-        recv(stop.channel()) -> _ => {}
-        recv(ended) -> _ => {}
+    let mut is_read = true;
+    loop {
+        crossbeam_channel::select! {
+            recv(stop.channel()) -> _ => break,
+            recv(ended) -> _ => break,
+            recv(hang_ups) -> came => match came {
+                Ok(()) => reload(&server, &args),
+                Err(_) => break,
+            },
+            // Whoever has seen enough of it does not end a server.
+            recv(show) -> frame => if let Ok(frame) = frame && is_read {
+                is_read = frame.print(&operands, args.json).is_ok();
+            },
+        }
     }
+    drop(shown);
     server.stop();
     Ok(())
+}
+
+/// Says what was made, and what to type next.
+fn introduce(dev: &Dev, is_current: bool, json: bool) -> Result<(), Failure> {
+    let directory = dev.directory.display();
+    let is_new = if dev.is_new { "made" } else { "found" };
+    let context = match is_current {
+        true => "",
+        false => " --context dev",
+    };
+    let as_json = json!({ "dev": {
+        "directory": directory.to_string(), "made": dev.is_new,
+        "context": dev::CONTEXT, "current": is_current,
+    }});
+    let text = format!(
+        "throw-away certificates {is_new} in {directory}, and context {}; try in another terminal:\n  \
+         ssntp listen{context}\n  ssntp send{context} STATS 'load: 1'",
+        dev::CONTEXT
+    );
+    lone_line(text, json.then(|| as_json.to_string()))
+}
+
+/// Reads its files again. What will not do is told, and the server goes on as it was.
+fn reload(server: &Server, args: &Args) {
+    if let Err(why) = try_reload(server, args) {
+        note(format_args!("ssntp: SIGHUP: not reloaded: {why}"));
+    }
+}
+
+fn try_reload(server: &Server, args: &Args) -> Result<(), Failure> {
+    // Everything is read before anything is changed.
+    let configuration = args.config.as_deref().map(load_configuration).transpose()?;
+    if let (Some(cert), Some(ca)) = (&args.cert, &args.ca) {
+        let (identity, trust) = (Identity::load(cert)?, Trust::load(ca)?);
+        server.renew(&identity, &trust).map_err(Failure::new)?;
+    }
+    if let Some(yaml) = configuration {
+        let told = server.handle().with(move |cx| {
+            if *cx.configuration() == yaml {
+                return Ok(0);
+            }
+            cx.set_configuration(yaml.clone());
+            // To those that it configures, as `ssntp operands` shows.
+            let to = Rules::spec().receivers(Command::CONFIGURE).unwrap_or(Role::NONE);
+            cx.multicast(to, &Frame::with_payload(Command::CONFIGURE, yaml))
+        });
+        told.and_then(|told| told).map_err(Failure::new)?;
+    }
+    Ok(())
+}
+
+/// How many frames may wait to be shown.
+const SHOWN: usize = 1024;
+
+/// What the server does beside filtering and routing: it answers who asks how many
+/// received a frame, and shows frames. Nothing of it waits.
+struct Application {
+    receivers: Vec<(FrameKind, Role)>,
+    show: Option<Sender<Shown>>,
+    /// How many frames found no room since the last one that did.
+    missed: u64,
+}
+
+impl Application {
+    fn new(rules: &Rules, operands: &Operands, show: Option<Sender<Shown>>) -> Self {
+        let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
+        let receivers = kinds.filter_map(|kind| Some((kind, rules.receivers(kind)?)));
+        Self {
+            receivers: receivers.collect(),
+            show,
+            missed: 0,
+        }
+    }
+
+    /// The rules, but for questions that are for the server alone.
+    fn rules(&self) -> Rules {
+        let mut rules = Rules::new();
+        for (kind, to) in self.receivers.iter().copied() {
+            rules = match kind == Event::TRACE_REPORT {
+                false => rules.multicast(kind, to),
+                true => rules.route(kind, move |frame, from, directory| {
+                    if matches!(Question::of(frame), Some(Question::Sessions(_))) {
+                        return Decision::Discard;
+                    }
+                    let others = directory.with_role(to).map(SessionInfo::uuid);
+                    Decision::Forward(others.filter(|uuid| *uuid != from).collect())
+                }),
+            };
+        }
+        rules
+    }
+
+    fn to(&self, kind: FrameKind) -> Role {
+        let rule = self.receivers.iter().find(|(of, _)| *of == kind);
+        rule.map_or(Role::NONE, |(_, to)| *to)
+    }
+}
+
+impl Handler for Application {
+    fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
+        // A frame that asks is traced, and comes alone.
+        if self.show.is_some() {
+            run.frames().for_each(|frame| self.frame(cx, from, frame));
+        }
+    }
+
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        let question = Question::of(&frame);
+        let role = match question {
+            Some(Question::Sessions(role)) => role,
+            _ => self.to(frame.kind()),
+        };
+        if question.is_none() && self.show.is_none() {
+            return;
+        }
+        let directory = cx.directory();
+        let others = directory.with_role(role);
+        let others = others.filter(|other| other.uuid() != from.uuid()).count();
+        if let Some(answer) = question.and_then(|question| question.answer(frame.kind(), others)) {
+            // Who is gone meanwhile does not want it any more.
+            let _ = cx.send(from.uuid(), &answer);
+        }
+        if let Some(show) = &self.show
+            && !matches!(question, Some(Question::Sessions(_)))
+        {
+            let shown = Shown {
+                from: from.clone(),
+                frame,
+                receivers: others,
+                missed: self.missed,
+            };
+            self.missed = match show.try_send(shown) {
+                Ok(()) => 0,
+                Err(_) => self.missed + 1,
+            };
+        }
+    }
+}
+
+/// A frame that is to be shown.
+struct Shown {
+    from: SessionInfo,
+    frame: Frame,
+    receivers: usize,
+    /// How many before it were left out.
+    missed: u64,
+}
+
+impl Shown {
+    fn print(&self, operands: &Operands, as_json: bool) -> Result<(), Failure> {
+        if self.missed > 0 {
+            note(format_args!("ssntp: {} frames are not shown", self.missed));
+        }
+        let from = Some((self.from.uuid(), self.from.role()));
+        let mut output = Output::new();
+        if as_json {
+            let mut value = listen::to_json(operands, &self.frame, from);
+            value["receivers"] = self.receivers.into();
+            output.json(value)?;
+        } else {
+            let to = match self.receivers {
+                0 => " to nobody".into(),
+                1 => " to 1 session".into(),
+                n => format!(" to {n} sessions"),
+            };
+            output.line(format_args!("{}{to}", listen::head(operands, &self.frame, from)))?;
+            listen::payload(&mut output, &self.frame)?;
+        }
+        output.flush()
+    }
 }
 
 /// Disconnected when the standard input ends. Its thread is never joined: it

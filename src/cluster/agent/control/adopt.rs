@@ -7,7 +7,7 @@ use std::time::Instant;
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, Mode, Phase};
+use super::{Control, Instance, Job, Mode, Phase, ephemeral};
 use crate::cluster::agent::driver::{Cancel, Driver, Ended, Exit, Found, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
 use crate::payload::{StartFailureReason, StartPayload};
@@ -16,6 +16,8 @@ impl Control {
     /// Takes over what a former agent left. The drivers are asked what became
     /// of its instances, which may take a moment.
     pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>, now: Instant) {
+        self.now = now;
+        self.offline = node.offline;
         for stored in stored {
             self.adopt_instance(stored, now);
         }
@@ -23,7 +25,7 @@ impl Control {
             self.next_state = node.next_state.clone();
             self.job(Job::SaveNode(node, None));
             self.mode = Mode::Evacuating;
-            self.evacuate_all(now);
+            self.evacuate_all(now, self.settings.grace);
         }
     }
 
@@ -34,10 +36,10 @@ impl Control {
         let recorded = stored.record.is_some();
         let record = stored.record.unwrap_or_default();
         let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
-        let restart = start.as_ref().is_some_and(|start| start.start.restart);
+        let (age, rebooted) = (stored.age, stored.rebooted);
         if recorded && record.phase == RecordPhase::Starting {
             let driver = self.driver_of(&record, None);
-            self.never_ran(id, driver, restart);
+            self.never_ran(id, driver, start.as_deref());
             return;
         }
         let mut instance = Instance {
@@ -50,6 +52,10 @@ impl Control {
             volume_ops: VecDeque::new(),
             usage: Usage::default(),
             restart_untold: false,
+            since: now,
+            restart_at: None,
+            kept_until: None,
+            is_measured: false,
             cancel: Cancel::default(),
         };
         if !recorded {
@@ -66,11 +72,18 @@ impl Control {
                 None
             }
             Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
-                self.never_ran(id, Some(driver), restart);
+                self.never_ran(id, Some(driver), instance.start.as_deref());
                 return;
             }
             Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
-            Some((Found::Ended(exit), _, running)) => Some((exit, running.handle)),
+            Some((Found::Ended(exit), _, running)) => {
+                if rebooted && exit.code.is_none() {
+                    // It had run until then, for all that is known.
+                    instance.record.detail = "its node was booted".into();
+                    instance.record.restarts_in_row = 0;
+                }
+                Some((exit, running.handle))
+            }
             // Without its driver nobody can tell: what is written down stays,
             // for an agent that has it.
             None if instance.is_out_of_reach() => {
@@ -84,10 +97,14 @@ impl Control {
             None => None,
         };
         let after = instance.record.after;
+        let has_ended = instance.phase == Phase::Stopped && ended.is_none();
         if ended.is_some() {
             instance.phase = Phase::Active;
         }
         self.instances.insert(id, instance);
+        if has_ended && after == RecordAfter::Nothing {
+            self.take_up(id, age);
+        }
         match ended {
             Some((exit, handle)) => self.ended(Ended {
                 instance: id,
@@ -100,13 +117,19 @@ impl Control {
     }
 
     /// The former agent ended before it could say what became of this START.
-    fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, restart: bool) {
+    fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, start: Option<&StartPayload>) {
+        let restart = start.is_some_and(|start| start.start.restart);
         info!(
             "{}: instance {id} was being started, and is removed",
             self.settings.node
         );
-        self.job(Job::Remove { instance: id, driver });
-        self.start_failed(id.into(), StartFailureReason::LaunchFailure, restart);
+        self.job(Job::Remove {
+            instance: id,
+            driver,
+            ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
+        });
+        let why = "its agent ended before it ran";
+        self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
     }
 
     /// The record is lost: the START and the system have to tell.

@@ -10,10 +10,10 @@
 //! ```text
 //!            START, RESTART      launched              STOP, DELETE, EVACUATE
 //!  (nothing) ─────────▶ Launching ─────▶ Active ──────────────▶ Terminating
-//!      ▲ ▲                  │              │ ended by itself         │ ended; killed when
-//!      │ └── launch failed ─┘              ▼                         │ the grace is over
+//!      ▲ ▲                  │ ▲            │ ended by itself         │ ended; killed when
+//!      │ └── launch failed ─┘ └ by policy ┐▼                         │ the grace is over
 //!      │                                Stopped ◀────────────────────┤ to be kept
-//!      │            DELETE                 │                         │ to be removed
+//!      │            DELETE, or kept enough │                         │ to be removed
 //!      └── Removing ◀──────────────────────┴─────────────────────────┘
 //! ```
 //!
@@ -25,13 +25,19 @@
 //! | `commands` | what each command does, and its failures |
 //! | `volumes` | AttachVolume and DetachVolume |
 //! | `lifecycle` | what becomes of an instance, and who is told |
+//! | `restarts` | instances that are started again by their node |
+//! | `retention` | how long ended instances are kept |
 //! | `adopt` | what a former agent left |
+//! | `streams` | what instances write, and who asked for it |
 //! | `node` | status, capacity, STATS, tenants |
 
 mod adopt;
 mod commands;
 mod lifecycle;
 mod node;
+mod restarts;
+mod retention;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -46,6 +52,8 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::node::Tenants;
+pub(crate) use self::streams::StreamOrder;
+pub(crate) use self::volumes::ephemeral;
 use super::driver::{
     Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
 };
@@ -55,7 +63,7 @@ use crate::Role;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::{
-    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, StartFailure,
+    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, Restart, StartFailure,
     StartPayload, TraceReport,
 };
 use crate::printable::excerpt;
@@ -120,6 +128,11 @@ pub(crate) enum Input {
 /// What a job came to.
 #[derive(Debug)]
 pub(crate) enum Done {
+    /// When the run began that is told next to be launched, in milliseconds since
+    /// 1970.
+    Began { instance: Uuid, began: u64 },
+    /// It is about to be killed, for breaking a rule of its node.
+    Condemned { instance: Uuid, why: String },
     Launched {
         instance: Uuid,
         result: Result<Handle, LaunchError>,
@@ -146,6 +159,7 @@ pub(crate) enum Done {
 pub(crate) enum Action {
     Send(Frame),
     Job(Job),
+    Stream(StreamOrder),
     /// Tell whoever looks after the machine.
     Evacuated(NextState),
 }
@@ -164,6 +178,8 @@ pub(crate) enum Job {
     Remove {
         instance: Uuid,
         driver: Option<Arc<dyn Driver>>,
+        /// The volumes that go with it.
+        ephemeral: Vec<Uuid>,
     },
     Volume {
         instance: Uuid,
@@ -201,12 +217,20 @@ pub(crate) struct LaunchJob {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) payload: Arc<StartPayload>,
     pub(crate) record: Record,
-    /// A START, whose remains are removed when it fails; not a RESTART.
-    pub(crate) fresh: bool,
+    pub(crate) origin: Origin,
     pub(crate) user: String,
     /// To attach before it starts, and whether each may be made.
     pub(crate) volumes: Vec<(Uuid, bool)>,
     pub(crate) cancel: Cancel,
+}
+
+/// What a launch comes from, as it has to be written down.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// A START, as it was received; its remains are removed when it fails.
+    Start(Bytes),
+    /// An instance that was there before, and what is new in it.
+    Again(Option<Box<Restart>>),
 }
 
 /// A volume to attach or detach.
@@ -231,6 +255,15 @@ struct Instance {
     usage: Usage,
     /// It is started again, and the last STATS told that it had ended.
     restart_untold: bool,
+    /// When its run began, or was found.
+    since: Instant,
+    /// When it is started again by its policy, which its record knows as well.
+    restart_at: Option<Instant>,
+    /// Until when it is kept, now that it has ended; `None` where it is not to
+    /// be deleted.
+    kept_until: Option<Instant>,
+    /// The disk that it uses was measured after its end, and needs no second look.
+    is_measured: bool,
     /// Ends its launch.
     cancel: Cancel,
 }
@@ -307,6 +340,11 @@ pub(crate) struct Control {
     /// The status that was sent last, with its payload.
     announced: Option<Frame>,
     tenants: Tenants,
+    /// Instances whose output somebody follows, or has followed.
+    followed: BTreeSet<Uuid>,
+    /// When STATS are due that tell of a change, with the figures that are there.
+    report_due: Option<Instant>,
+    /// When the node is measured, and STATS tell the figures.
     stats_due: Instant,
     measuring_since: Option<Instant>,
     actions: Vec<Action>,
@@ -332,6 +370,8 @@ impl Control {
             retry_due: now,
             announced: None,
             tenants: Tenants::default(),
+            followed: BTreeSet::new(),
+            report_due: None,
             stats_due: now,
             measuring_since: None,
             actions: Vec::new(),
@@ -346,7 +386,10 @@ impl Control {
         self.now = now;
         match input {
             Input::Connected { configuration } => self.connected(now, configuration),
-            Input::Disconnected => self.connected = false,
+            Input::Disconnected => {
+                self.connected = false;
+                self.actions.push(Action::Stream(StreamOrder::CloseAll));
+            }
             Input::Frame(frame) => self.frame(now, &frame),
             Input::Unsent(frame) => self.unsent(now, frame),
             Input::Done(done) => self.done(now, done),
@@ -365,6 +408,7 @@ impl Control {
                         "back in service"
                     }
                 );
+                self.save_node(None);
                 self.announce(true);
                 self.stats_soon(now);
             }
@@ -373,6 +417,7 @@ impl Control {
         self.check_evacuated(now);
         self.sync_tenants();
         self.tick(now);
+        self.sync_streams();
     }
 
     /// What is to be done since the last call, in this order.
@@ -386,17 +431,22 @@ impl Control {
             Some(since) => since + PATIENCE,
             None => self.stats_due,
         };
+        let may_restart = self.may_restart();
         let deadline = |instance: &Instance| match instance.phase {
             Phase::Terminating {
                 deadline,
                 hung: false,
                 ..
             } => Some(deadline),
+            Phase::Stopped if instance.restart_at.is_some() => instance.restart_at.filter(|_| may_restart),
+            Phase::Stopped => instance.kept_until,
             _ => None,
         };
         let ends = self.instances.values().filter_map(deadline);
         let retry = (self.connected && !self.held.is_empty()).then_some(self.retry_due);
-        ends.chain(retry).chain([stats]).min().unwrap_or(stats)
+        let report = self.report_due.filter(|_| self.connected);
+        let all = ends.chain(retry).chain(report).chain([stats]);
+        all.min().unwrap_or(stats)
     }
 
     /// How many instances there are and run.
@@ -415,7 +465,7 @@ impl Control {
         self.send_held();
         // A concentrator may have forgotten.
         self.tenants.forget();
-        self.stats_due = now;
+        self.report_due = Some(now);
     }
 
     fn unsent(&mut self, now: Instant, frame: Frame) {
@@ -469,6 +519,16 @@ impl Control {
 
     fn done(&mut self, now: Instant, done: Done) {
         match done {
+            Done::Began { instance, began } => {
+                if let Some(instance) = self.instances.get_mut(&instance) {
+                    instance.record.started = began;
+                }
+            }
+            Done::Condemned { instance, why } => {
+                if let Some(instance) = self.instances.get_mut(&instance) {
+                    instance.record.detail = excerpt(why).to_string();
+                }
+            }
             Done::Launched { instance, result } => {
                 match result {
                     Ok(handle) => self.launched(now, instance, &handle),
@@ -477,7 +537,7 @@ impl Control {
                 self.stats_soon(now);
             }
             Done::Removed { instance, result } => {
-                self.removed(instance, result);
+                self.removed(now, instance, result);
                 self.stats_soon(now);
             }
             Done::Volume { instance, op, result } => {

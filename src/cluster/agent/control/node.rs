@@ -22,9 +22,10 @@ use crate::Role;
 use crate::cluster::machine::Facts;
 use crate::cluster::scheduler::placement::Needs;
 use crate::cluster::subnet::Subnet;
+use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::payload::{
     Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, TenantRemoved,
-    subnet_key,
+    subnet_key, timestamp,
 };
 use crate::proto::{Frame, Status};
 
@@ -80,15 +81,22 @@ impl Control {
         let mem = !self.launcher.mem_limit || fits(needs.mem_mb, capacity.mem_available);
         // A stopped instance has its disk, and its place in the list.
         let disk = for_restart || !self.launcher.disk_limit || fits(needs.disk_mb, capacity.disk_available);
-        let place = for_restart || self.instances.len() < self.settings.max_instances;
+        let place = for_restart || self.places_taken() < self.settings.max_instances;
         mem && disk && place && (for_restart || !self.is_full())
+    }
+
+    /// How many instances count: not those that have ended and will be deleted,
+    /// of which there is a bound of its own.
+    fn places_taken(&self) -> usize {
+        let instances = self.instances.values();
+        instances.filter(|instance| !instance.is_retained()).count()
     }
 
     pub(super) fn is_full(&self) -> bool {
         let capacity = self.capacity();
         let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
         let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
-        self.instances.len() >= self.settings.max_instances
+        self.places_taken() >= self.settings.max_instances
             || (self.launcher.mem_limit && low(capacity.mem_available, self.settings.mem_mb))
             || (self.launcher.disk_limit && low(capacity.disk_available, self.settings.disk_mb))
     }
@@ -154,11 +162,17 @@ impl Control {
         }
     }
 
+    /// STATS are to tell of a change. Nothing is measured for that: what a node
+    /// has to say of its instances must not wait for their disks.
     pub(super) fn stats_soon(&mut self, now: Instant) {
-        self.stats_due = self.stats_due.min(now + SETTLE);
+        let due = now + SETTLE;
+        self.report_due = Some(self.report_due.map_or(due, |before| before.min(due)));
     }
 
     pub(super) fn stats_tick(&mut self, now: Instant) {
+        if self.report_due.is_some_and(|due| now >= due) {
+            self.send_stats();
+        }
         match self.measuring_since {
             Some(since) if now >= since + PATIENCE => {
                 // A file system that doesn't answer, say.
@@ -175,8 +189,13 @@ impl Control {
                     .iter()
                     .map(|d| (Arc::clone(d), Vec::new()))
                     .collect();
-                for instance in self.instances.values() {
+                for instance in self.instances.values_mut() {
                     let Some(driver) = &instance.driver else { continue };
+                    let is_running = instance.is_running();
+                    // What has ended changes no more.
+                    if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
+                        continue;
+                    }
                     let needs = needs(instance);
                     let subject = Subject {
                         place: instance.place.clone(),
@@ -235,7 +254,8 @@ impl Control {
 
     pub(super) fn send_stats(&mut self) {
         if self.connected {
-            let frame = Frame::of(&self.stats());
+            self.report_due = None;
+            let frame = readable(self.stats());
             self.actions.push(Action::Send(frame));
             for instance in self.instances.values_mut() {
                 instance.restart_untold = false;
@@ -397,7 +417,43 @@ fn less(available: i64, promised: i64) -> i64 {
     }
 }
 
+/// STATS in a frame that can be read: where they are too long, because of many
+/// instances, what people have said of them is left out first, and then all that
+/// is not needed to know how things are.
+fn readable(mut stats: Stats) -> Frame {
+    let mut frame = Frame::of(&stats);
+    for keeps_names in [true, false] {
+        if frame.payload_bytes().len() <= MAX_DOCUMENT_LEN {
+            break;
+        }
+        for instance in &mut stats.instances {
+            let whole = std::mem::take(instance);
+            *instance = match keeps_names {
+                true => InstanceStats {
+                    labels: BTreeMap::new(),
+                    detail: String::new(),
+                    ..whole
+                },
+                false => InstanceStats {
+                    name: String::new(),
+                    started: String::new(),
+                    ended: String::new(),
+                    ..whole
+                },
+            };
+        }
+        frame = Frame::of(&stats);
+    }
+    frame
+}
+
 fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
+    let record = &instance.record;
+    let start = instance.start.as_ref().map(|start| &start.start);
+    // Of a launch, the record still tells of the run before.
+    let run = !matches!(instance.phase, Phase::Launching { .. });
+    let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
+    let is_over = matches!(instance.phase, Phase::Stopped | Phase::Removing);
     let state = match instance.phase {
         Phase::Launching { .. } => InstanceState::Pending,
         Phase::Active => InstanceState::Active,
@@ -409,10 +465,19 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     InstanceStats {
         instance_uuid: id.into(),
         state,
+        restarts: instance.record.restarts.into(),
         memory_usage_mb: instance.usage.memory_mb,
         disk_usage_mb: instance.usage.disk_mb,
         cpu_usage: instance.usage.cpu_percent,
         volumes: instance.volumes.iter().map(|volume| Id::from(*volume)).collect(),
+        name: start.map(|start| start.name.clone()).unwrap_or_default(),
+        labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
+        started: time(record.started),
+        ended: time(record.ended),
+        exit_code: if is_over { record.exit_code.into() } else { -1 },
+        exit_signal: if is_over { record.exit_signal.into() } else { 0 },
+        out_of_memory: is_over && record.out_of_memory,
+        detail: if run { record.detail.clone() } else { String::new() },
         ..InstanceStats::default()
     }
 }

@@ -10,7 +10,7 @@ use super::{Control, Job, MAX_VOLUME_OPS, Phase, VolumeOp};
 use crate::cluster::agent::driver::{VolumeError, VolumeFault};
 use crate::payload::{
     AttachVolume, AttachVolumeFailure, AttachVolumeFailureReason, DetachVolume, DetachVolumeFailure,
-    DetachVolumeFailureReason, Error, Id,
+    DetachVolumeFailureReason, Error, Id, Start,
 };
 use crate::proto::Frame;
 
@@ -161,6 +161,15 @@ impl Control {
             });
         }
     }
+}
+
+/// The volumes that go with an instance.
+pub(crate) fn ephemeral(start: &Start) -> Vec<Uuid> {
+    let go = start
+        .storage
+        .iter()
+        .filter(|storage| storage.ephemeral && !storage.boot);
+    go.filter_map(|storage| storage.id.uuid()).collect()
 }
 
 /// Why a volume is not attached or detached.

@@ -35,6 +35,7 @@ use uuid::Uuid;
 pub use self::process::ProcessDriver;
 pub use self::qemu::QemuDriver;
 pub use self::simulate::SimulateDriver;
+pub(super) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
 use crate::payload::{RestartFailureReason, Start, StartFailureReason, StartPayload};

@@ -14,12 +14,12 @@ use uuid::Uuid;
 use super::session::{Dialer, Session};
 use super::{Counts, FleetConfig, Stop, now};
 use crate::Role;
-use crate::cluster::agent::control::{Action, Control, Done, Input, Job, Settings};
+use crate::cluster::agent::control::{Action, Control, Done, Input, Job, Settings, StreamOrder};
 use crate::cluster::agent::driver::{Driver, EndSink, Ended, Launch, Running, SimulateDriver};
 use crate::cluster::agent::policy::Policy;
 use crate::cluster::agent::store;
 use crate::cluster::machine::Facts;
-use crate::proto::Frame;
+use crate::proto::{Frame, StreamEndReason, StreamEnded};
 
 /// The longest pause before an agent that has no session connects again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -221,6 +221,12 @@ impl Member {
                     Action::Send(frame) => outgoing.push(frame),
                     // There is no machine to look after.
                     Action::Evacuated(_) => {}
+                    Action::Stream(StreamOrder::Open { open, .. }) => {
+                        let text = "a simulated instance writes nothing";
+                        let ended = StreamEnded::new(open.stream, StreamEndReason::NOT_SUPPORTED, text);
+                        outgoing.push(ended.frame());
+                    }
+                    Action::Stream(_) => {}
                     Action::Job(job) => inputs.extend(self.job(job, shared).map(Input::Done)),
                 }
             }

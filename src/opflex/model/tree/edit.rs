@@ -13,7 +13,36 @@ use crate::opflex::one_or_many::{self, OneOrMany};
 /// Tells what is not to be deleted.
 type Spare<'a> = &'a dyn Fn(&Uri) -> bool;
 
+/// A change of a tree, from the outside.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Edit {
+    /// Put objects in, in place of those with their URIs; their other children
+    /// stay. See [`Tree::merge`].
+    Merge(Vec<ManagedObject>),
+    /// Put objects in, in place of those with their URIs and everything below
+    /// them. See [`Tree::replace`].
+    Replace(Vec<ManagedObject>),
+    /// Make these objects all there is. See [`Tree::replace_all`].
+    Reload(Vec<ManagedObject>),
+    /// Remove objects with everything below them. See [`Tree::delete`].
+    Delete(Vec<Uri>),
+    /// Remove objects with everything below them and put others in: what goes
+    /// and comes again stays. See [`Tree::update`].
+    Update(Vec<Uri>, Vec<ManagedObject>),
+}
+
 impl Tree {
+    /// Makes a change, or nothing of it.
+    pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
+        match edit {
+            Edit::Merge(objects) => self.merge(objects),
+            Edit::Replace(objects) => self.replace(objects),
+            Edit::Reload(objects) => self.replace_all(objects),
+            Edit::Delete(uris) => Ok(self.delete(&uris)),
+            Edit::Update(delete, merge) => self.update(&delete, Vec::new(), merge),
+        }
+    }
+
     /// Puts objects in, in place of those with their URIs; their children are
     /// added to those that are there (draft 4.2.6, `merge_children`).
     pub fn merge(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {

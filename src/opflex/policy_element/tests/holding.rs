@@ -1,6 +1,6 @@
 //! Resolves, declarations and reports: told, repeated, refreshed, taken back.
 
-use super::super::{ElementLimits, ReferenceId, Subject};
+use super::super::{ElementLimits, ReferenceId, Store};
 use super::*;
 use crate::opflex::message::ErrorCode;
 use crate::opflex::model::{ChangeKind, Ident, ManagedObject, Target};
@@ -79,7 +79,7 @@ fn a_resolve_is_sent_once_and_its_result_is_told() {
     assert_eq!(
         world.events[0],
         ElementEvent::Resolved {
-            what: Subject::Policy,
+            what: Store::Policy,
             subject: "class".into(),
             target: uri("/a/").into(),
             found: true,

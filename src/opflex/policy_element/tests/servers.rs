@@ -57,7 +57,7 @@ fn bootstrap_through_a_server_that_knows_only_the_others() {
 
     world.fail("b:1");
     assert_eq!(world.element.health(), Health::Degraded);
-    // The other one still names it, so it is not given up.
+    // The other one still names it: it is dialled now and then, and not missed.
     for _ in 0..10 {
         world.pass(25.0);
         world.say(
@@ -67,6 +67,7 @@ fn bootstrap_through_a_server_that_knows_only_the_others() {
         world.fail("b:1");
     }
     assert_eq!(world.dialling("any:1"), None);
+    assert_eq!(world.element.health(), Health::Healthy);
 
     world.fail("c:1");
     assert_eq!(world.element.health(), Health::Down);
@@ -124,23 +125,33 @@ fn servers_that_name_each_other_and_not_themselves_get_a_rest() {
 }
 
 #[test]
-fn a_server_of_the_draft_may_leave_itself_out_of_its_list() {
-    let mut world = World::new(settings(&["a:1"]));
-    let connection = world.dialling("a:1").unwrap();
+fn a_server_is_used_under_the_address_that_it_gives_itself() {
+    let mut world = World::new(settings(&["127.0.0.1:1"]));
+    let connection = world.dialling("127.0.0.1:1").unwrap();
     world.act(|element, now, actions| element.connected(connection, now, actions));
+    // What is more than the others are is no reason to stay.
     world.say(
         connection,
         &json!({"id": ["send_identity", 1], "result": {
-            "name": "pr", "domain": "default", "my_role": ["policy_repository"],
-            "peers": [{"role": ["observer"], "connectivity_info": "ob:1"}],
+            "name": "pr", "domain": "default", "my_role": ["policy_repository", "observer"],
+            "peers": [{"role": ["policy_repository"], "connectivity_info": "localhost:1"}],
         }}),
     );
     world.pass(0.0);
+    assert_eq!(world.closed[&connection], CloseReason::NotInItsList);
+    world.accept("localhost:1", &ALL, &["localhost:1"]);
     assert_eq!(
         states(&world),
-        [("a:1", PeerState::Ready), ("ob:1", PeerState::Connecting)]
+        [
+            ("127.0.0.1:1", PeerState::Parked),
+            ("localhost:1", PeerState::Ready)
+        ]
     );
+    assert_eq!(world.element.health(), Health::Healthy);
+}
 
+#[test]
+fn a_server_that_lists_nobody_is_used_for_what_it_is() {
     let mut world = World::new(settings(&["a:1"]));
     world.accept("a:1", &["policy_repository"], &[]);
     assert_eq!(states(&world), [("a:1", PeerState::Ready)]);

@@ -41,6 +41,11 @@ fn ep(text: &str, value: i64) -> ManagedObject {
     object("ep", text, value)
 }
 
+/// An endpoint of two objects.
+fn with_ip(value: i64) -> [ManagedObject; 2] {
+    [ep("/ep/1/", value), object("ip", "/ep/1/ip/a/", 1)]
+}
+
 fn known(world: &World) -> Vec<String> {
     world
         .server
@@ -63,12 +68,7 @@ fn who_resolved_an_endpoint_is_told_when_it_comes_changes_and_goes() {
     let (pe, asker) = (world.element("pe1"), world.element("pe2"));
     assert_eq!(resolve(&mut world, asker, "/ep/1/"), json!([]));
 
-    declare(
-        &mut world,
-        pe,
-        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
-        60,
-    );
+    declare(&mut world, pe, &with_ip(1), 60);
     let told = update(&mut world, asker);
     assert_eq!(
         (uris(&told["replace"]), &told["delete"]),
@@ -76,12 +76,7 @@ fn who_resolved_an_endpoint_is_told_when_it_comes_changes_and_goes() {
     );
     assert!(told.get("merge_children").is_none());
 
-    declare(
-        &mut world,
-        pe,
-        &[ep("/ep/1/", 2), object("ip", "/ep/1/ip/a/", 1)],
-        60,
-    );
+    declare(&mut world, pe, &with_ip(2), 60);
     assert_eq!(
         uris(&update(&mut world, asker)["replace"]),
         ["/ep/1/", "/ep/1/ip/a/"]
@@ -266,12 +261,7 @@ fn the_registry_takes_only_so_much() {
 fn no_element_removes_what_another_one_declared() {
     let mut world = keep();
     let (a, b) = (world.element("a"), world.element("b"));
-    declare(
-        &mut world,
-        a,
-        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
-        60,
-    );
+    declare(&mut world, a, &with_ip(1), 60);
     declare(&mut world, a, &[ep("/other/2/", 1)], 60);
     let all = known(&world);
     // What nobody declared, above the endpoints of others and in them.
@@ -302,12 +292,7 @@ fn no_element_removes_what_another_one_declared() {
 fn an_endpoint_below_another_elements_stays_when_that_one_changes_or_goes() {
     let mut world = keep();
     let (a, b) = (world.element("a"), world.element("b"));
-    declare(
-        &mut world,
-        a,
-        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
-        60,
-    );
+    declare(&mut world, a, &with_ip(1), 60);
     declare(&mut world, b, &[object("vm", "/ep/1/vm/b/", 1)], 60);
     declare(&mut world, a, &[ep("/ep/1/", 2)], 60);
     assert_eq!(known(&world), ["/ep/1/", "/ep/1/vm/b/"]);
@@ -321,12 +306,7 @@ fn an_endpoint_below_another_elements_stays_when_that_one_changes_or_goes() {
 fn a_part_of_an_endpoint_is_replaced_by_its_element_alone() {
     let mut world = keep();
     let (a, b) = (world.element("a"), world.element("b"));
-    declare(
-        &mut world,
-        a,
-        &[ep("/ep/1/", 1), object("ip", "/ep/1/ip/a/", 1)],
-        60,
-    );
+    declare(&mut world, a, &with_ip(1), 60);
     let part = json!([{"endpoint": [object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);
     assert_eq!(code(&world.ask(b, "endpoint_declare", part)), "ERROR");
     let around = json!([{"endpoint": [ep("/ep/", 2), object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);

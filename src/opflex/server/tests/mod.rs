@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Action, ServerCore, Settings};
 use crate::opflex::message::Decoder;
-use crate::opflex::model::{ManagedObject, Uri};
+use crate::opflex::model::{Edit, ManagedObject, Uri};
 use crate::opflex::peer::{CloseReason, ConnectionId};
 
 /// No message at all.
@@ -46,7 +46,8 @@ impl World {
         self.clients += 1;
         let connection = ConnectionId(self.clients);
         self.act(|server, now, actions| {
-            server.connected(connection, Some("10.0.0.9:8009".into()), now, actions)
+            let dialled = Some("10.0.0.9:8009".into());
+            server.connected(connection, "10.0.0.1:40000".into(), dialled, now, actions)
         });
         self.heard(connection);
         connection
@@ -125,15 +126,17 @@ impl World {
     }
 
     pub(super) fn put(&mut self, objects: Vec<ManagedObject>) {
-        self.act(|server, now, actions| drop(server.merge_policy(objects, now, actions).unwrap()));
+        self.act(|server, now, actions| drop(server.edit(Edit::Merge(objects), now, actions).unwrap()));
     }
 
     pub(super) fn replace(&mut self, objects: Vec<ManagedObject>) {
-        self.act(|server, now, actions| drop(server.replace_policy(objects, now, actions).unwrap()));
+        self.act(|server, now, actions| drop(server.edit(Edit::Replace(objects), now, actions).unwrap()));
     }
 
     pub(super) fn delete(&mut self, text: &str) {
-        self.act(|server, now, actions| drop(server.delete_policy(&[uri(text)], now, actions)));
+        self.act(|server, now, actions| {
+            drop(server.edit(Edit::Delete(vec![uri(text)]), now, actions).unwrap())
+        });
     }
 
     pub(super) fn act(&mut self, call: impl FnOnce(&mut ServerCore, Instant, &mut Vec<Action>)) {

@@ -46,11 +46,12 @@ fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
     );
     assert_eq!(resolve(&mut world, client, "/class4/missing/", 7200), json!([]));
     let other = json!([{"subject": "class5", "policy_uri": "/class4/test/", "prr": 7200}]);
+    // A typing error would go unseen for ever.
     assert_eq!(
-        world.ask(client, "policy_resolve", other)["result"],
-        json!({"policy": []})
+        world.ask(client, "policy_resolve", other)["error"]["message"],
+        "/class4/test/ is of the class \"class4\", not \"class5\""
     );
-    assert_eq!(world.server.sessions()[0].counters.unavailable, 2);
+    assert_eq!(world.server.sessions()[0].counters.unavailable, 1);
 }
 
 #[test]
@@ -310,7 +311,7 @@ fn a_reload_tells_only_what_differs() {
         object("class4", "/class4/test/", "v0"),
         object("class4", "/class4/other/", 1),
     ];
-    world.act(|server, now, actions| drop(server.reload_policy(objects, now, actions).unwrap()));
+    world.act(|server, now, actions| drop(server.edit(Edit::Reload(objects), now, actions).unwrap()));
     assert_eq!(
         uris(&update(&mut world, a)["delete"]),
         ["/class4/test/class6/test2/"]
@@ -324,7 +325,7 @@ fn what_stays_below_something_that_goes_is_told_anew() {
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
     let child = object("class6", "/class4/test/class6/test2/", "v0-child");
-    world.act(|server, now, actions| drop(server.reload_policy(vec![child], now, actions).unwrap()));
+    world.act(|server, now, actions| drop(server.edit(Edit::Reload(vec![child]), now, actions).unwrap()));
     let told = update(&mut world, client);
     assert_eq!(
         (uris(&told["delete"]), uris(&told["replace"])),
@@ -455,13 +456,13 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
     }
     let mut tree = crate::opflex::model::Tree::new();
     for told in world.told(client) {
-        let update: crate::opflex::message::PolicyUpdate = match told.get("result") {
+        let update: crate::opflex::message::Update = match told.get("result") {
             Some(result) => serde_json::from_value(json!({"replace": result["policy"]})).unwrap(),
             None => serde_json::from_value(told["params"][0].clone()).unwrap(),
         };
         let delete: Vec<Uri> = update.delete.into_iter().map(|gone| gone.uri).collect();
-        tree.update(&delete, update.replace, update.merge_children)
-            .unwrap();
+        let merge = update.merge_children.unwrap_or_default();
+        tree.update(&delete, update.replace, merge).unwrap();
     }
     assert_eq!(tree.to_objects(), world.server.policy().to_objects());
     assert_eq!(tree.len(), all.len());
@@ -542,7 +543,7 @@ fn a_model_file_refuses_unknown_classes() {
     assert!(
         world
             .server
-            .merge_policy(vec![object], world.now, &mut actions)
+            .edit(Edit::Merge(vec![object]), world.now, &mut actions)
             .is_err()
     );
 }

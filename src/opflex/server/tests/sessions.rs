@@ -12,7 +12,7 @@ fn world() -> World {
 fn the_server_sends_an_echo_at_once() {
     let mut world = world();
     let connection = ConnectionId(1);
-    world.act(|server, now, actions| server.connected(connection, None, now, actions));
+    world.act(|server, now, actions| server.connected(connection, "a:1".into(), None, now, actions));
     assert_eq!(
         world.heard(connection),
         [json!({"id": ["echo", 0], "method": "echo", "params": [0]})]
@@ -84,7 +84,9 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
     });
     let mut world = World::new(settings);
     let client = ConnectionId(77);
-    world.act(|server, now, actions| server.connected(client, Some("[::1]:18031".into()), now, actions));
+    world.act(|server, now, actions| {
+        server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now, actions)
+    });
     world.heard(client);
     let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
     let peers = answer["result"]["peers"].as_array().unwrap();

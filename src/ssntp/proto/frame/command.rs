@@ -1,4 +1,4 @@
-//! COMMAND frames (protocol.md, "COMMAND (type 0x0)").
+//! COMMAND frames (docs/protocol.md, "COMMAND").
 
 super::operand::operand! {
     /// The operand of a COMMAND frame. Unknown values survive.
@@ -31,5 +31,11 @@ super::operand::operand! {
         0xc RESTORE = "Restore";
         /// Tell a concentrator of its peers.
         0xd REFRESH_CNCI = "RefreshCNCI";
+        /// Ours: send what an instance writes.
+        0x40 OPEN_STREAM = "OpenStream";
+        /// Ours: more of it may be sent.
+        0x41 STREAM_CREDIT = "StreamCredit";
+        /// Ours: no more of it is wanted.
+        0x42 CLOSE_STREAM = "CloseStream";
     }
 }

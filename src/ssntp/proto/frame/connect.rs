@@ -1,5 +1,5 @@
 //! CONNECT and CONNECTED, the two frames of the handshake
-//! (protocol.md, "Handshake").
+//! (docs/protocol.md, "Handshake").
 
 use bytes::Bytes;
 use uuid::Uuid;

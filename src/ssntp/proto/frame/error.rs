@@ -1,4 +1,4 @@
-//! ERROR frames (protocol.md, "ERROR (0x4)").
+//! ERROR frames (docs/protocol.md, "ERROR").
 
 super::operand::operand! {
     /// The operand of an ERROR frame. Unknown values survive.

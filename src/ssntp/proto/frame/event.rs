@@ -1,4 +1,4 @@
-//! EVENT frames (protocol.md, "EVENT (0x3)").
+//! EVENT frames (docs/protocol.md, "EVENT").
 
 super::operand::operand! {
     /// The operand of an EVENT frame. Unknown values survive.
@@ -23,5 +23,11 @@ super::operand::operand! {
         0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned";
         /// An instance stopped.
         0x9 INSTANCE_STOPPED = "InstanceStopped";
+        /// Ours: a stream stands.
+        0x40 STREAM_OPENED = "StreamOpened";
+        /// Ours: a piece of what an instance has written.
+        0x41 STREAM_DATA = "StreamData";
+        /// Ours: a stream is over.
+        0x42 STREAM_ENDED = "StreamEnded";
     }
 }

@@ -1,5 +1,5 @@
 //! The 8-byte header and what its type and operand bytes mean
-//! (protocol.md, "Header").
+//! (docs/protocol.md, "Header").
 
 use std::fmt;
 use std::str::FromStr;
@@ -134,6 +134,12 @@ impl FrameKind {
         )
     }
 
+    /// Whether the operand is one of those that are an application's own, see
+    /// [`Operands`](crate::proto::Operands).
+    pub const fn is_application(self) -> bool {
+        self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
+    }
+
     /// Every kind the protocol defines, by type, then operand.
     pub fn all() -> impl Iterator<Item = FrameKind> {
         FrameType::ALL.into_iter().flat_map(|t| {
@@ -163,17 +169,64 @@ impl fmt::Debug for FrameKind {
 impl FromStr for FrameKind {
     type Err = ParseKindError;
 
-    /// Reads an operand's name in any case: they are unique over all types.
+    /// Reads an operand's name in any case: they are unique over all types; or,
+    /// for one of an application, its type and number, as in `COMMAND/0x80`.
     fn from_str(text: &str) -> Result<Self, ParseKindError> {
+        if let Some(kind) = by_number(text) {
+            return Ok(kind);
+        }
         Self::all()
             .find(|kind| kind.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
-            .ok_or_else(|| ParseKindError(format!("{text:?} is not an operand of SSNTP")))
+            .ok_or_else(|| {
+                let near = nearest(text).map(|kind| format!(": is {kind} meant?"));
+                ParseKindError(format!(
+                    "{text:?} is not an operand of SSNTP{}",
+                    near.unwrap_or_default()
+                ))
+            })
     }
+}
+
+fn by_number(text: &str) -> Option<FrameKind> {
+    let (frame_type, operand) = text.split_once('/')?;
+    let operand = u8::from_str_radix(operand.strip_prefix("0x")?, 16).ok()?;
+    let kind = FrameKind::new(frame_type.parse().ok()?, operand);
+    kind.is_application().then_some(kind)
+}
+
+/// The operand whose name a text misspells, if it is near enough to one: at most
+/// a third of its letters are wrong.
+fn nearest(text: &str) -> Option<FrameKind> {
+    let text = text.to_ascii_lowercase();
+    // No name is that long, and the comparison takes time by the square of it.
+    if text.len() > 40 {
+        return None;
+    }
+    let distance = |kind: FrameKind| edits(&text, &kind.name()?.to_ascii_lowercase());
+    let best = FrameKind::all().filter_map(|kind| Some((distance(kind)?, kind)));
+    let (edits, kind) = best.min_by_key(|(edits, _)| *edits)?;
+    (edits * 3 <= text.len().max(3)).then_some(kind)
+}
+
+/// How many letters have to be put in, left out or replaced to make one text of
+/// the other.
+fn edits(one: &str, other: &str) -> Option<usize> {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.bytes().enumerate() {
+        let mut diagonal = at;
+        row[0] = at + 1;
+        for (to, same) in other.bytes().map(|o| o == letter).enumerate() {
+            let replaced = diagonal + usize::from(!same);
+            diagonal = row[to + 1];
+            row[to + 1] = replaced.min(row[to] + 1).min(diagonal + 1);
+        }
+    }
+    row.last().copied()
 }
 
 /// A text that names no frame type or operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseKindError(pub(super) String);
+pub struct ParseKindError(String);
 
 impl fmt::Display for ParseKindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

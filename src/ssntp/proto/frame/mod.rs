@@ -14,6 +14,7 @@
 //! | `command`, `status`, `event`, `error` | the operands of each type |
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
+//! | `stream` | what instances write: [`OpenStream`], [`StreamData`] … |
 //!
 //! All integers are big-endian; a UUID is its 16 raw bytes.
 
@@ -24,6 +25,7 @@ mod event;
 mod header;
 mod operand;
 mod status;
+mod stream;
 mod trace;
 
 use bytes::Bytes;
@@ -34,6 +36,10 @@ pub use self::error::ErrorCode;
 pub use self::event::Event;
 pub use self::header::{FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MINOR, ParseKindError, TRACE_FLAG};
 pub use self::status::Status;
+pub use self::stream::{
+    MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, MAX_STREAM_TEXT, OpenStream, Outputs, StreamCredit, StreamData,
+    StreamEndReason, StreamEnded, close_stream, stream_of, stream_opened,
+};
 pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, MAX_TRACE_NODES, Trace, TraceNode};
 
 /// A frame of an established session: what it is, its payload, and its trace

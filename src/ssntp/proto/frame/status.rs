@@ -1,4 +1,4 @@
-//! STATUS frames (protocol.md, "STATUS (0x1)").
+//! STATUS frames (docs/protocol.md, "STATUS").
 
 super::operand::operand! {
     /// The operand of a STATUS frame. Unknown values survive.

@@ -1,5 +1,5 @@
 //! The trace block: where a frame has been and when
-//! (protocol.md, "Trace block").
+//! (docs/protocol.md, "Trace block").
 
 use std::fmt;
 use std::time::Duration;

@@ -16,7 +16,7 @@ pub(super) fn run(args: &Args, count: usize) -> Result<(), Failure> {
         return Err(Failure::usage("--count is for --driver simulate"));
     }
     let stop = Stop::install()?;
-    let (identity, trust, address) = args.connection.parts()?;
+    let (identity, trust, address) = args.connection.parts(&stop)?;
     let mut config = FleetConfig::new(identity, trust, address, count)
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into());

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 use ssntp::cluster::controller::{Change, Controller};
 
 use super::json;
-use super::list::{Complaints, ended};
+use super::list::ended;
 use super::options::Options;
+use crate::connection::Complaint;
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
@@ -23,10 +24,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let controller = Controller::start(options.config(true)?).map_err(Failure::new)?;
+    let controller = Controller::start(options.config(true, stop)?).map_err(Failure::new)?;
     let changes = controller.subscribe();
     let look = crossbeam_channel::tick(Duration::from_millis(500));
-    let mut complaints = Complaints::default();
+    let mut complaint = Complaint::default();
     loop {
         let first = crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
@@ -34,7 +35,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 if reader_is_gone() {
                     return Ok(());
                 }
-                complaints.tell(&controller);
+                complaint.tell(&controller.client());
                 continue;
             }
             recv(changes) -> change => change,

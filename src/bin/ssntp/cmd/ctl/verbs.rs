@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{ValueEnum, value_parser};
 use serde::de::IgnoredAny;
 use ssntp::cluster::controller::{CommandError, Controller, FindError, Order, View};
-use ssntp::payload::{AssignPublicIp, Configure, Id, NextState, ReleasePublicIp, yaml};
+use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
 use uuid::Uuid;
 
+use super::moves::Moves;
 use super::options::Options;
 use super::session::Session;
 use super::workload::WorkloadArgs;
@@ -29,7 +31,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    fn wait(self) -> bool {
+    pub(super) fn wait(self) -> bool {
         self.wait || !self.no_wait
     }
 }
@@ -47,13 +49,14 @@ pub(super) struct StartArgs {
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
     let mut workload = args.workload.workload()?;
-    // A node may be named by the beginning of its UUID; and an instance that is
-    // there already must not be taken for the one that is started.
-    let told = workload.is_named() || workload.node().is_some();
-    let session = match told {
-        true => Session::open_told(options, stop)?,
-        false => Session::open(options, stop)?,
-    };
+    // A node may be named by the beginning of its UUID; an instance that is there
+    // already must not be taken for the one that is started; and a scheduler
+    // without a node that could take it would answer at once that there is none.
+    let session = Session::open_told(options, stop)?;
+    if args.waiting.wait() {
+        let is_network = workload.is_for_network_nodes();
+        session.wait_for_node(move |node| if is_network { node.network } else { node.compute })?;
+    }
     if let Some(node) = workload.node() {
         let node = find(&session, |view| view.find_node(node))?;
         workload.set_node(node);
@@ -72,8 +75,11 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
 #[derive(Debug, clap::Args)]
 pub(super) struct InstancesArgs {
     /// The instances
-    #[arg(required = true, value_name = "INSTANCE")]
+    #[arg(required_unless_present = "all", value_name = "INSTANCE")]
     instances: Vec<String>,
+    /// All that the scheduler knows of
+    #[arg(long, conflicts_with = "instances")]
+    all: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -97,19 +103,12 @@ fn each(
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
-    // All of them are found before any of them is touched.
-    let mut instances = Vec::new();
-    for text in &args.instances {
-        let instance = find(&session, |view| {
-            let instance = view.find_instance(text)?;
-            Ok((instance, view.instance(instance).is_some()))
-        })?;
-        match instance {
-            (instance, true) if !instances.contains(&instance) => instances.push(instance),
-            (_, true) => {}
-            (instance, false) => return Err(Failure::new(CommandError::UnknownInstance(instance))),
-        }
-    }
+    let instances = match args.all {
+        true => session
+            .controller
+            .look(|view| view.instances().map(|instance| instance.uuid).collect()),
+        false => session.find_instances(&args.instances)?,
+    };
     let mut orders = Vec::new();
     for instance in instances {
         orders.push(command(&session.controller, instance).map_err(Failure::new)?);
@@ -156,6 +155,14 @@ pub(super) struct EvacuateArgs {
     /// What the node does once it is empty
     #[arg(long, value_enum, default_value_t = NextStateName::Maintenance)]
     next_state: NextStateName,
+    /// Kill instances that have not ended after so long [default: what its agent
+    /// gives them]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
+    deadline: Option<u32>,
+    /// Start elsewhere what can run elsewhere, once it has ended; what stays is
+    /// told with the reason
+    #[arg(long = "move")]
+    moves: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -179,8 +186,22 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
         NextStateName::Update => NextState::Update,
         NextStateName::Reboot => NextState::Reboot,
     };
-    let command = |controller: &Controller, node| controller.evacuate(node, next_state.clone());
-    node(options, stop, &args.node, args.waiting, command)
+    let deadline = args.deadline.unwrap_or(0);
+    let mut session = Session::open_told(options, stop)?;
+    session.allow(Duration::from_secs(deadline.into()));
+    let node = find(&session, |view| view.find_node(&args.node))?;
+    let moved = args.moves.then(|| Moves::begin(&session, node));
+    let order = session.controller.order(&Evacuate {
+        workload_agent_uuid: node.into(),
+        next_state,
+        deadline,
+        moves: args.moves,
+    });
+    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())?;
+    match moved {
+        Some(moved) if args.waiting.wait() => moved.finish(&session),
+        _ => Ok(()),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -347,7 +368,10 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
     }
 }
 
-fn find<T>(session: &Session<'_>, find: impl FnOnce(&View) -> Result<T, FindError>) -> Result<T, Failure> {
+pub(super) fn find<T>(
+    session: &Session<'_>,
+    find: impl FnOnce(&View) -> Result<T, FindError>,
+) -> Result<T, Failure> {
     session.controller.look(find).map_err(Failure::new)
 }
 

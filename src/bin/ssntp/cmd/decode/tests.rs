@@ -5,7 +5,10 @@ use std::io::Read;
 use proptest::prelude::*;
 use serde_json::json;
 use ssntp::Role;
-use ssntp::proto::{Command, Connect, Connected, Frame as Wire, Status, Trace};
+use ssntp::proto::{
+    Command, Connect, Connected, Frame as Wire, OpenStream, Outputs, Status, StreamData, StreamEndReason,
+    StreamEnded, Trace, close_stream,
+};
 use uuid::Uuid;
 
 use super::frame::Field;
@@ -64,6 +67,58 @@ fn a_conversation_is_read_frame_by_frame() {
     assert_eq!(
         field(trace, "payload").text.as_deref(),
         Some("14 bytes of text\nstart:\n  x: 1")
+    );
+}
+
+#[test]
+fn frames_of_streams_are_read_byte_by_byte() {
+    let (stream, instance) = (Uuid::from_u128(5), Uuid::from_u128(6));
+    let open = OpenStream {
+        stream,
+        instance,
+        outputs: Outputs::BOTH,
+        follow: true,
+        tail: Some(20),
+        credit: 100,
+    };
+    let data = StreamData {
+        stream,
+        output: Outputs::STDERR,
+        missing: true,
+        data: "a\nb\u{1b}".into(),
+    };
+    let ended = StreamEnded::new(stream, StreamEndReason::NO_INSTANCE, "gone");
+    let mut input = [open.frame(), close_stream(stream), data.frame(), ended.frame()]
+        .map(|frame| frame.encode())
+        .concat();
+    let read: Vec<Frame> = frames(&input).collect();
+    assert_eq!(problems(&input), [""; 0]);
+    let shown = |frame: &Frame, name: &str| {
+        let field = field(frame, name);
+        (
+            field.at - frame.at,
+            field.len,
+            field.text.clone().unwrap_or(field.value.to_string()),
+        )
+    };
+    assert_eq!(shown(&read[0], "instance"), (24, 16, format!("\"{instance}\"")));
+    assert_eq!(shown(&read[0], "outputs"), (40, 1, "0x3 both".to_owned()));
+    assert_eq!(shown(&read[0], "follow"), (41, 1, "yes".to_owned()));
+    assert_eq!(shown(&read[0], "lines"), (44, 4, "20".to_owned()));
+    assert_eq!(shown(&read[0], "credit"), (48, 4, "100".to_owned()));
+    assert_eq!(shown(&read[1], "stream"), (8, 16, format!("\"{stream}\"")));
+    assert_eq!(shown(&read[2], "output"), (24, 1, "0x2 stderr".to_owned()));
+    let text = "4 bytes of text\na\nb\\u{1b}".to_owned();
+    assert_eq!(shown(&read[2], "data"), (28, 4, text));
+    assert_eq!(shown(&read[3], "reason"), (24, 1, "0x1 no_instance".to_owned()));
+
+    // Cut off by its own length.
+    input = Wire::with_payload(Command::OPEN_STREAM, open.frame().payload_bytes().slice(..20))
+        .encode()
+        .to_vec();
+    assert_eq!(
+        problems(&input),
+        ["offset 0x18: the payload ends inside instance, with 4 of its 16 bytes"]
     );
 }
 

@@ -4,7 +4,10 @@ use std::io::{self, BufRead, Read};
 
 use serde_json::{Value, json};
 use ssntp::Role;
-use ssntp::proto::{FrameKind, FrameType, MAJOR, MAX_TRACE_LEN, MAX_TRACE_NODES, Status, TRACE_FLAG};
+use ssntp::proto::{
+    Command, Event, FrameKind, FrameType, MAJOR, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, MAX_TRACE_LEN,
+    MAX_TRACE_NODES, Outputs, Status, StreamEndReason, TRACE_FLAG,
+};
 use uuid::Uuid;
 
 use super::frame::{Field, Frame, Problem};
@@ -89,7 +92,7 @@ impl<'a> Walk<'a> {
         }
         if !frame_type.is_known() {
             self.problem(start + 2, format!("unknown type {frame_type}"));
-        } else if !kind.is_known() {
+        } else if !(kind.is_known() || kind.is_application()) {
             let what = format!("unknown operand {operand:#04x} of {frame_type}");
             self.problem(start + 3, what);
         }
@@ -214,11 +217,85 @@ impl<'a> Walk<'a> {
             self.beyond(length_at, "payload", announced, bytes.len());
             return None;
         }
+        if let Some(kind) = self.frame.kind.filter(|kind| kind.is_of_streams()) {
+            let mut block: &[u8] = &bytes;
+            let mut inside = Walk::new(&mut block, at);
+            (inside.end, inside.within) = (at + len, "the payload");
+            std::mem::swap(&mut inside.frame, &mut self.frame);
+            // Whatever was found is noted already.
+            let _ = inside.stream_fields(kind);
+            self.frame = inside.frame;
+            self.at += len;
+            return Some(());
+        }
         self.at += len;
+        self.content("payload", at, bytes);
+        Some(())
+    }
+
+    /// The payload of a frame of streams (docs/streams.md).
+    fn stream_fields(&mut self, kind: FrameKind) -> Option<()> {
+        let at = self.at;
+        if self.uuid("stream")?.is_nil() {
+            self.problem(at, "the stream is nil".to_owned());
+        }
+        if kind == Command::OPEN_STREAM {
+            self.uuid("instance")?;
+            self.outputs("outputs")?;
+            self.flag("follow")?;
+            self.number("lines")?;
+            self.number("credit")?;
+        } else if kind == Command::STREAM_CREDIT {
+            self.number("credit")?;
+        } else if kind == Event::STREAM_DATA {
+            self.outputs("output")?;
+            self.flag("missing")?;
+            let (at, len) = (self.at, self.end - self.at);
+            if len == 0 || len > MAX_STREAM_CHUNK {
+                self.problem(at, format!("{len} bytes of output, not 1 to {MAX_STREAM_CHUNK}"));
+            }
+            let data = self.take("data", len)?;
+            self.content("data", at, data);
+        } else if kind == Event::STREAM_ENDED {
+            let reason = StreamEndReason(self.byte("reason")?);
+            self.text(format!("{:#x} {reason}", reason.0));
+            let (at, len) = (self.at, self.end - self.at);
+            if len > MAX_STREAM_TEXT {
+                self.problem(at, format!("{len} bytes of text, more than {MAX_STREAM_TEXT}"));
+            }
+            if len > 0 {
+                let text = self.take("text", len)?;
+                self.content("text", at, text);
+            }
+        }
+        Some(())
+    }
+
+    /// A byte that says which outputs.
+    fn outputs(&mut self, name: &str) -> Option<()> {
+        let at = self.at;
+        let outputs = Outputs(self.byte(name)?);
+        self.text(format!("{:#x} {}", outputs.0, outputs.name()));
+        if outputs.0 & Outputs::BOTH.0 == 0 {
+            self.problem(at, "no output is named".to_owned());
+        }
+        Some(())
+    }
+
+    /// A byte whose lowest bit means something, and two that mean nothing.
+    fn flag(&mut self, name: &str) -> Option<()> {
+        let flag = self.byte(name)?;
+        self.text(if flag & 1 == 1 { "yes" } else { "no" }.to_owned());
+        self.take("reserved", 2).map(drop)
+    }
+
+    /// Bytes that may be text.
+    fn content(&mut self, name: &str, at: usize, bytes: Vec<u8>) {
+        let len = bytes.len();
         match String::from_utf8(bytes) {
             Ok(text) => {
                 let lines: Vec<_> = text.lines().map(printable).collect();
-                self.field("payload", at, json!(text));
+                self.field(name, at, json!(text));
                 self.text(format!("{len} bytes of text\n{}", lines.join("\n")));
             }
             Err(error) => {
@@ -228,11 +305,10 @@ impl<'a> Walk<'a> {
                     .iter()
                     .map(|byte| format!("{byte:02x}"))
                     .collect();
-                self.field("payload", at, json!(hex));
+                self.field(name, at, json!(hex));
                 self.text(format!("{len} bytes, no text from byte {valid} on\n{hex}"));
             }
         }
-        Some(())
     }
 
     /// Takes bytes for a field that is then noted by the caller.

@@ -44,7 +44,8 @@ use crate::signals::Stop;
 ///
 /// Starts a scheduler, agents, a network agent and a controller, with
 /// throw-away certificates; starts workloads, which are real processes, and a
-/// concentrator; stops, restarts, evacuates, restores; has one START fail;
+/// concentrator; stops, restarts, evacuates, restores; has one START fail, and one
+/// process, which its node starts again;
 /// shows the trace of another; and deletes everything. The exit code is 0 if
 /// every step was seen to happen. Needs nothing and leaves nothing behind.
 #[derive(Debug, clap::Args)]
@@ -64,7 +65,7 @@ pub(crate) struct Args {
 /// How long the table shows what a step has brought about.
 const PACE: Duration = Duration::from_secs(1);
 /// How many steps there are, about.
-const STEPS: u32 = 16;
+const STEPS: u32 = 17;
 
 impl Args {
     /// Where there is a table, each step stands for a moment; together they

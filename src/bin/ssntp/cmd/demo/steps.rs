@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use ssntp::client::ClientConfig;
-use ssntp::cluster::controller::{Change, Controller, ControllerConfig, Order, OrderError, Shown, View};
+use ssntp::cluster::controller::{
+    Change, Controller, ControllerConfig, Order, OrderError, Shown, StreamEvent, StreamRequest, View,
+};
 use ssntp::payload::{
     AssignPublicIp, FrameTrace, InstanceState, NextState, NodeStatus, Persistence, ReleasePublicIp,
-    Requirements, Start, VmType, timestamp,
+    Requirements, RestartPolicy, Start, VmType, timestamp,
 };
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp::proto::Outputs;
 use ssntp::{Role, transport::Address};
 use uuid::Uuid;
 
@@ -20,6 +23,7 @@ use super::screen::Screen;
 use super::watch::{LIMIT, Seen};
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
+use crate::output::printable;
 use crate::signals::Stop;
 
 /// How long what is left may take to be deleted after something went wrong.
@@ -31,8 +35,10 @@ const WORKLOAD_MEM: i64 = 64;
 const TOO_MUCH_MEM: i64 = 1_000_000;
 
 const WORKLOADS: [&str; 3] = ["web", "database", "batch"];
-/// A little work now and then, until it is told to end.
-const WORK: &str = "while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
+/// A line for the log, and a little work now and then, until it is told to end.
+const WORK: &str =
+    "echo hello from process $$; while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
+const FAILS_ONCE: &str = "test -e ran && exec sleep 1000; touch ran; exit 3";
 const PUBLIC_IP: &str = "198.51.100.20";
 const PRIVATE_IP: &str = "172.16.0.5";
 const CNCI_IP: &str = "10.0.0.33";
@@ -214,7 +220,10 @@ impl<'a> Demo<'a> {
         self.start_workloads()?;
         self.start_cnci()?;
         self.stop_and_restart()?;
+        self.show_log()?;
         self.evacuate_and_restore()?;
+        self.start_again()?;
+        self.end_by_itself()?;
         self.fail()?;
         self.show_trace()
     }
@@ -338,6 +347,33 @@ impl<'a> Demo<'a> {
         self.tell(format!("{called} was restarted"))
     }
 
+    /// What `ssntp ctl logs` prints.
+    fn show_log(&mut self) -> Seen {
+        let instance = self.first();
+        let request = StreamRequest {
+            tail: Some(1),
+            outputs: Outputs::STDOUT,
+            ..StreamRequest::default()
+        };
+        let stream = self.controller.stream(instance, request).map_err(Failure::new)?;
+        let mut log = Vec::new();
+        let ended = |_: &View| loop {
+            match stream.events().try_recv().ok()? {
+                StreamEvent::Data { bytes, .. } => log.extend(bytes),
+                StreamEvent::Ended(how) => return Some(how),
+                _ => {}
+            }
+        };
+        let ended = self.see("the end of a log", ended)?;
+        ended.map_err(Failure::new)?;
+        let said = String::from_utf8_lossy(&log);
+        let called = self.screen.called(instance);
+        self.tell(format!(
+            "the last line of {called}'s log, from its node: {}",
+            printable(said.trim_end())
+        ))
+    }
+
     fn evacuate_and_restore(&mut self) -> Seen {
         let first = self.first();
         let node = self
@@ -373,12 +409,79 @@ impl<'a> Demo<'a> {
         ))
     }
 
+    /// A process that fails once, and whose node starts it again by itself.
+    fn start_again(&mut self) -> Seen {
+        let instance = Uuid::new_v4();
+        let start = Start {
+            restart_policy: RestartPolicy::OnFailure,
+            requirements: Requirements {
+                mem_mb: WORKLOAD_MEM,
+                vcpus: 1,
+                ..Requirements::default()
+            },
+            ..process(instance, &["sh", "-c", FAILS_ONCE])
+        };
+        let order = self
+            .controller
+            .start_workload(&start.into())
+            .map_err(Failure::new)?;
+        self.done(&order)?;
+        let again = |view: &View| {
+            let instance = view.instance(instance)?;
+            (instance.state == InstanceState::Active && instance.stats.restarts == 1).then_some(())
+        };
+        self.see("a process that failed is started again", again)?;
+        let called = self.screen.called(instance);
+        self.tell(format!(
+            "a process, {called}, failed, and its node has started it again"
+        ))?;
+        let order = self.controller.delete(instance).map_err(Failure::new)?;
+        self.done(&order).map(drop)
+    }
+
     fn list(&self, instances: &[Uuid]) -> String {
         let called: Vec<_> = instances
             .iter()
             .map(|instance| self.screen.called(*instance))
             .collect();
         called.join(", ")
+    }
+
+    /// A workload that ends, and what is known of how; then one that cannot even
+    /// be started.
+    fn end_by_itself(&mut self) -> Seen {
+        let job = Uuid::new_v4();
+        self.screen.name(job, "job");
+        let start = Start {
+            name: "job".into(),
+            ..process(job, &["sh", "-c", "sleep 0.3; exit 3"])
+        };
+        let order = self
+            .controller
+            .start_workload(&start.into())
+            .map_err(Failure::new)?;
+        self.done(&order)?;
+        let ending = |view: &View| view.instance(job)?.ending().filter(|ending| ending.is_known());
+        let ending = self.see("a job has ended", ending)?;
+        let called = self.screen.called(job);
+        self.tell(format!("{called} has ended by itself: {ending}"))?;
+
+        let start = process(Uuid::new_v4(), &["/no/such/program"]);
+        let order = self
+            .controller
+            .start_workload(&start.into())
+            .map_err(Failure::new)?;
+        match self.settled(&order)? {
+            Err(OrderError::Failed(failure)) if !failure.detail.is_empty() => {
+                self.screen.step("a program that is not there does not start:")?;
+                self.screen.detail(failure)?;
+                self.pause()
+            }
+            Err(e) => Err(Failure::new(e).into()),
+            Ok(shown) => {
+                Err(Failure::new(format!("a program that is not there was started: {shown}")).into())
+            }
+        }
     }
 
     /// A START that fits nowhere.
@@ -463,7 +566,9 @@ impl<'a> Demo<'a> {
             ),
             format!("{ssntp} ctl nodes"),
             format!("{ssntp} ctl instances --watch"),
+            format!("{ssntp} ctl describe job"),
             format!("{ssntp} ctl start --count 3 --persistent -- sleep 1000"),
+            format!("{ssntp} ctl logs -f {instance}"),
             format!("{ssntp} ctl stop {instance}"),
             format!("{ssntp} ctl restart {instance}"),
             format!("{ssntp} ctl evacuate {node}"),

@@ -8,6 +8,8 @@ fn stored(id: Uuid, record: Option<Record>, start: Option<Start>) -> Stored {
         record,
         start: start.map(|start| Box::new(start.into())),
         volumes: BTreeSet::new(),
+        rebooted: false,
+        age: Duration::ZERO,
     }
 }
 
@@ -87,9 +89,9 @@ fn a_restarted_agent_takes_over_what_it_finds() {
     );
     stage.nothing::<Ready>();
     stage.end(ONE, 143);
-    assert_eq!(stage.kinds(), ["InstanceStopped", "MAINTENANCE"]);
+    assert_eq!(stage.kinds(), ["STATS", "InstanceStopped", "MAINTENANCE"]);
     let mut stage = adopting(Fake::default(), true, vec![]);
-    assert_eq!(stage.kinds(), ["MAINTENANCE"]);
+    assert_eq!(stage.kinds(), ["MAINTENANCE", "STATS"]);
 }
 
 /// Its agent died between writing it down and letting it run.

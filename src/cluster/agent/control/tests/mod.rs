@@ -6,13 +6,17 @@
 //! | `commands` | each command in each state, and its failures |
 //! | `instances` | from START to DELETE |
 //! | `node` | sessions, STATS, status, capacity, configuration, tenants |
+//! | `streams` | who reads what instances write |
 //! | `volumes` | AttachVolume and DetachVolume |
 //! | `adoption` | what a former agent left |
+//! | `life` | restarts by policy, retention |
 
 mod adoption;
 mod commands;
 mod instances;
+mod life;
 mod node;
+mod streams;
 mod volumes;
 
 use std::io;
@@ -94,6 +98,7 @@ struct Stage {
     sent: VecDeque<Frame>,
     jobs: VecDeque<Job>,
     evacuated: Vec<NextState>,
+    streams: Vec<StreamOrder>,
 }
 
 fn settings() -> Settings {
@@ -149,6 +154,7 @@ impl Stage {
             sent: VecDeque::new(),
             jobs: VecDeque::new(),
             evacuated: Vec::new(),
+            streams: Vec::new(),
         }
     }
 
@@ -175,6 +181,7 @@ impl Stage {
                 Action::Send(frame) => self.sent.push_back(frame),
                 Action::Job(job) => self.jobs.push_back(job),
                 Action::Evacuated(next) => self.evacuated.push(next),
+                Action::Stream(order) => self.streams.push(order),
             }
         }
     }

@@ -12,7 +12,11 @@ fn a_new_session_hears_the_status_then_what_waited_then_stats() {
     assert!(stage.sent.is_empty(), "no session stands");
     stage.connect();
     stage.measure();
-    assert_eq!(stage.kinds(), ["READY", "InstanceDeleted", "STATS"]);
+    assert_eq!(
+        stage.kinds(),
+        ["READY", "InstanceDeleted", "STATS", "STATS"],
+        "at once, and as measured"
+    );
 
     stage.feed(Input::Disconnected);
     stage.connect();
@@ -48,7 +52,7 @@ fn what_cannot_be_sent_is_tried_again_if_it_tells_of_an_event() {
 }
 
 #[test]
-fn stats_come_every_interval_and_soon_after_a_change() {
+fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
     let mut stage = Stage::new();
     assert_eq!(stage.control.next_deadline(), stage.control.stats_due);
     stage.pass(Duration::from_secs(29));
@@ -60,7 +64,12 @@ fn stats_come_every_interval_and_soon_after_a_change() {
 
     stage.run(&start(ONE));
     assert_eq!(stage.control.next_deadline(), stage.now + SETTLE);
+    stage.sent.clear();
     stage.pass(SETTLE);
+    let told: Stats = stage.next();
+    assert_eq!(told.instances[0].state, InstanceState::Active);
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Measure(_))));
+    stage.pass(Duration::from_secs(30));
     let subjects = stage.job(|job| match job {
         Job::Measure(by_driver) => Some(by_driver[0].1.clone()),
         _ => None,
@@ -201,6 +210,7 @@ fn what_comes_after_an_evacuation_is_told_once() {
     let node = NodeRecord {
         maintenance: true,
         next_state: NextState::Update,
+        offline: false,
     };
     let mut stage = Stage::offline(settings());
     stage.control.adopt(node, vec![], stage.now);
@@ -215,6 +225,7 @@ fn an_offline_node_says_so_and_keeps_reporting() {
     let mut stage = Stage::new();
     stage.feed(Input::ToggleOffline);
     assert_eq!(stage.kinds(), ["OFFLINE"]);
+    stage.jobs.clear();
     stage.measure();
     assert_eq!(stage.next::<Stats>().status, NodeStatus::Offline);
     stage.send(&evacuate());

@@ -110,6 +110,7 @@ use self::cgroup::Cgroups;
 pub(super) use self::enter::find_program;
 use self::measure::Sample;
 use self::order::Order;
+pub(in crate::cluster::agent) use self::procfs::boot_id;
 use self::procfs::{Life, Tree};
 use self::state::State;
 use self::watch::Watch;

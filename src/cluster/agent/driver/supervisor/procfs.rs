@@ -113,7 +113,7 @@ pub(super) fn signal(stat: &Stat, signal: Signal) {
 }
 
 /// What tells this boot from others; empty where the kernel doesn't say.
-pub(super) fn boot_id() -> String {
+pub(in crate::cluster::agent) fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
 }

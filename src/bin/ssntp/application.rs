@@ -1,0 +1,66 @@
+//! The frames of applications that a server passes on, or a client sends and takes.
+
+use std::str::FromStr;
+
+use ssntp::proto::{FrameKind, FrameType, Operands};
+
+use crate::failure::Failure;
+
+/// Frames beside the protocol's.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Applications {
+    /// Take frames of an application as well, by type, operand and a name, as in
+    /// EVENT/0x80=Scaled; the type COMMAND may be left out; with :request at the
+    /// end, they ask for answers; may be given several times
+    #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]", num_args = 1..)]
+    applications: Vec<Application>,
+}
+
+#[derive(Clone, Debug)]
+struct Application {
+    kind: FrameKind,
+    name: String,
+    asks: bool,
+}
+
+impl FromStr for Application {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, name) = text.split_once('=').ok_or("it is not [TYPE/]0xNN=NAME")?;
+        let (frame_type, operand) = match kind.split_once('/') {
+            Some((frame_type, operand)) => (frame_type.parse().map_err(|e| format!("{e}"))?, operand),
+            None => (FrameType::COMMAND, kind),
+        };
+        let operand = operand
+            .strip_prefix("0x")
+            .map(|digits| u8::from_str_radix(digits, 16));
+        let Some(Ok(operand)) = operand else {
+            return Err("the operand is a number from 0x80 to 0xfe".into());
+        };
+        let (name, asks) = match name.strip_suffix(":request") {
+            Some(name) => (name, true),
+            None => (name, false),
+        };
+        Ok(Self {
+            kind: FrameKind::new(frame_type, operand),
+            name: name.into(),
+            asks,
+        })
+    }
+}
+
+impl Applications {
+    /// What the library is to take.
+    pub(crate) fn operands(&self) -> Result<Operands, Failure> {
+        let mut all = self.applications.iter();
+        let all = all.try_fold(Operands::new(), |operands, application| {
+            let Application { kind, name, asks } = application;
+            match asks {
+                true => operands.request(*kind, name),
+                false => operands.application(*kind, name),
+            }
+        });
+        all.map_err(|e| Failure::usage(format!("--application: {e}")))
+    }
+}

@@ -1,0 +1,139 @@
+//! `ssntp context`: names servers, and how to reach them.
+
+use clap::Subcommand;
+use serde_json::json;
+use ssntp::pki::{Identity, Trust};
+
+use crate::connection::ServerArgs;
+use crate::context::{self, Contexts};
+use crate::failure::Failure;
+use crate::output::{Output, columns, printable};
+use crate::signals::Stop;
+
+/// Name a server and how to reach it, so that commands need no options
+///
+/// Whatever a command is not told by its options or SSNTP_CONNECT, SSNTP_CA and
+/// SSNTP_CERT it finds in the current context, or the one that --context or
+/// SSNTP_CONTEXT names.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Add(Add),
+    /// Make a context the current one
+    Use {
+        /// Its name
+        name: String,
+    },
+    /// Show the contexts
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget a context; its files stay
+    Remove {
+        /// Its name
+        name: String,
+    },
+}
+
+/// Add a context, or replace it
+///
+/// The first one becomes the current one.
+#[derive(Debug, clap::Args)]
+struct Add {
+    /// What to call it
+    name: String,
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Make it the current one
+    #[arg(long = "use")]
+    is_current: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let _stop = Stop::install()?;
+    match args.command {
+        Command::Add(add) => self::add(&add),
+        Command::Use { name } => Contexts::change(|contexts| {
+            let all = Contexts::load()?;
+            if !all.contexts.contains_key(&name) {
+                return Err(all.unknown(&name));
+            }
+            contexts.current = name;
+            Ok(())
+        }),
+        Command::List { json } => list(json),
+        Command::Remove { name } => remove(&name),
+    }
+}
+
+fn add(args: &Add) -> Result<(), Failure> {
+    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if args.name.is_empty() || args.name.len() > 64 || !args.name.chars().all(is_of_a_name) {
+        return Err(Failure::usage(format!(
+            "{:?} is not a name of up to 64 letters, digits, -, _ and .",
+            args.name
+        )));
+    }
+    let context = args.server.to_context()?;
+    // What will not do is better told now than by the first command.
+    Trust::load(&context.ca)?;
+    Identity::load(&context.cert)?;
+    Contexts::change(|contexts| {
+        if contexts.has_none() || args.is_current {
+            contexts.current.clone_from(&args.name);
+        }
+        contexts.contexts.insert(args.name.clone(), context);
+        Ok(())
+    })
+}
+
+fn list(as_json: bool) -> Result<(), Failure> {
+    let contexts = Contexts::load()?;
+    let mut rows = vec![["", "context", "connect", "cert", "ca"].map(String::from)];
+    let mut values = Vec::new();
+    for name in contexts.contexts.keys() {
+        let Some(context) = contexts.find(Some(name))? else {
+            continue;
+        };
+        let is_current = *name == contexts.current;
+        let connect = context.connect.texts();
+        values.push(json!({
+            "name": name, "current": is_current, "connect": connect, "ca": context.ca,
+            "cert": context.cert, "server_name": context.server_name,
+        }));
+        let mark = if is_current { "*" } else { "" };
+        let row = [mark, name, &connect.join(","), &context.cert, &context.ca];
+        rows.push(row.map(printable));
+    }
+    let mut output = Output::new();
+    match as_json {
+        true => output.json(json!(values))?,
+        false if values.is_empty() => output
+            .line("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`")?,
+        false => output.text(&columns(&rows))?,
+    }
+    output.flush()
+}
+
+fn remove(name: &str) -> Result<(), Failure> {
+    Contexts::change(|contexts| {
+        if contexts.current == name {
+            contexts.current.clear();
+        }
+        match (contexts.contexts.remove(name), context::old_file()) {
+            (Some(_), _) => Ok(()),
+            (None, Some(old)) if name == context::OLD => Err(Failure::new(format!(
+                "the context {name} is the file {}: remove that",
+                old.display()
+            ))),
+            (None, _) => Err(contexts.unknown(name)),
+        }
+    })
+}

@@ -1,0 +1,149 @@
+//! What `ssntp server --dev` makes: an authority to throw away, a certificate for
+//! the server and one for whoever tries it, and the context that names them.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::transport::Address;
+
+use crate::context::{self, Addresses, Context, Contexts};
+use crate::failure::Failure;
+
+/// What the context is called.
+pub(super) const CONTEXT: &str = "dev";
+/// Where the server listens if nothing is said: by its number, since `localhost`
+/// is two addresses on many hosts, and one of them not always there.
+pub(super) const LISTEN: &str = "127.0.0.1:8888";
+/// One client is everything: who tries the protocol sends as one role and listens
+/// as another.
+const CLIENT: Role = Role::from_bits(
+    Role::CONTROLLER.bits() | Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits(),
+);
+
+/// The files, and what is in them.
+pub(super) struct Dev {
+    pub(super) directory: PathBuf,
+    pub(super) identity: Identity,
+    pub(super) trust: Trust,
+    /// Whether they were made just now.
+    pub(super) is_new: bool,
+}
+
+impl Dev {
+    /// Takes what an earlier start has left, or makes it anew where something is
+    /// missing or does not hold any more.
+    pub(super) fn prepare() -> Result<Self, Failure> {
+        let base = context::user_directory("XDG_DATA_HOME", ".local/share");
+        let base = base
+            .ok_or_else(|| Failure::new("neither HOME nor XDG_DATA_HOME says where to keep certificates"))?;
+        let directory = base.join("dev");
+        let _lock = context::lock(&directory)?;
+        // It may have been made by hand.
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
+            .map_err(|e| Failure::new(format!("{}: {e}", directory.display())))?;
+        let is_new = match certificates(&directory) {
+            Some(_) => false,
+            None => {
+                make(&directory)?;
+                true
+            }
+        };
+        Ok(Self {
+            identity: Identity::load(directory.join("server.pem"))?,
+            trust: Trust::load(directory.join("ca.pem"))?,
+            directory,
+            is_new,
+        })
+    }
+
+    /// Makes the context for a server at these addresses; whether it is the current
+    /// one then.
+    pub(super) fn name(&self, addresses: &[Address]) -> Result<bool, Failure> {
+        let file = |name| self.directory.join(name).to_string_lossy().into_owned();
+        let context = Context {
+            connect: Addresses::Several(addresses.iter().map(absolute).collect()),
+            ca: file("ca.pem"),
+            cert: file("client.pem"),
+            server_name: String::new(),
+        };
+        let mut is_current = false;
+        Contexts::change(|contexts| {
+            if contexts.has_none() {
+                contexts.current = CONTEXT.into();
+            }
+            is_current = contexts.current == CONTEXT;
+            contexts.contexts.insert(CONTEXT.into(), context);
+            Ok(())
+        })?;
+        Ok(is_current)
+    }
+}
+
+/// Refuses an address that others than this host could reach: anybody who can
+/// read the directory may do anything.
+pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
+    let is_local = match address {
+        Address::Unix(_) => true,
+        Address::Tcp { host, .. } => {
+            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        }
+        _ => false,
+    };
+    match is_local {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "--listen {address}: --dev is for this host alone: localhost, 127.0.0.1, [::1] or unix:PATH"
+        ))),
+    }
+}
+
+/// A context is used from any directory.
+fn absolute(address: &Address) -> String {
+    match address {
+        Address::Unix(path) => {
+            let whole = std::path::absolute(path);
+            Address::Unix(whole.unwrap_or_else(|_| path.clone())).to_string()
+        }
+        address => address.to_string(),
+    }
+}
+
+/// Whether all files are there, and good for what they are for.
+fn certificates(directory: &Path) -> Option<()> {
+    let trust = Trust::load(directory.join("ca.pem")).ok()?;
+    for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {
+        let identity = Identity::load(directory.join(name)).ok()?;
+        let info = trust.verify(identity.chain()).ok()?;
+        if info.roles != roles {
+            return None;
+        }
+    }
+    Some(())
+}
+
+/// Makes them. An authority that is still good issues again, so that what it has
+/// issued for others stays good, too.
+fn make(directory: &Path) -> Result<(), Failure> {
+    let issue = |authority: &Authority| {
+        for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {
+            let request = CertificateRequest::new(roles);
+            authority.issue(&request)?.save(directory.join(name))?;
+        }
+        Ok::<_, Failure>(())
+    };
+    let is_done = match Authority::load(directory) {
+        Ok(authority) => issue(&authority).is_ok() && certificates(directory).is_some(),
+        Err(_) => false,
+    };
+    if !is_done {
+        let request = AuthorityRequest::default().name("ssntp dev".to_owned());
+        let authority = Authority::new(&request)?;
+        authority.save(directory, true)?;
+        issue(&authority)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! Contexts: how to reach a server and as whom, under a name, so that commands
+//! need no options.
+//!
+//! ```yaml
+//! # $XDG_CONFIG_HOME/ssntp/contexts.yaml, else ~/.config/ssntp/contexts.yaml
+//! current: work
+//! contexts:
+//!   work:
+//!     connect: scheduler.example:8888     # or a list
+//!     ca: ca.pem                          # relative to this file
+//!     cert: controller.pem
+//!     server_name: scheduler              # what the server's certificate has to hold
+//! ```
+//!
+//! `ctl.yaml` beside it, the contents of one context, is what there was before:
+//! it is the context `ctl` where no other one has that name, and the current one
+//! where none is chosen.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use ssntp::payload::yaml;
+use ssntp::transport::Address;
+
+use crate::failure::Failure;
+
+/// What there was before contexts had names.
+pub(crate) const OLD: &str = "ctl";
+
+/// The contexts of a user.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Contexts {
+    /// The one that counts where nothing else is said; empty for none.
+    pub(crate) current: String,
+    pub(crate) contexts: BTreeMap<String, Context>,
+}
+
+/// How to reach a server, and as whom. What is empty is not said.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Context {
+    pub(crate) connect: Addresses,
+    pub(crate) ca: String,
+    pub(crate) cert: String,
+    pub(crate) server_name: String,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Addresses {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Default for Addresses {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl Addresses {
+    pub(crate) fn texts(&self) -> &[String] {
+        match self {
+            Self::One(text) => std::slice::from_ref(text),
+            Self::Several(texts) => texts,
+        }
+    }
+
+    pub(crate) fn parse(&self) -> Result<Vec<Address>, Failure> {
+        let parse = |text: &String| {
+            let address = text.parse::<Address>();
+            address.map_err(|e| Failure::usage(format!("connect of the context: {text:?}: {e}")))
+        };
+        let given = self.texts().iter().filter(|text| !text.is_empty());
+        given.map(parse).collect()
+    }
+}
+
+impl Contexts {
+    /// Reads the user's file, and the old one. There may be neither.
+    pub(crate) fn load() -> Result<Self, Failure> {
+        let Some(path) = path() else {
+            return Ok(Self::default());
+        };
+        let mut contexts: Self = read(&path)?.unwrap_or_default();
+        let old = path.with_file_name("ctl.yaml");
+        if !contexts.contexts.contains_key(OLD)
+            && let Some(context) = read(&old)?
+        {
+            contexts.contexts.insert(OLD.into(), context);
+            if contexts.current.is_empty() {
+                contexts.current = OLD.into();
+            }
+        }
+        Ok(contexts)
+    }
+
+    /// The context of that name, or the current one; none where none is chosen.
+    /// File names in it are made whole.
+    pub(crate) fn find(&self, name: Option<&str>) -> Result<Option<Context>, Failure> {
+        let name = name.unwrap_or(&self.current);
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let context = self.contexts.get(name).cloned();
+        let mut context = context.ok_or_else(|| self.unknown(name))?;
+        let directory = path().and_then(|path| path.parent().map(Path::to_owned));
+        for file in [&mut context.ca, &mut context.cert] {
+            if let Some(directory) = &directory
+                && !file.is_empty()
+            {
+                *file = directory.join(&*file).to_string_lossy().into_owned();
+            }
+        }
+        Ok(Some(context))
+    }
+
+    /// Whether a context that is added is to be the current one: there is none yet.
+    pub(crate) fn has_none(&self) -> bool {
+        self.current.is_empty() && old_file().is_none()
+    }
+
+    pub(crate) fn unknown(&self, name: &str) -> Failure {
+        let names: Vec<_> = self.contexts.keys().map(String::as_str).collect();
+        Failure::usage(match names.as_slice() {
+            [] => format!("there is no context {name:?}, and no other one either"),
+            names => format!("there is no context {name:?}; there are: {}", names.join(", ")),
+        })
+    }
+
+    /// Changes the user's file, without what the old one adds, in one step; two programs that do so at a time do
+    /// it one after the other.
+    pub(crate) fn change(change: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), Failure> {
+        let path = path()
+            .ok_or_else(|| Failure::new("neither HOME nor XDG_CONFIG_HOME says where contexts are kept"))?;
+        let directory = path.parent().unwrap_or(Path::new("."));
+        let failed = |e: &dyn std::fmt::Display| Failure::new(format!("{}: {e}", path.display()));
+        let _lock = lock(directory)?;
+        let mut contexts: Self = read(&path)?.unwrap_or_default();
+        change(&mut contexts)?;
+        let text = yaml::encode(&contexts).map_err(|e| failed(&e))?;
+        let beside = path.with_extension("new");
+        let write = || {
+            let mut options = OpenOptions::new();
+            let mut file = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&beside)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&beside, &path)
+        };
+        write().map_err(|e| failed(&e))
+    }
+}
+
+/// Holds a directory of the user's, made where there is none, against other
+/// `ssntp` until this is dropped.
+pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
+    let hold = || {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        let held = File::open(directory)?;
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok(held)
+    };
+    hold().map_err(|e: io::Error| Failure::new(format!("{}: {e}", directory.display())))
+}
+
+/// Where a user's files of a kind are: at the variable's value, else below HOME.
+/// A value that is relative is to be ignored, as the specification has it.
+pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
+    let variable = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let home = || Some(variable("HOME")?.join(below_home));
+    let base = variable(name).filter(|path| path.is_absolute()).or_else(home)?;
+    Some(base.join("ssntp"))
+}
+
+/// The file of what there was before contexts had names, where there is one.
+pub(crate) fn old_file() -> Option<PathBuf> {
+    Some(path()?.with_file_name("ctl.yaml")).filter(|old| old.exists())
+}
+
+/// Where the user's contexts are, if they are anywhere.
+fn path() -> Option<PathBuf> {
+    Some(user_directory("XDG_CONFIG_HOME", ".config")?.join("contexts.yaml"))
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
+    let shown = path.display();
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Failure::new(format!("{shown}: {e}"))),
+    };
+    let decoded = yaml::decode(&bytes);
+    decoded
+        .map(Some)
+        .map_err(|e| Failure::usage(format!("{shown}: {e}")))
+}

@@ -1,0 +1,55 @@
+//! What is resolved: policy, or endpoints.
+
+use super::{Method, Role};
+
+/// Policy or endpoints: what the methods for both say of either. A server has a
+/// tree of each, and so has an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Store {
+    /// What a policy repository has.
+    Policy,
+    /// What an endpoint registry has.
+    Endpoints,
+}
+
+impl Store {
+    /// The method that asks for it.
+    pub const fn resolve(self) -> Method {
+        match self {
+            Self::Policy => Method::PolicyResolve,
+            Self::Endpoints => Method::EndpointResolve,
+        }
+    }
+
+    /// The method that takes a resolve back.
+    pub const fn unresolve(self) -> Method {
+        match self {
+            Self::Policy => Method::PolicyUnresolve,
+            Self::Endpoints => Method::EndpointUnresolve,
+        }
+    }
+
+    /// The method that tells of its changes.
+    pub const fn update(self) -> Method {
+        match self {
+            Self::Policy => Method::PolicyUpdate,
+            Self::Endpoints => Method::EndpointUpdate,
+        }
+    }
+
+    /// The role of the servers that have it.
+    pub const fn role(self) -> Role {
+        match self {
+            Self::Policy => Role::POLICY_REPOSITORY,
+            Self::Endpoints => Role::ENDPOINT_REGISTRY,
+        }
+    }
+
+    /// What the result of a resolve calls it, and JSON elsewhere.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Endpoints => "endpoint",
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! JSON, for payloads of applications: the protocol's own are YAML.
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Error;
+
+/// Reads a payload that is one JSON text. A depth of 128 is refused.
+///
+/// # Errors
+/// [`Error::Content`]: it is not JSON, or not what the type says, with line and
+/// column.
+pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(payload).map_err(Error::content)
+}
+
+/// Writes a payload, in one line.
+///
+/// # Errors
+/// [`Error::Content`]: a map whose keys are no texts, or the value's own
+/// `Serialize` fails.
+pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, Error> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(Error::content)
+}

@@ -1,0 +1,510 @@
+//! The first hour at a shell: a server to try, contexts, who received what,
+//! words in place of numbers.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take before a test fails.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A user with a home and nothing in it.
+struct User(TempDir);
+
+impl User {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+        command.args(words).current_dir(self.0.path());
+        for variable in [
+            "SSNTP_CONNECT",
+            "SSNTP_CA",
+            "SSNTP_CERT",
+            "SSNTP_CONTEXT",
+            "RUST_LOG",
+            "XDG_CONFIG_HOME",
+            "XDG_DATA_HOME",
+        ] {
+            command.env_remove(variable);
+        }
+        command.env("HOME", self.0.path()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self, words: &[&str]) -> Program {
+        Program::of(self.command(words))
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// What it prints, which has to be done.
+    #[track_caller]
+    fn done(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What it says on the standard error, which has to fail.
+    #[track_caller]
+    fn fails(&self, words: &[&str], code: i32) -> String {
+        let output = self.run(words);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {errors}");
+        errors
+    }
+
+    /// A server to try, at a port of its own.
+    fn dev(&self, words: &[&str]) -> Program {
+        let server = self.start(&[&["server", "--dev", "--listen", "127.0.0.1:0"], words].concat());
+        server.line("listening at ");
+        server
+    }
+
+    fn listener(&self, words: &[&str]) -> Program {
+        let listener = self.start(&[&["listen"], words].concat());
+        listener.error_line("connected to ");
+        listener
+    }
+}
+
+/// A running `ssntp`. Dropping it kills it.
+struct Program {
+    child: Child,
+    out: Receiver<String>,
+    err: Receiver<String>,
+}
+
+impl Program {
+    fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let out = lines(child.stdout.take().unwrap());
+        let err = lines(child.stderr.take().unwrap());
+        Self { child, out, err }
+    }
+
+    /// Waits for a line of its standard output that begins so, and gives its rest.
+    #[track_caller]
+    fn line(&self, begin: &str) -> String {
+        await_line(&self.out, begin)
+    }
+
+    #[track_caller]
+    fn error_line(&self, begin: &str) -> String {
+        await_line(&self.err, begin)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+#[track_caller]
+fn await_line(lines: &Receiver<String>, begin: &str) -> String {
+    let mut seen = Vec::new();
+    loop {
+        match lines.recv_timeout(LIMIT) {
+            Ok(line) => match line.strip_prefix(begin) {
+                Some(rest) => return rest.to_owned(),
+                None => seen.push(line),
+            },
+            Err(_) => panic!("no line begins with {begin:?}: {seen:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_server_to_try_a_listener_and_a_frame_need_no_options() {
+    let user = User::new();
+    // Started first: it waits for a context, and says so.
+    let listener = user.start(&["listen", "--count", "1"]);
+    listener.error_line("ssntp: no server is chosen: waiting ");
+    let server = user.dev(&[]);
+    assert!(
+        server
+            .line("throw-away certificates made in ")
+            .contains("context dev")
+    );
+    let said = user.done(&["send", "STATS", "load: 1", "--wait-for", "controller"]);
+    assert_eq!(said, "STATS was sent, and went to 1 session\n");
+    let shown = listener.out.recv_timeout(LIMIT).unwrap();
+    assert!(shown.contains(" COMMAND STATS (7 bytes) from "), "{shown}");
+    assert!(shown.ends_with(" (agent,netagent)"), "{shown}");
+    assert_eq!(listener.line("  "), "load: 1");
+    // The server shows it as well, and knows whose it is.
+    loop {
+        let shown = server.out.recv_timeout(LIMIT).unwrap();
+        if shown.ends_with(" (agent,netagent) to 1 session") {
+            break;
+        }
+    }
+    // What is secret is its owner's alone.
+    let directory = user.path(".local/share/ssntp/dev");
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(directory.clone()), 0o700);
+    for name in ["ca.key", "server.pem", "client.pem"] {
+        assert_eq!(mode(directory.join(name)), 0o600, "{name}");
+    }
+}
+
+#[test]
+fn a_server_to_try_is_for_this_host_alone_and_finds_its_certificates_again() {
+    let user = User::new();
+    for address in ["0.0.0.0:0", ":0", "[::]:0", "192.0.2.1:0", "example.org:0"] {
+        let why = user.fails(&["server", "--dev", "--listen", address], 2);
+        assert!(why.contains("for this host alone"), "{why}");
+    }
+    assert!(
+        !user.path(".local").exists(),
+        "nothing is made for what is refused"
+    );
+    drop(user.dev(&[]));
+    let certificate = user.path(".local/share/ssntp/dev/client.pem");
+    let before = fs::read(&certificate).unwrap();
+    let server = user.dev(&[]);
+    server.line("throw-away certificates found in ");
+    assert_eq!(fs::read(&certificate).unwrap(), before);
+    drop(server);
+    // What does not hold any more is made anew.
+    fs::write(&certificate, "broken").unwrap();
+    user.dev(&[]).line("throw-away certificates made in ");
+    user.done(&[
+        "cert",
+        "verify",
+        "--ca",
+        ".local/share/ssntp/dev/ca.pem",
+        ".local/share/ssntp/dev/client.pem",
+    ]);
+}
+
+#[test]
+fn a_context_says_what_a_command_is_not_told() {
+    let user = User::new();
+    let _server = user.dev(&[]);
+    let list =
+        |user: &User| serde_json::from_str::<Value>(&user.done(&["context", "list", "--json"])).unwrap();
+    let dev = list(&user)[0].clone();
+    assert_eq!((&dev["name"], &dev["current"]), (&"dev".into(), &true.into()));
+    let [ca, cert] = ["ca", "cert"].map(|key| dev[key].as_str().unwrap());
+    let at = dev["connect"][0].as_str().unwrap();
+    // By flags, with whole names, and another one is current still.
+    user.done(&[
+        "context",
+        "add",
+        "other",
+        "--connect",
+        at,
+        "--ca",
+        ca,
+        "--cert",
+        cert,
+    ]);
+    assert_eq!(list(&user)[1]["current"], false);
+    user.done(&["context", "use", "other"]);
+    user.done(&["context", "remove", "dev"]);
+    user.done(&["send", "STATS"]);
+    let why = user.fails(&["send", "STATS", "--context", "dev"], 2);
+    assert!(
+        why.contains("there is no context \"dev\"; there are: other"),
+        "{why}"
+    );
+    assert!(user.done(&["context", "list"]).contains("*  other"));
+    // Without any, the environment will do.
+    user.done(&["context", "remove", "other"]);
+    let mut send = user.command(&["send", "STATS"]);
+    send.env("SSNTP_CONNECT", at)
+        .env("SSNTP_CA", ca)
+        .env("SSNTP_CERT", cert);
+    assert_eq!(send.output().unwrap().status.code(), Some(0));
+    // And what was the file of `ctl` alone.
+    let directory = user.path(".config/ssntp");
+    fs::write(
+        directory.join("ctl.yaml"),
+        format!("connect: {at}\nca: {ca}\ncert: {cert}\n"),
+    )
+    .unwrap();
+    user.done(&["send", "STATS"]);
+    assert_eq!(list(&user)[0]["name"], "ctl");
+    assert!(user.fails(&["context", "remove", "ctl"], 1).contains("ctl.yaml"));
+    assert!(
+        user.fails(&["context", "add", "a b", "--ca", ca, "--cert", cert], 2)
+            .contains("not a name")
+    );
+    assert!(
+        user.fails(&["context", "add", "x", "--ca", ca, "--cert", ca], 1)
+            .contains("no private key")
+    );
+}
+
+#[test]
+fn a_sender_is_told_how_many_received_a_frame_and_can_insist_on_it() {
+    let user = User::new();
+    let _server = user.dev(&[]);
+    let output = user.run(&["send", "STATS", "load: 1"]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.starts_with("ssntp: STATS was sent, and went to nobody: "),
+        "{said}"
+    );
+    let why = user.fails(&["send", "STATS", "--require-receivers", "1"], 1);
+    assert!(
+        why.contains("STATS went to nobody, and 1 had to receive it"),
+        "{why}"
+    );
+    let why = user.fails(
+        &["send", "STATS", "--wait-for", "controller", "--timeout", "1"],
+        1,
+    );
+    assert!(why.contains("no controller has connected in 1 s"), "{why}");
+
+    let listeners = [user.listener(&["--json"]), user.listener(&["--json"])];
+    let mut send = user.command(&[
+        "send",
+        "STATS",
+        "-l",
+        "--require-receivers",
+        "2",
+        "--rate",
+        "1000",
+        "--json",
+    ]);
+    let mut child = send.stdin(Stdio::piped()).spawn().unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"load: 1\nload: 2\nload: 3")
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&said["sent"], &said["receivers"]),
+        (&3.into(), &2.into()),
+        "{said}"
+    );
+    for listener in listeners {
+        for load in 1..=3 {
+            let frame: Value = serde_json::from_str(&listener.out.recv_timeout(LIMIT).unwrap()).unwrap();
+            assert_eq!(frame["payload"], format!("load: {load}"));
+            assert_eq!(frame["from"]["role"], "agent,netagent");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
+    let user = User::new();
+    let _server = user.dev(&[]);
+    let why = user.fails(&["send", "--role", "agent", "START"], 1);
+    assert_eq!(
+        why,
+        "ssntp: the server does not let agents send START: START is for controllers (InvalidFrameType)\n"
+    );
+    let why = user.fails(&["send", "NodeConnected"], 1);
+    assert!(why.contains("NodeConnected is the scheduler's own"), "{why}");
+    let why = user.fails(&["send", "STATTS"], 2);
+    assert!(
+        why.contains("is STATS meant?") && why.contains("ssntp operands"),
+        "{why}"
+    );
+    let why = user.fails(&["send", "STATS", "--type", "EVENT"], 2);
+    assert!(why.contains("STATS is of the type COMMAND, not EVENT"), "{why}");
+    assert!(user.fails(&["sned"], 2).contains("'send'"));
+    assert!(user.fails(&["listen", "--cout", "1"], 2).contains("'--count'"));
+}
+
+#[test]
+fn the_operands_are_the_filters_and_the_rules() {
+    let user = User::new();
+    let all: Value = serde_json::from_str(&user.done(&["operands", "--json"])).unwrap();
+    let all = all.as_array().unwrap();
+    assert_eq!(all.len(), ssntp::proto::FrameKind::all().count());
+    let start = all.iter().find(|kind| kind["operand"] == "START").unwrap();
+    assert_eq!(start["from"], serde_json::json!(["controller"]));
+    assert_eq!(start["to"], serde_json::json!(["agent", "netagent"]));
+    let events = user.done(&["operands", "--type", "event"]);
+    assert!(events.starts_with("type   operand"), "{events}");
+    assert!(
+        events.lines().skip(1).all(|line| line.starts_with("EVENT  ")),
+        "{events}"
+    );
+    assert!(
+        events.contains("NodeConnected") && events.contains("the scheduler"),
+        "{events}"
+    );
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_is_told_of_at_once_and_tried_again() {
+    let user = User::new();
+    drop(user.dev(&[]));
+    let listener = user.start(&["listen", "--count", "1"]);
+    let sender = user.start(&["send", "STATS", "--wait-for", "controller"]);
+    for program in [&listener, &sender] {
+        let why = program.error_line("ssntp: cannot connect yet, trying again: ");
+        assert!(why.contains("refused"), "{why}");
+    }
+    sender.signal(Signal::INT);
+    let mut interrupted = sender;
+    assert_eq!(interrupted.code(), Some(130));
+    // It has given nobody up.
+    let at = serde_json::from_str::<Value>(&user.done(&["context", "list", "--json"])).unwrap();
+    let at = at[0]["connect"][0].as_str().unwrap().to_owned();
+    let server = user.start(&["server", "--dev", "--listen", &at]);
+    server.line("listening at ");
+    user.done(&["send", "STATS", "--wait-for", "controller"]);
+    let mut listener = listener;
+    assert_eq!(listener.code(), Some(0));
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let why = user.fails(&["send", "STATS", "--connect", &silent, "--timeout", "0.5"], 1);
+    assert!(why.contains("no server has answered in 0.5 s"), "{why}");
+}
+
+#[test]
+fn a_refusal_by_tls_is_told_as_a_check_by_hand_tells_it() {
+    let user = User::new();
+    let _server = user.dev(&[]);
+    for (directory, name) in [("same", "ssntp dev"), ("other", "other")] {
+        user.done(&["cert", "ca", "--dir", directory, "--name", name]);
+        user.done(&[
+            "cert", "issue", "--dir", directory, "--role", "agent", "--name", "agent",
+        ]);
+    }
+    let with = |ca: &str, cert: &str| user.fails(&["send", "STATS", "--ca", ca, "--cert", cert], 1);
+    let dev = |name: &str| format!(".local/share/ssntp/dev/{name}");
+    let verify = user.fails(&["cert", "verify", "--ca", "same/ca.pem", &dev("client.pem")], 1);
+    let (_, fault) = verify.trim().split_once("client.pem: ").unwrap();
+    for (ca, cert, part) in [
+        ("same/ca.pem", "same/agent.pem", fault),
+        (
+            "other/ca.pem",
+            "other/agent.pem",
+            "issued by an authority that is not trusted",
+        ),
+        (&dev("ca.pem"), "same/agent.pem", "another one of that name?"),
+        (
+            &dev("ca.pem"),
+            "other/agent.pem",
+            "issued by an authority that the server does not trust",
+        ),
+    ] {
+        let why = with(ca, cert);
+        assert!(why.contains(part), "{ca} {cert}: {why}, not {part}");
+    }
+}
+
+#[test]
+fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
+    let user = User::new();
+    user.done(&["cert", "ca", "--dir", "one"]);
+    for role in ["server", "agent"] {
+        user.done(&["cert", "issue", "--dir", "one", "--role", role, "--name", role]);
+    }
+    fs::write(
+        user.path("cluster.yaml"),
+        "configure:\n  scheduler:\n    storage_uri: /a\n",
+    )
+    .unwrap();
+    let server = user.start(&[
+        "server",
+        "--listen",
+        "127.0.0.1:0",
+        "--ca",
+        "one/ca.pem",
+        "--cert",
+        "one/server.pem",
+        "--config",
+        "cluster.yaml",
+    ]);
+    let at = server.line("listening at ");
+    let flags = |directory: &str| {
+        [
+            "--connect",
+            &at,
+            "--ca",
+            &format!("{directory}/ca.pem"),
+            "--cert",
+            &format!("{directory}/agent.pem"),
+        ]
+        .map(str::to_owned)
+    };
+    let with = |command: &[&str], directory: &str| {
+        let flags = flags(directory);
+        let words: Vec<&str> = command
+            .iter()
+            .copied()
+            .chain(flags.iter().map(String::as_str))
+            .collect();
+        user.start(&words)
+    };
+    let stays = with(&["listen", "--json"], "one");
+    stays.error_line("connected to ");
+    // What will not do changes nothing.
+    fs::write(user.path("cluster.yaml"), "configure: [").unwrap();
+    server.signal(Signal::HUP);
+    server.error_line("ssntp: SIGHUP: not reloaded: cluster.yaml");
+    user.done(&["cert", "ca", "--dir", "two"]);
+    for role in ["server", "agent"] {
+        user.done(&["cert", "issue", "--dir", "two", "--role", role, "--name", role]);
+    }
+    for name in ["ca.pem", "server.pem"] {
+        fs::copy(user.path("two").join(name), user.path("one").join(name)).unwrap();
+    }
+    fs::write(
+        user.path("cluster.yaml"),
+        "configure:\n  scheduler:\n    storage_uri: /b\n",
+    )
+    .unwrap();
+    server.signal(Signal::HUP);
+    // Who was there stays, and is told.
+    let told: Value = serde_json::from_str(&stays.out.recv_timeout(LIMIT).unwrap()).unwrap();
+    assert_eq!(told["operand"], "CONFIGURE");
+    assert!(told["payload"].as_str().unwrap().contains("/b"), "{told}");
+    assert_eq!(with(&["send", "STATS"], "two").code(), Some(0));
+}

@@ -1,0 +1,158 @@
+//! EVACUATE with `move`: what can run elsewhere is started there, once it has ended.
+
+use ssntp::payload::*;
+use ssntp::proto::Command;
+use uuid::Uuid;
+
+use crate::client::Client;
+use crate::{Cluster, ready, say_ready, start, start_on};
+
+/// A node that has these instances, all of which run.
+fn runs(controller: &mut Client, node: &mut Client, starts: &[&Start]) {
+    for start in starts {
+        start_on(controller, node, start);
+        say_ready(node, 1000);
+    }
+    let instances = starts.iter().map(|start| InstanceStats {
+        instance_uuid: start.instance_uuid.into(),
+        state: InstanceState::Active,
+        ..InstanceStats::default()
+    });
+    node.send_payload(&Stats {
+        node_uuid: node.uuid.into(),
+        instances: instances.collect(),
+        ..Stats::default()
+    });
+    controller.expect_payload::<Stats>();
+}
+
+fn evacuate(controller: &mut Client, node: &mut Client) {
+    controller.send_payload(&Evacuate {
+        workload_agent_uuid: node.uuid.into(),
+        moves: true,
+        ..Evacuate::default()
+    });
+    let sent: Evacuate = node.expect_payload();
+    assert!(sent.moves);
+}
+
+fn stopped(controller: &mut Client, node: &mut Client, instance: Uuid) {
+    node.send_payload(&InstanceStopped {
+        instance_uuid: instance.into(),
+    });
+    let told: InstanceStopped = controller.expect_payload();
+    assert_eq!(told.instance_uuid, instance);
+}
+
+#[test]
+fn what_can_run_elsewhere_is_started_there_once_it_has_ended() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    // As it came, with what nobody here knows.
+    let movable = start(10);
+    let text = format!(
+        "start: {{instance_uuid: {}, colour: blue, requirements: {{mem_mb: 10}}}}\n---\n#cloud-config\n---\n{{}}\n",
+        movable.instance_uuid
+    );
+    controller.send_text(Command::START, &text);
+    node.expect_payload::<Start>();
+    say_ready(&mut node, 1000);
+    let persistent = Start {
+        persistence: Persistence::Host,
+        ..start(10)
+    };
+    let volume = Storage {
+        id: Uuid::new_v4().into(),
+        ..Storage::default()
+    };
+    let stored = Start {
+        storage: vec![volume],
+        ..start(10)
+    };
+    let mut bound = start(10);
+    bound.requirements.node_id = node.uuid.into();
+    for start in [&persistent, &stored, &bound] {
+        start_on(&mut controller, &mut node, start);
+        say_ready(&mut node, 1000);
+    }
+    let unknown = start(10);
+    let instances = [&movable, &persistent, &stored, &bound, &unknown].map(|start| InstanceStats {
+        instance_uuid: start.instance_uuid.into(),
+        state: InstanceState::Active,
+        ..InstanceStats::default()
+    });
+    node.send_payload(&Stats {
+        node_uuid: node.uuid.into(),
+        instances: instances.to_vec(),
+        ..Stats::default()
+    });
+    controller.expect_payload::<Stats>();
+    let mut other = cluster.node(1000, &mut [&mut controller]);
+
+    evacuate(&mut controller, &mut node);
+    let mut told: Vec<_> = (0..4)
+        .map(|_| {
+            let failure: StartFailure = controller.expect_payload();
+            assert_eq!(failure.node_uuid, node.uuid);
+            (failure.instance_uuid.to_string(), failure.reason.to_string())
+        })
+        .collect();
+    let mut expected = [
+        (&persistent, "not_moved_persistent"),
+        (&stored, "not_moved_storage"),
+        (&bound, "not_moved_bound"),
+        (&unknown, "not_moved_unknown"),
+    ]
+    .map(|(start, why)| (start.instance_uuid.to_string(), why.to_owned()));
+    told.sort();
+    expected.sort();
+    assert_eq!(told, expected);
+    other.expect_nothing();
+
+    // What the node says of itself may have crossed the command.
+    node.send_payload(&ready(node.uuid, 100_000));
+    stopped(&mut controller, &mut node, persistent.instance_uuid);
+    other.expect_nothing();
+    stopped(&mut controller, &mut node, movable.instance_uuid);
+    let frame = other.expect(Command::START);
+    assert_eq!(frame.payload_bytes(), text.as_bytes());
+    node.expect_nothing();
+
+    // What comes of it is told as of any START.
+    other.send_payload(&StartFailure {
+        node_uuid: other.uuid.into(),
+        instance_uuid: movable.instance_uuid.into(),
+        reason: StartFailureReason::ImageFailure,
+        restart: false,
+        ..StartFailure::default()
+    });
+    let failure: StartFailure = controller.expect_payload();
+    assert_eq!(failure.instance_uuid, movable.instance_uuid);
+}
+
+#[test]
+fn what_somebody_deletes_meanwhile_is_not_moved_and_nothing_is_after_a_restore() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let (one, two) = (start(10), start(10));
+    runs(&mut controller, &mut node, &[&one, &two]);
+    let mut other = cluster.node(1000, &mut [&mut controller]);
+    evacuate(&mut controller, &mut node);
+    controller.send_payload(&Delete {
+        instance_uuid: one.instance_uuid.into(),
+        workload_agent_uuid: node.uuid.into(),
+        stop: true,
+    });
+    node.expect_payload::<Delete>();
+    stopped(&mut controller, &mut node, one.instance_uuid);
+    other.expect_nothing();
+
+    controller.send_payload(&Restore {
+        workload_agent_uuid: node.uuid.into(),
+    });
+    node.expect_payload::<Restore>();
+    stopped(&mut controller, &mut node, two.instance_uuid);
+    other.expect_nothing();
+}
