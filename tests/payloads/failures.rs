@@ -163,7 +163,7 @@ fn reasons_are_those_of_the_protocol() {
     );
     assert_eq!(
         words(InvalidFrameTypeReason::ALL, |r| r.as_str()),
-        "unsupported_type unsupported_operand role_not_allowed"
+        "unsupported_type unsupported_operand role_not_allowed bad_exchange"
     );
     assert_eq!(
         words(InstanceState::ALL, |s| s.as_str()),

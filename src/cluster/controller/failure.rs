@@ -130,6 +130,7 @@ impl Failure {
             "role_not_allowed" if !addressed => {
                 "this controller may not command: its role does not allow it, or another one is the master"
             }
+            "bad_exchange" if !addressed => "it is no request, and no answer to one",
             "not_connected" if !addressed => "whom it names is not connected",
             _ if self.error == ErrorCode::INVALID_CONFIGURATION => {
                 "the scheduler, or an agent that it is for, cannot use it"
