@@ -31,7 +31,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -356,86 +356,96 @@ fn measure(only: Option<&str>) {
     }
     server.end();
     if wanted("siblings") {
-        let [few, many] = [20, 20_000].map(|count| siblings(count, directory.path()));
-        println!(
-            "siblings  one name among 20: {few:.4} ms, among 20,000: {many:.4} ms, {:.2} times",
-            many / few
-        );
+        siblings(directory.path());
     }
     if wanted("edit") {
-        let [few, many] = [100, 100_000].map(|count| edits(count, directory.path()));
-        for (what, few, many) in [
-            ("put", few[0], many[0]),
-            ("keep", few[1], many[1]),
-            ("push", few[2], many[2]),
-        ] {
-            println!(
-                "edit      {what} one object into 100: {few:.3} ms, into 100,000: {many:.3} ms, {:.2} times",
-                many / few
-            );
-        }
+        edits(directory.path());
     }
 }
 
-/// The middle of as many times, in milliseconds.
-fn middle(count: usize, mut once: impl FnMut(usize)) -> f64 {
-    let mut times: Vec<f64> = (0..count)
-        .map(|n| {
+/// Times something with few and with many in turns, so that what else the machine
+/// does slows both alike, and prints the middle of each.
+fn compare(what: &str, [few, many]: [&str; 2], count: usize, mut once: impl FnMut(usize, usize)) {
+    let mut times = [Vec::new(), Vec::new()];
+    for n in 0..count {
+        for (which, times) in times.iter_mut().enumerate() {
             let begin = Instant::now();
-            once(n);
-            begin.elapsed().as_secs_f64() * 1e3
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[count / 2]
-}
-
-fn siblings(count: usize, directory: &Path) -> f64 {
-    let control = directory.join("siblings");
-    let mut server = Other::start("serve-plain", &[control.to_str().unwrap(), &count.to_string()]);
-    let mut raw = Raw::connect(&server.line());
-    // Its path is the beginning of those of 10 to 19 and so on.
-    let request = resolve(&sibling_at(1));
-    let each = middle(20_000, |_| {
-        raw.send(&request);
-        raw.until("\"policy\"");
+            once(which, n);
+            times.push(begin.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    let [a, b] = times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[count / 2]
     });
-    server.end();
-    each
+    println!("{what} {few}: {a:.4} ms, {many}: {b:.4} ms, {:.2} times", b / a);
 }
 
-/// Put, put where it is kept, and from a put to the update.
-fn edits(count: usize, directory: &Path) -> [f64; 3] {
-    const TIMES: usize = 1000;
-    let start = |control: &Path, keep: &[&str]| {
-        let size = count.to_string();
-        let arguments = [&[control.to_str().unwrap(), &size], keep].concat();
+/// Two servers with so many objects, kept in files or not.
+fn plain_servers(directory: &Path, sizes: [&str; 2], keep: bool) -> [(Other, String, PathBuf); 2] {
+    sizes.map(|size| {
+        let control = directory.join(format!("control{size}{keep}"));
+        let file = directory.join(format!("{size}.json"));
+        let mut arguments = vec![control.to_str().unwrap(), size];
+        arguments.extend(keep.then(|| file.to_str().unwrap()));
         let mut server = Other::start("serve-plain", &arguments);
         let address = server.line();
-        let control = Control::connect(control, Duration::from_secs(120)).unwrap();
         (server, address, control)
+    })
+}
+
+fn siblings(directory: &Path) {
+    let servers = plain_servers(directory, ["20", "20000"], false);
+    let mut clients = servers.each_ref().map(|(_, address, _)| Raw::connect(address));
+    // Its path is the beginning of those of 10 to 19 and so on.
+    let request = resolve(&sibling_at(1));
+    compare(
+        "siblings  one name among",
+        ["20", "20,000"],
+        10_000,
+        |which, _| {
+            clients[which].send(&request);
+            clients[which].until("\"policy\"");
+        },
+    );
+    servers.into_iter().for_each(|(server, ..)| server.end());
+}
+
+fn edits(directory: &Path) {
+    const TIMES: usize = 2000;
+    let sizes = ["100", "100000"];
+    let into = ["into 100", "into 100,000"];
+    let controls = |servers: &[(Other, String, PathBuf); 2]| {
+        let connect = |path: &PathBuf| Control::connect(path, Duration::from_secs(120)).unwrap();
+        servers.each_ref().map(|(_, _, path)| connect(path))
     };
-    let (server, address, mut control) = start(&directory.join("edits"), &[]);
-    let put = middle(TIMES, |n| {
-        drop(control.put(&[sibling(7, &n.to_string())], false).unwrap())
+    let servers = plain_servers(directory, sizes, false);
+    let mut control = controls(&servers);
+    compare("edit      put one object", into, TIMES, |which, n| {
+        control[which].put(&[sibling(7, &n.to_string())], false).unwrap();
     });
-    let mut raw = Raw::connect(&address);
-    raw.send(&resolve(&sibling_at(7)));
-    raw.until("\"policy\"");
-    let push = middle(TIMES, |n| {
-        control.put(&[sibling(7, &format!("push {n}"))], false).unwrap();
-        raw.until("policy_update");
+    let mut clients = servers.each_ref().map(|(_, address, _)| Raw::connect(address));
+    for client in &mut clients {
+        client.send(&resolve(&sibling_at(7)));
+        client.until("\"policy\"");
+    }
+    compare("edit      push one object", into, TIMES, |which, n| {
+        control[which]
+            .put(&[sibling(7, &format!("push {n}"))], false)
+            .unwrap();
+        clients[which].until("policy_update");
     });
-    server.end();
-    let keep = directory.join(format!("{count}.json"));
-    let (server, _, mut control) = start(&directory.join("kept"), &[keep.to_str().unwrap()]);
+    servers.into_iter().for_each(|(server, ..)| server.end());
+    let servers = plain_servers(directory, sizes, true);
+    let mut control = controls(&servers);
     // The first one writes all there is.
-    control.put(&[sibling(7, "first")], false).unwrap();
-    let kept = middle(TIMES, |n| {
-        drop(control.put(&[sibling(7, &n.to_string())], false).unwrap())
+    for control in &mut control {
+        control.put(&[sibling(7, "first")], false).unwrap();
+    }
+    compare("edit      keep one object", into, TIMES, |which, n| {
+        control[which].put(&[sibling(7, &n.to_string())], false).unwrap();
     });
-    server.end();
-    [put, kept, push]
+    servers.into_iter().for_each(|(server, ..)| server.end());
 }
 
 /// The memory of a server under statistics, every half a minute.
@@ -467,10 +477,11 @@ fn statistics(minutes: u64) {
     };
     println!("statistics  0 s: {:.1} MB", server.rss_mb());
     let begin = Instant::now();
-    let (mut generation, mut next) = (0, Duration::from_secs(30));
+    let (mut generation, mut reports, mut next) = (0, 0, Duration::from_secs(30));
     while begin.elapsed() < Duration::from_secs(60 * minutes) + EVERY {
         let round = Instant::now();
         generation += 1;
+        reports += AGENTS * COUNTERS;
         for (n, agent) in agents.iter_mut().enumerate() {
             for counter in 0..COUNTERS {
                 agent.send(&report(n, counter, generation));
@@ -480,7 +491,7 @@ fn statistics(minutes: u64) {
             (0..COUNTERS).for_each(|_| agent.until("\"result\""));
         }
         if begin.elapsed() >= next {
-            let (seconds, reports) = (next.as_secs(), generation as usize * AGENTS * COUNTERS);
+            let seconds = next.as_secs();
             println!(
                 "statistics  {seconds} s: {:.1} MB after {reports} reports",
                 server.rss_mb()

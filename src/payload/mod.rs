@@ -54,6 +54,7 @@
 //! | [`timestamp`] | points in time as TraceReport writes them |
 //! | `workload` | what START and RESTART share |
 //! | `id` | [`Id`], a text that names an entity |
+//! | `label` | what instances may be called |
 //! | `names` | texts with known values, in which others survive |
 //!
 //! FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
@@ -75,6 +76,7 @@ mod instance;
 mod invalid_frame_type;
 #[cfg(feature = "json")]
 pub mod json;
+mod label;
 mod names;
 mod node;
 mod public_ip;
@@ -109,6 +111,7 @@ pub use self::failure::*;
 pub use self::id::Id;
 pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceStopped};
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
+pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
 pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};

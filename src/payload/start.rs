@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::id::parse_uuid;
+use super::label::{read_labels, read_name};
 use super::names::names;
 use super::workload::{Resource, is_false};
 use super::yaml::{self, ErrorKind, Position, Tree};
@@ -102,6 +103,16 @@ pub struct Start {
     /// Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub dir: String,
+    /// What people call it: see [`check_name`](super::check_name). Several may have
+    /// the same. A key of this project, which others ignore; default: empty. Left
+    /// out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// What else people say of it: see [`check_label`](super::check_label), and at
+    /// most [`MAX_LABELS`](super::MAX_LABELS). A key of this project; default: none.
+    /// Left out when empty.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A volume of an instance. Every field is left out when empty, false or 0.
@@ -214,6 +225,10 @@ struct Form {
     env: BTreeMap<String, String>,
     #[serde(default)]
     dir: String,
+    #[serde(default, deserialize_with = "read_name")]
+    name: String,
+    #[serde(default, deserialize_with = "read_labels")]
+    labels: BTreeMap<String, String>,
 }
 
 impl From<Form> for Start {
@@ -248,6 +263,8 @@ impl From<Form> for Start {
             command: form.command,
             env: form.env,
             dir: form.dir,
+            name: form.name,
+            labels: form.labels,
         }
     }
 }

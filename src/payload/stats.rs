@@ -1,8 +1,11 @@
 //! STATS: what a node and its instances use (COMMAND 0x3).
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
+use super::workload::is_false;
 use super::{Id, payload};
 
 /// The load of a node and of each of its instances, sent periodically.
@@ -33,6 +36,10 @@ use super::{Id, payload};
 ///   cpu_usage: 12
 ///   volumes:
 ///   - 7c9e6679-7425-40de-944b-e07fc1f90ae7
+///   name: web-1
+///   labels:
+///     tier: front
+///   started: 2026-01-21T12:53:20.123Z
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -90,6 +97,10 @@ fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
+fn is_unknown(number: &i64) -> bool {
+    *number == -1
+}
+
 /// One address of a node, in STATS and READY.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -125,6 +136,38 @@ pub struct InstanceStats {
     pub cpu_usage: i64,
     /// The volumes attached to it; default: none.
     pub volumes: Vec<Id>,
+    /// What people call it, as its START said. This key and all below are of this
+    /// project: others ignore them. Default: empty. Left out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// What else people say of it, as its START said; default: none. Left out when
+    /// empty.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// When its last run was started, as [`timestamp`](super::timestamp) writes it;
+    /// default: empty, unknown. Left out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub started: String,
+    /// When that run ended; default: empty, it has not, or unknown. Left out when
+    /// empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ended: String,
+    /// Its exit code, 128 and the signal's number where a signal ended it;
+    /// default: -1, it has not ended, or nobody saw. Left out when -1.
+    #[serde(skip_serializing_if = "is_unknown")]
+    pub exit_code: i64,
+    /// The number of the signal that ended it; default: 0, none. Left out when 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub exit_signal: i64,
+    /// Whether a process of it was killed because its memory was used up; default:
+    /// false. Left out when false.
+    #[serde(skip_serializing_if = "is_false")]
+    pub out_of_memory: bool,
+    /// What the exit code does not tell: why its node ended it, or could not start
+    /// it again. In one line of at most 200 characters; default: empty. Left out
+    /// when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
 }
 
 impl Default for InstanceStats {
@@ -139,6 +182,14 @@ impl Default for InstanceStats {
             disk_usage_mb: -1,
             cpu_usage: -1,
             volumes: Vec::new(),
+            name: String::new(),
+            labels: BTreeMap::new(),
+            started: String::new(),
+            ended: String::new(),
+            exit_code: -1,
+            exit_signal: 0,
+            out_of_memory: false,
+            detail: String::new(),
         }
     }
 }

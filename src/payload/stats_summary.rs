@@ -85,6 +85,8 @@ impl From<Whole> for StatsSummary {
 /// value, all of it within that line. None everywhere where it is another form.
 struct Lines<'a> {
     rest: &'a str,
+    /// Before the rest: read, and not taken yet.
+    ahead: Option<Line<'a>>,
 }
 
 /// A line: how far it is indented, whether it begins an item of a list, and
@@ -102,12 +104,13 @@ impl<'a> Lines<'a> {
     fn of(payload: &'a [u8]) -> Option<Self> {
         let fits = payload.len() <= yaml::MAX_DOCUMENT_LEN;
         let rest = fits.then(|| std::str::from_utf8(payload).ok())??;
-        Some(Self { rest })
+        let ahead = None;
+        Some(Self { rest, ahead })
     }
 
     fn summary(&mut self) -> Option<StatsSummary> {
         let (mut node_uuid, mut interval, mut instances) = (None, None, None);
-        while !self.rest.is_empty() {
+        while !self.is_at_end() {
             let line = self.next()?;
             if line.indent > 0 || line.is_item {
                 return None;
@@ -163,14 +166,14 @@ impl<'a> Lines<'a> {
             }
         }
         // What follows is a key of the document again, or its end.
-        let ends = self.rest.is_empty() || self.peek().is_some_and(|next| next.indent == 0);
+        let ends = self.is_at_end() || self.peek().is_some_and(|next| next.indent == 0);
         (ends && !instances.is_empty()).then_some(instances)
     }
 
     /// Passes over what belongs to the key of `line`. A value that stands in that
     /// line has no more of it below.
     fn skip_below(&mut self, line: Line<'_>) -> Option<()> {
-        while !self.rest.is_empty() {
+        while !self.is_at_end() {
             let next = self.peek()?;
             let is_below = next.indent > line.indent || (next.is_item && next.indent == line.indent);
             if !is_below {
@@ -184,14 +187,22 @@ impl<'a> Lines<'a> {
         Some(())
     }
 
-    fn peek(&self) -> Option<Line<'a>> {
-        Line::read(self.rest.split('\n').next()?)
+    fn is_at_end(&self) -> bool {
+        self.rest.is_empty() && self.ahead.is_none()
+    }
+
+    fn peek(&mut self) -> Option<Line<'a>> {
+        if self.ahead.is_none() {
+            let (line, rest) = self.rest.split_once('\n').unwrap_or((self.rest, ""));
+            self.ahead = Some(Line::read(line)?);
+            self.rest = rest;
+        }
+        self.ahead
     }
 
     fn next(&mut self) -> Option<Line<'a>> {
-        let (line, rest) = self.rest.split_once('\n').unwrap_or((self.rest, ""));
-        self.rest = rest;
-        Line::read(line)
+        self.peek()?;
+        self.ahead.take()
     }
 }
 
@@ -205,7 +216,7 @@ impl<'a> Line<'a> {
         };
         let key = text
             .bytes()
-            .take_while(|b| b.is_ascii_alphanumeric() || *b == b'_');
+            .take_while(|b| b.is_ascii_alphanumeric() || b"_./-".contains(b));
         let (key, value) = text.split_at(key.count());
         match value.strip_prefix(':') {
             Some(value) if !key.is_empty() => {
@@ -251,13 +262,18 @@ fn is_scalar(value: &str) -> bool {
 /// Whether a value is text or a number that is written without quotes, and of
 /// characters that mean nothing in YAML where they stand.
 fn is_plain(value: &str) -> bool {
-    value.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/')
-        && value.bytes().all(|b| (b' '..=b'~').contains(&b))
-        && !value.ends_with([':', ' '])
-        && !value.contains(": ")
-        && !value.contains(" #")
-        && !value.starts_with("- ")
-        && value != "-"
+    if !value.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/') {
+        return false;
+    }
+    let mut before = 0;
+    for byte in value.bytes() {
+        let means_something = matches!((before, byte), (b':', b' ') | (b' ', b'#'));
+        if means_something || !(b' '..=b'~').contains(&byte) {
+            return false;
+        }
+        before = byte;
+    }
+    !matches!(before, b':' | b' ') && !value.starts_with("- ") && value != "-"
 }
 
 /// A value that is text without escapes, and is not read as nothing.

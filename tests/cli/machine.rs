@@ -113,7 +113,7 @@ fn a_guest_reads_its_seed_outlives_its_agent_and_obeys_its_power_button() {
     };
     cluster.next(is(InstanceState::Active));
     let dir = cluster.dir.path().join("state/instances").join(id.to_string());
-    let said = |dir: &Path| fs::read_to_string(dir.join("work/serial.log")).unwrap_or_default();
+    let said = |dir: &Path| fs::read_to_string(dir.join("stdout.log")).unwrap_or_default();
     let greeting = "up\n#cloud-config\nhostname: seen\n";
     wait_for(|| (said(&dir) == greeting).then_some(()));
 

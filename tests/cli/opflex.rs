@@ -7,8 +7,9 @@
 ))]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -549,4 +550,339 @@ fn wrong_usage_and_failures_have_their_exit_codes() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
         assert!(!text.is_empty());
     }
+}
+
+/// Waits until a program has written something to a file.
+fn until_written(path: &Path, what: &str) {
+    let began = Instant::now();
+    while !fs::read_to_string(path).unwrap_or_default().contains(what) {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{:?} is not in {:?}",
+            what,
+            fs::read_to_string(path)
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::create_dir(dir.join("policy")).unwrap();
+    let write = |file: &str, text: &str| {
+        fs::write(dir.join(file), text).unwrap();
+        fs::rename(dir.join(file), dir.join("policy").join(file)).unwrap();
+    };
+    let object = |uri: &str, name: &str| {
+        format!(
+            "[{{\"subject\": \"Group\", \"uri\": \"{uri}\", \"properties\": [{{\"name\": \"name\", \"data\": {name}}}]}}]"
+        )
+    };
+    write("a.json", &object("/a/", "\"a\""));
+    write(
+        "b.yaml",
+        "- {subject: Group, uri: /b/, properties: [{name: name, data: b}]}",
+    );
+    write("notes.txt", "no policy");
+    write(".b.yaml.swp", "no policy");
+    fs::write(
+        dir.join("model.yaml"),
+        "classes: {Group: {properties: {name: string}}}",
+    )
+    .unwrap();
+    let (server, mut output) = {
+        let errors = fs::File::create(dir.join("errors")).unwrap();
+        let arguments = [
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--policy",
+            "policy",
+            "--model",
+            "model.yaml",
+            "--control",
+            "control",
+        ];
+        let mut child = opflex(dir, &arguments)
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        (child, output)
+    };
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let (element, mut events) = start(
+        dir,
+        &[
+            "element",
+            "--connect",
+            address,
+            "--resolve",
+            "Group",
+            "/a/",
+            "--watch",
+            "--json",
+        ],
+    );
+    assert_eq!(changed(&mut events, "/a/"), "a");
+    write("a.json", &object("/a/", "\"a2\""));
+    assert_eq!(changed(&mut events, "/a/"), "a2");
+    // What is there is what all files say, or what they said last.
+    write("b.yaml", "- {subject: Group, uri: /b/,");
+    until_written(&dir.join("errors"), "policy/b.yaml: YAML: ");
+    write("a.json", &object("/a/", "\"a3\""));
+    write(
+        "b.yaml",
+        "- {subject: Group, uri: /b/, properties: [{name: name, data: 7}]}",
+    );
+    until_written(
+        &dir.join("errors"),
+        "policy/b.yaml: property \"name\" of /b/ is not a string",
+    );
+    let status = run(dir, &["policy", "status", "--control", "control"]);
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.ends_with(", 2 objects\n"), "{status}");
+    write(
+        "b.yaml",
+        "- {subject: Group, uri: /b/, properties: [{name: name, data: b2}]}",
+    );
+    assert_eq!(changed(&mut events, "/a/"), "a3");
+    fs::remove_file(dir.join("policy/a.json")).unwrap();
+    assert_eq!(changed(&mut events, "/a/"), Value::Null);
+    end(element, Signal::INT);
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn a_change_for_another_revision_of_the_policy_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("one.json"), r#"[{"subject": "Group", "uri": "/a/"}]"#).unwrap();
+    fs::write(dir.join("two.json"), r#"[{"subject": "Group", "uri": "/b/"}]"#).unwrap();
+    let serve = || {
+        let (server, mut output) = start(
+            dir,
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--control",
+                "control",
+                "--persist",
+                "kept.json",
+            ],
+        );
+        line(&mut output);
+        server
+    };
+    let server = serve();
+    let policy = |arguments: &[&str]| {
+        let all = [&["policy"][..], arguments, &["--control", "control", "--json"]].concat();
+        lines(dir, &all).remove(0)
+    };
+    let at = |revision: &Value| revision.to_string();
+    let first = policy(&["status"]);
+    assert_eq!(first["objects"], 0);
+    let put = policy(&["put", "one.json", "--if-revision", &at(&first["revision"])]);
+    assert_eq!(put["changed"], 1);
+    assert_eq!(policy(&["status"])["revision"], put["revision"]);
+    for stale in [
+        &["put", "two.json"][..],
+        &["reload", "two.json"],
+        &["delete", "/a/"],
+    ] {
+        let arguments = [
+            &["policy"][..],
+            stale,
+            &["--control", "control", "--if-revision", &at(&first["revision"])],
+        ];
+        let error = failure(dir, &arguments.concat());
+        assert!(error.contains("policy has changed: its revision is "), "{error}");
+    }
+    assert_eq!(policy(&["status"])["objects"], 1);
+    // Nothing changes, and so does the revision.
+    let same = policy(&["put", "one.json", "--if-revision", &at(&put["revision"])]);
+    assert_eq!(
+        (&same["changed"], &same["revision"]),
+        (&0.into(), &put["revision"])
+    );
+    end(server, Signal::TERM);
+    // The revisions of another process are others.
+    let server = serve();
+    let again = policy(&["status"]);
+    assert_eq!(again["objects"], 1);
+    assert!(
+        again["revision"].as_u64() > put["revision"].as_u64(),
+        "{again} {put}"
+    );
+    let deleted = policy(&["delete", "/a/", "--if-revision", &at(&again["revision"])]);
+    assert_eq!(deleted["changed"], 1);
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(
+        dir.join("start.json"),
+        r#"[{"subject": "Group", "uri": "/a/", "properties": [{"name": "name", "data": "old"}]}]"#,
+    )
+    .unwrap();
+    fs::write(
+        dir.join("policy.json"),
+        r#"[{"subject": "Group", "uri": "/a/", "properties": [{"name": "name", "data": "new"}]}]"#,
+    )
+    .unwrap();
+    // One that says what it is asked is enough of a server.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (element, _output) = start(
+        dir,
+        &[
+            "element",
+            "--connect",
+            &address,
+            "--name",
+            "pe1",
+            "--location",
+            "rack 7",
+            "--mac",
+            "0A:0b:0c:0d:0e:0f",
+            "--require-proxies",
+            "--start-policy",
+            "start.json",
+            "--resolve",
+            "Group",
+            "/a/",
+            "--serve",
+            "feed",
+            "--inspector",
+            "inspect",
+        ],
+    );
+    let (mut connection, _) = listener.accept().unwrap();
+    connection
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let mut said = Vec::new();
+    let identity = loop {
+        let mut bytes = [0; 4096];
+        let read = connection.read(&mut bytes).unwrap();
+        said.extend_from_slice(&bytes[..read]);
+        let messages = said.split(|byte| *byte == 0);
+        let messages = messages.filter_map(|text| serde_json::from_slice::<Value>(text).ok());
+        if let Some(identity) = messages
+            .into_iter()
+            .find(|message| message["method"] == "send_identity")
+        {
+            break identity["params"][0].clone();
+        }
+    };
+    assert_eq!(identity["my_location"], "rack 7");
+    assert_eq!(identity["data"]["mac"], "0a:0b:0c:0d:0e:0f");
+    drop((connection, listener));
+
+    // Nobody has answered: what there was before is what there is.
+    let feed = UnixStream::connect(dir.join("feed")).unwrap();
+    feed.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut feed = BufReader::new(feed);
+    assert_eq!(changed(&mut feed, "/a/"), "old");
+    assert!(dir.join("inspect").exists());
+
+    // A server that names proxies is one for it.
+    let serve = |more: &[&str]| {
+        let arguments = [
+            &[
+                "serve",
+                "--listen",
+                &address,
+                "--policy",
+                "policy.json",
+                "--control",
+                "control",
+            ][..],
+            more,
+        ];
+        let (server, mut output) = start(dir, &arguments.concat());
+        line(&mut output);
+        server
+    };
+    let server = serve(&["--proxies", "192.0.2.1,192.0.2.2,192.0.2.3"]);
+    assert_eq!(changed(&mut feed, "/a/"), "new");
+    let agents = lines(dir, &["agents", "--control", "control", "--json"]);
+    assert_eq!(
+        (&agents[0]["name"], &agents[0]["connected"]),
+        (&"pe1".into(), &1.into())
+    );
+    let table = run(dir, &["agents", "--control", "control"]).stdout;
+    assert!(String::from_utf8(table).unwrap().contains("bytes_received"));
+    end(element, Signal::TERM);
+    end(server, Signal::TERM);
+    assert!(!dir.join("feed").exists() && !dir.join("inspect").exists());
+    for bad in ["0a:0b:0c:0d:0e", "0a:0b:0c:0d:0e:0g", ""] {
+        let refused = run(dir, &["element", "--connect", &address, "--mac", bad]);
+        assert_eq!(refused.status.code(), Some(2), "{bad}");
+    }
+}
+
+#[test]
+fn a_model_is_imported_and_checks_what_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::create_dir_all(dir.join("MODEL/deep")).unwrap();
+    fs::write(
+        dir.join("MODEL/types.mdl"),
+        "module[ascii] { primitive[String] }\nmodule[scalar] { primitive[UInt64] }\n",
+    )
+    .unwrap();
+    fs::write(
+        dir.join("MODEL/deep/gbp.mdl"),
+        "module[gbp]\n{\n    class[Group; concrete]\n    {\n        member[name; type=ascii/String]\n        member[id; type=scalar/UInt64]\n        member[odd; type=strange/Type]\n    }\n}\n",
+    )
+    .unwrap();
+    fs::write(dir.join("MODEL/README"), "no definition").unwrap();
+    let imported = run(dir, &["model", "import", "MODEL", "--output", "model.json"]);
+    let told = String::from_utf8(imported.stderr).unwrap();
+    assert!(told.contains("odd of the unknown type strange/Type"), "{told}");
+    assert!(
+        told.contains("2 files: 1 classes with 3 properties, 1 skipped"),
+        "{told}"
+    );
+    let shown = run(dir, &["model", "import", "MODEL"]).stdout;
+    assert!(String::from_utf8(shown).unwrap().contains("GbpGroup:"));
+
+    fs::write(
+        dir.join("bad.json"),
+        r#"[{"subject": "GbpGroup", "uri": "/g/", "properties": [{"name": "id", "data": "seven"}]}]"#,
+    )
+    .unwrap();
+    let arguments = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        "model.json",
+        "--policy",
+        "bad.json",
+    ];
+    let refused = failure(dir, &arguments);
+    assert!(
+        refused.contains("bad.json: property \"id\" of /g/ is not an integer"),
+        "{refused}"
+    );
+
+    fs::write(dir.join("MODEL/deep/gbp.mdl"), "module[gbp]\n{").unwrap();
+    let broken = failure(dir, &["model", "import", "MODEL"]);
+    assert!(
+        broken.contains("gbp.mdl: line 2: a brace is not closed"),
+        "{broken}"
+    );
+    fs::create_dir(dir.join("empty")).unwrap();
+    let empty = failure(dir, &["model", "import", "empty"]);
+    assert!(empty.contains("there are no *.mdl files"), "{empty}");
 }

@@ -153,7 +153,7 @@ fn the_readme_can_be_pasted_into_a_shell() {
             .replace("--count 1000", "--count 100");
     }
     let mut script = blocks.join("\n");
-    for port in ["8890", "8891", "8892", "8009"] {
+    for port in ["8890", "8891", "8892", "8009", "8010"] {
         assert!(script.contains(&format!(":{port}")), "{port} is not used");
         script = script.replace(&format!(":{port}"), &format!(":{}", free_port()));
     }

@@ -49,6 +49,9 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         " was evacuated: it is in maintenance, and web (",
         " was restored, and web (",
         ", failed, and its node has started it again",
+        ") has ended by itself: exited 3",
+        "a program that is not there does not start:",
+        "/no/such/program",
         "a START that needs 1000000 MB fails, as it should:",
         "no node has the room (full_cloud)",
         "the way of a frame, \"START ",
@@ -56,7 +59,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "Scheduler ",
         "CNAgent ",
         "198.51.100.20 was released",
-        "all 4 instances were deleted",
+        "all 5 instances were deleted",
         "no process and no file is left",
     ] {
         demo.line_with(step);
@@ -89,7 +92,7 @@ fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     assert!(ctl(&["cncis"]).contains("198.51.100.20"));
     demo.signal(Signal::INT);
     // Those that somebody else has started are deleted as well.
-    demo.line_with("all 6 instances were deleted");
+    demo.line_with("all 7 instances were deleted");
     assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
     nothing_is_left(&place);
 }

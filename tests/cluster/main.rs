@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `verbs` | each command of `ssntp ctl` does what it says |
 //! | `failures` | each failure is told in words |
+//! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
 //! | `logs` | what instances write |
 //! | `program` | flags, environment, file, exit codes, signals |
@@ -29,6 +30,7 @@
 
 mod crashes;
 mod demo;
+mod ends;
 mod failures;
 mod lists;
 mod logs;

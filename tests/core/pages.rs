@@ -171,8 +171,8 @@ fn each_payload_has_an_example_that_is_one() {
     let without =
         FrameKind::all().filter(|kind| !sections.iter().any(|s| s.starts_with(&format!("{kind}\n"))));
     let without: Vec<String> = without.map(|kind| kind.to_string()).collect();
-    let expected =
-        "CONNECT CONNECTED FULL OFFLINE MAINTENANCE ConnectionFailure ConnectionAborted InvalidConfiguration";
+    let expected = "CONNECT OpenStream StreamCredit CloseStream CONNECTED FULL OFFLINE MAINTENANCE StreamOpened \
+         StreamData StreamEnded ConnectionFailure ConnectionAborted InvalidConfiguration";
     assert_eq!(without.join(" "), expected);
 }
 

@@ -423,3 +423,54 @@ fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
     let kept = ManagedObject::read_all(&std::fs::read(at("policy")).unwrap(), Format::Json).unwrap();
     assert!(kept == expected);
 }
+
+#[test]
+fn what_an_agent_asked_for_is_counted_over_all_its_sessions() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let mut settings = server_settings("pr1");
+    settings.limits.agents = 2;
+    let config = ServerConfig::new(settings)
+        .policy(vec![object("/a/", "a")])
+        .control(&socket);
+    let (server, address) = serve_tcp(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let mut agents = move || control.agents().unwrap();
+    // Its sessions are over when the next begins: the counters are summed up.
+    for session in 1..4 {
+        let element = element("pe1", &address);
+        let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
+        element.report(object("/c/", "c")).unwrap();
+        until(|| element.unanswered().unwrap() == 0);
+        let agent = agents().remove(0);
+        assert_eq!((&agent["name"], &agent["connected"]), (&json!("pe1"), &json!(1)));
+        assert_eq!(agent["requests"]["policy_resolve"], session);
+        drop(element);
+        until(|| agents()[0]["connected"] == 0);
+        let agent = agents().remove(0);
+        assert_eq!(agent["sessions"], session);
+        for method in ["send_identity", "policy_resolve", "state_report"] {
+            assert_eq!(agent["requests"][method], session, "{agent}");
+        }
+        for bytes in ["bytes_received", "bytes_sent"] {
+            assert!(agent[bytes].as_u64().unwrap() > 200 * session, "{agent}");
+        }
+    }
+    // Of those that have left, the two that left last are known.
+    let stays = element("stays", &address);
+    until_health(&stays, Health::Healthy);
+    for name in ["pe2", "pe3"] {
+        let passes = element(name, &address);
+        until_health(&passes, Health::Healthy);
+        drop(passes);
+        until(|| {
+            let agents = agents();
+            agents
+                .iter()
+                .any(|agent| agent["name"] == name && agent["connected"] == 0)
+        });
+    }
+    let names: Vec<_> = agents().iter().map(|agent| agent["name"].clone()).collect();
+    assert_eq!(names, ["pe2", "pe3", "stays"]);
+    assert_eq!(server.handle().agents().unwrap().len(), 3);
+}

@@ -15,6 +15,8 @@ mod bad_answers;
 mod bad_input;
 mod certificates;
 mod control;
+mod feed;
+mod inspector;
 mod many;
 mod methods;
 mod raw;

@@ -12,6 +12,7 @@ fn start_failure() {
         instance_uuid: INSTANCE.into(),
         reason: StartFailureReason::FullCn,
         restart: true,
+        ..StartFailure::default()
     };
     assert_eq!(found, expected);
 
@@ -20,6 +21,21 @@ fn start_failure() {
     assert_eq!(found.instance_uuid, INSTANCE);
     assert_eq!(found.reason, StartFailureReason::FullCloud);
     assert!(!found.restart);
+}
+
+/// A key of this project, which others ignore.
+#[test]
+fn a_failure_to_start_says_why_in_full_where_there_is_more_to_say() {
+    let failure = StartFailure {
+        detail: "sleep: not found".to_owned(),
+        ..StartFailure::default()
+    };
+    survives(&failure);
+    assert!(!text(&StartFailure::default().encode()).contains("detail"));
+    survives(&RestartFailure {
+        detail: failure.detail,
+        ..RestartFailure::default()
+    });
 }
 
 #[test]
@@ -147,7 +163,7 @@ fn reasons_are_those_of_the_protocol() {
     );
     assert_eq!(
         words(InvalidFrameTypeReason::ALL, |r| r.as_str()),
-        "unsupported_type unsupported_operand role_not_allowed"
+        "unsupported_type unsupported_operand role_not_allowed bad_exchange"
     );
     assert_eq!(
         words(InstanceState::ALL, |s| s.as_str()),

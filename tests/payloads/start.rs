@@ -375,3 +375,52 @@ fn the_command_of_a_broken_payload_is_told_from_its_documents() {
         None,
     );
 }
+
+#[test]
+fn an_instance_has_a_name_and_labels_within_their_bounds() {
+    let with = |keys: &str| Start::decode(format!("{COMMAND}{keys}").as_bytes());
+    let start = with("  name: web-1.a_b\n  labels: {app/tier: front end, n: 1, e: ''}\n").unwrap();
+    assert_eq!(start.name, "web-1.a_b");
+    let labels: Vec<_> = start
+        .labels
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
+    assert_eq!(labels, [("app/tier", "front end"), ("e", ""), ("n", "1")]);
+    survives(&start);
+    let plain = with("").unwrap();
+    assert_eq!((plain.name.as_str(), plain.labels.len()), ("", 0));
+    assert!(!text(&plain.encode()).contains("labels"));
+
+    let long = "a".repeat(MAX_LABEL + 1);
+    let many = (0..=MAX_LABELS)
+        .map(|n| format!("k{n}: v"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    for keys in [
+        "  name: a b\n".to_owned(),
+        "  name: -a\n".to_owned(),
+        "  name: \u{e9}\n".to_owned(),
+        format!("  name: {long}\n"),
+        format!("  name: {INSTANCE}\n"),
+        "  labels: {a b: c}\n".to_owned(),
+        "  labels: {'': c}\n".to_owned(),
+        format!("  labels: {{{long}: c}}\n"),
+        format!("  labels: {{a: {long}}}\n"),
+        "  labels: {a: \"b\\nc\"}\n".to_owned(),
+        "  labels: {a: \"\\e[31m\"}\n".to_owned(),
+        "  labels: {a: \"\\u202e\"}\n".to_owned(),
+        format!("  labels: {{{many}}}\n"),
+    ] {
+        let error = with(&keys).unwrap_err();
+        let at = if keys.starts_with("  name") {
+            "start.name"
+        } else {
+            "start.labels"
+        };
+        assert!(
+            error.path().starts_with(at) && !error.is_malformed(),
+            "{keys}: {error}"
+        );
+    }
+}

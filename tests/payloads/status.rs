@@ -44,6 +44,36 @@ fn stats() {
     assert_eq!(found, expected);
 }
 
+/// Keys of this project, which others ignore.
+#[test]
+fn stats_say_how_instances_ended_and_what_they_are_called() {
+    let written = |instance: &InstanceStats| {
+        let stats = Stats {
+            node_uuid: NODE.into(),
+            instances: vec![instance.clone()],
+            ..Stats::default()
+        };
+        survives(&stats);
+        text(&stats.encode()).to_owned()
+    };
+    let nothing = written(&InstanceStats::default());
+    for key in ["name", "labels", "started", "ended", "exit_", "memory:", "detail"] {
+        assert!(!nothing.contains(&format!("  {key}")), "{key}: {nothing}");
+    }
+    let ended = InstanceStats {
+        name: "web".to_owned(),
+        labels: [("tier".to_owned(), "1".to_owned())].into(),
+        started: "2026-01-21T12:53:20.123Z".to_owned(),
+        ended: "2026-01-21T12:54:20Z".to_owned(),
+        exit_code: 0,
+        exit_signal: 9,
+        out_of_memory: true,
+        detail: "it was killed".to_owned(),
+        ..InstanceStats::default()
+    };
+    assert!(written(&ended).contains("  exit_code: 0\n"), "0 is not unknown");
+}
+
 /// A key of this project, which others ignore.
 #[test]
 fn stats_say_how_often_they_come_where_it_is_known() {

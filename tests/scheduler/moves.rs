@@ -125,6 +125,7 @@ fn what_can_run_elsewhere_is_started_there_once_it_has_ended() {
         instance_uuid: movable.instance_uuid.into(),
         reason: StartFailureReason::ImageFailure,
         restart: false,
+        ..StartFailure::default()
     });
     let failure: StartFailure = controller.expect_payload();
     assert_eq!(failure.instance_uuid, movable.instance_uuid);

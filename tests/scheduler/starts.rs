@@ -324,6 +324,7 @@ fn fail(node: &mut Client, start: &Start, reason: Reason) {
         instance_uuid: start.instance_uuid.into(),
         reason,
         restart: start.restart,
+        ..StartFailure::default()
     };
     node.send_payload(&failure);
 }

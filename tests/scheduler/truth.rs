@@ -30,7 +30,7 @@ fn failed(node: Uuid, start: &Start, reason: Reason) -> StartFailure {
         node_uuid: node.into(),
         instance_uuid: start.instance_uuid.into(),
         reason,
-        restart: false,
+        ..StartFailure::default()
     }
 }
 

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 
 use crate::cmd;
+use crate::failure::Failure;
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
@@ -60,8 +61,26 @@ pub(crate) enum Command {
 impl Args {
     /// Reads the command line.
     pub(crate) fn of_this_process() -> Self {
-        Self::parse_from(common_flags_last(std::env::args_os().collect()))
+        let words = common_flags_last(std::env::args_os().collect());
+        match Self::try_parse_from(&words) {
+            Ok(args) => args,
+            Err(e) if e.use_stderr() && asks_for_json(&words) => {
+                // What follows the first paragraph is for people.
+                let text = e.to_string();
+                let why = text.split("\n\n").next().unwrap_or_default();
+                let usage = Failure::usage(why.trim_start_matches("error: "));
+                let _ = usage.in_json(true).report();
+                std::process::exit(e.exit_code())
+            }
+            Err(e) => e.exit(),
+        }
     }
+}
+
+/// Whether a program reads what `ssntp ctl` says, though it was asked wrongly.
+fn asks_for_json(words: &[OsString]) -> bool {
+    let mut own = words.iter().skip(1).take_while(|word| *word != "--");
+    words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
 }
 
 /// The flags that most subcommands have, and may stand before the subcommand

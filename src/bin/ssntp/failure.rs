@@ -13,6 +13,8 @@ use crate::output::printable;
 pub(crate) struct Failure {
     message: Option<String>,
     code: u8,
+    /// It is told to a program.
+    json: bool,
 }
 
 impl Failure {
@@ -21,6 +23,7 @@ impl Failure {
         Self {
             message: Some(message.to_string()),
             code: 1,
+            json: false,
         }
     }
 
@@ -29,23 +32,31 @@ impl Failure {
         Self {
             message: Some(message.to_string()),
             code: 2,
+            json: false,
         }
     }
 
-    /// A signal has ended it before it was done, which is no news to whoever sent
-    /// the signal.
-    pub(crate) fn interrupted(code: u8) -> Self {
-        Self { message: None, code }
+    /// The exit code says it all: a signal has ended it before it was done, which is
+    /// no news to whoever sent the signal; or what there is to say was printed.
+    pub(crate) fn silent(code: u8) -> Self {
+        Self {
+            message: None,
+            code,
+            json: false,
+        }
+    }
+
+    /// The same, told as an object of JSON where `json` says so:
+    /// `{"error": "…", "exit_code": 1}`.
+    pub(crate) fn in_json(self, json: bool) -> Self {
+        Self { json, ..self }
     }
 
     /// The standard output did not take what was written. Whoever closed it
     /// has seen enough, which is no failure.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self {
-                message: None,
-                code: 0,
-            };
+            return Self::silent(0);
         }
         Self::new(format!("standard output: {error}"))
     }
@@ -58,9 +69,12 @@ impl Failure {
     /// Tells the user in one line.
     pub(crate) fn report(self) -> ExitCode {
         if let Some(message) = self.message {
-            let line = one_line(&message);
+            let line = match self.json {
+                true => in_json(&message, self.code),
+                false => format!("ssntp: {}", one_line(&message)),
+            };
             // Nobody can be told that nobody can be told.
-            let _ = writeln!(io::stderr(), "ssntp: {line}");
+            let _ = writeln!(io::stderr(), "{line}");
         }
         ExitCode::from(self.code)
     }
@@ -84,6 +98,18 @@ impl From<Error> for Failure {
             _ => Self::new(error),
         }
     }
+}
+
+#[cfg(feature = "cli")]
+fn in_json(message: &str, code: u8) -> String {
+    let error = serde_json::json!({"error": message, "exit_code": code});
+    crate::output::printable_json(&error.to_string())
+}
+
+/// Nothing in this build prints JSON.
+#[cfg(not(feature = "cli"))]
+fn in_json(message: &str, _: u8) -> String {
+    one_line(message)
 }
 
 /// File names and peers' texts may hold anything.

@@ -25,3 +25,63 @@ impl From<Seconds> for Duration {
         seconds.0
     }
 }
+
+/// A whole number with `s`, `m`, `h` or `d` behind it, or of seconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Age(Duration);
+
+impl FromStr for Age {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = match text.get(digits.len()..) {
+            Some("" | "s") => Some(1),
+            Some("m") => Some(60),
+            Some("h") => Some(60 * 60),
+            Some("d") => Some(24 * 60 * 60),
+            _ => None,
+        };
+        let seconds = unit.and_then(|unit: u64| unit.checked_mul(digits.parse().ok()?));
+        let seconds = seconds.ok_or("it is not an age as 90s, 30m, 12h or 7d")?;
+        Ok(Self(Duration::from_secs(seconds)))
+    }
+}
+
+impl From<Age> for Duration {
+    fn from(age: Age) -> Self {
+        age.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_has_a_unit_or_is_in_seconds() {
+        let seconds = |text: &str| text.parse::<Age>().map(|age| age.0.as_secs());
+        for (text, of) in [
+            ("90", 90),
+            ("90s", 90),
+            ("30m", 1800),
+            ("12h", 43_200),
+            ("7d", 604_800),
+            ("0", 0),
+        ] {
+            assert_eq!(seconds(text), Ok(of), "{text}");
+        }
+        for text in [
+            "",
+            "h",
+            "1.5h",
+            "-1s",
+            "1w",
+            "1h30m",
+            "99999999999999999999",
+            "9999999999999999999d",
+        ] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

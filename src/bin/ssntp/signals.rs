@@ -127,7 +127,7 @@ impl Stop {
 
     /// How a command fails that a signal has ended.
     pub(crate) fn interrupted(&self) -> Failure {
-        Failure::interrupted(exit_code(&self.signal))
+        Failure::silent(exit_code(&self.signal))
     }
 
     /// Blocks until a signal comes.

@@ -32,7 +32,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::warn;
 use rustix::fs::{FlockOperation, flock};
@@ -73,6 +73,12 @@ pub(crate) struct Record {
     pub(crate) first_run: bool,
     /// How its last run ended; -1 unknown.
     pub(crate) exit_code: i32,
+    /// The signal that ended it; 0 none.
+    pub(crate) exit_signal: i32,
+    pub(crate) out_of_memory: bool,
+    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
+    pub(crate) started: u64,
+    pub(crate) ended: u64,
     /// Why its node ended it, or could not start it again; a line for people.
     pub(crate) detail: String,
     /// How often its node has started it again by itself, in all and since it last
@@ -132,7 +138,7 @@ impl Record {
         })
     }
 
-    /// The same instance, running.
+    /// The same instance, running; `started` is set by who starts it.
     pub(crate) fn running(&self, handle: &Handle) -> Self {
         Self {
             driver: self.driver.clone(),
@@ -142,6 +148,7 @@ impl Record {
             boot_id: handle.boot_id.clone(),
             first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
+            started: self.started,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
             ..Self::default()
@@ -154,6 +161,10 @@ impl Record {
             driver: self.driver.clone(),
             phase: RecordPhase::Stopped,
             exit_code: exit.code.unwrap_or(-1),
+            exit_signal: exit.signal.unwrap_or(0),
+            out_of_memory: exit.out_of_memory,
+            started: exit.started.map_or(self.started, millis),
+            ended: exit.ended.map_or(0, millis),
             detail: self.detail.clone(),
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
@@ -161,6 +172,12 @@ impl Record {
             ..Self::default()
         }
     }
+}
+
+/// A time as a record has it.
+pub(crate) fn millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What is true of the whole node.

@@ -30,7 +30,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use log::warn;
@@ -42,7 +42,7 @@ use super::driver::{
     VolumeError, VolumeFault,
 };
 use super::policy::Policy;
-use super::store::{PASS, Store, make_dirs};
+use super::store::{PASS, Store, make_dirs, millis};
 use super::tree;
 use crate::cluster::machine::Facts;
 use crate::transport::threads;
@@ -426,8 +426,8 @@ impl Shared {
             }
             queues.launches.insert(instance, job.cancel.clone());
         }
-        let mut made = Vec::new();
-        let result = self.try_launch(&job, &mut made);
+        let (mut made, mut began) = (Vec::new(), 0);
+        let result = self.try_launch(&job, &mut made, &mut began);
         self.queues().launches.remove(&instance);
         let running = match (&result, &self.store) {
             (Ok(handle), Some(store)) => Some(Running {
@@ -442,6 +442,9 @@ impl Shared {
             }
             _ => None,
         };
+        if result.is_ok() {
+            self.done(Done::Began { instance, began });
+        }
         self.done(Done::Launched { instance, result });
         // Only now: its end must not be known before its beginning.
         if let Some(running) = running {
@@ -449,9 +452,14 @@ impl Shared {
         }
     }
 
-    /// What volumes it has made that are to go with the instance is told in any
-    /// case.
-    fn try_launch(&self, job: &LaunchJob, made: &mut Vec<Uuid>) -> Result<Handle, LaunchError> {
+    /// Gives the run, and in `began` when it did. What volumes it has made that are
+    /// to go with the instance is told in any case.
+    fn try_launch(
+        &self,
+        job: &LaunchJob,
+        made: &mut Vec<Uuid>,
+        began: &mut u64,
+    ) -> Result<Handle, LaunchError> {
         let unsaved = |e: io::Error| LaunchError::io("its state cannot be saved", &e);
         let store = self.store().map_err(unsaved)?;
         let place = store.place(job.instance);
@@ -489,7 +497,10 @@ impl Shared {
             cancel: &job.cancel,
         };
         job.driver.launch(&launch, &mut |handle| {
-            store.save(job.instance, &job.record.running(handle))
+            let mut record = job.record.running(handle);
+            record.started = millis(wall_clock());
+            *began = record.started;
+            store.save(job.instance, &record)
         })
     }
 
@@ -561,7 +572,10 @@ impl Shared {
             place: subject.place.clone(),
             handle: handle.clone(),
         };
-        warn!("instance {}: {why}: it is killed", subject.place.instance());
+        let instance = subject.place.instance();
+        warn!("instance {instance}: {why}: it is killed");
+        // First: it is a part of how it ends.
+        self.done(Done::Condemned { instance, why });
         warn_of(&running, "killed", driver.kill(&running));
     }
 
@@ -590,6 +604,11 @@ impl Shared {
         // Once the agent is gone, nobody has to know.
         let _ = self.inputs.send(Input::Done(done));
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "when an instance was started")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }
 
 fn warn_of(running: &Running, what: &str, result: io::Result<()>) {

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::Failure;
+use super::{Ending, Failure};
 use crate::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use crate::proto::FrameKind;
 
@@ -84,6 +84,8 @@ pub enum Change {
         before: InstanceState,
         /// What it is doing now.
         state: InstanceState,
+        /// How it ended, where it has.
+        ending: Option<Ending>,
     },
     /// A node no longer has an instance.
     InstanceGone {
@@ -225,9 +227,14 @@ impl fmt::Display for Change {
                 instance,
                 before,
                 state,
+                ending,
                 ..
             } => {
-                write!(f, "instance {instance} is {state}, after {before}")
+                write!(f, "instance {instance} is {state}, after {before}")?;
+                match ending.as_ref().filter(|ending| ending.is_known()) {
+                    Some(ending) => write!(f, ": {ending}"),
+                    None => Ok(()),
+                }
             }
             Self::InstanceGone { instance, node } => {
                 write!(f, "instance {instance} is no longer on node {node}")

@@ -12,7 +12,8 @@ use crate::payload::{
 use crate::proto::{Command, ErrorCode, Frame, FrameKind};
 
 /// A command that was not carried out. Shown as a sentence:
-/// `instance 0f7a… was not started: no node has the room (full_cloud)`.
+/// `instance 0f7a… was not started: no node has the room (full_cloud)`, with more
+/// before the protocol's word where more is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
@@ -35,6 +36,8 @@ pub struct Failure {
     pub public_ip: String,
     /// Why, in the protocol's word.
     pub reason: String,
+    /// Why in full, as whoever failed says; empty where it says no more.
+    pub detail: String,
 }
 
 impl Failure {
@@ -77,6 +80,7 @@ impl Failure {
             cnci: subject.concentrator_uuid,
             public_ip: subject.public_ip,
             reason,
+            detail: subject.detail,
         }))
     }
 
@@ -126,6 +130,7 @@ impl Failure {
             "role_not_allowed" if !addressed => {
                 "this controller may not command: its role does not allow it, or another one is the master"
             }
+            "bad_exchange" if !addressed => "it is no request, and no answer to one",
             "not_connected" if !addressed => "whom it names is not connected",
             _ if self.error == ErrorCode::INVALID_CONFIGURATION => {
                 "the scheduler, or an agent that it is for, cannot use it"
@@ -173,6 +178,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.subject(f)?;
         write!(f, ": {}", self.words())?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
         match self.reason.as_str() {
             "" => write!(f, " ({})", self.error),
             reason => write!(f, " ({reason})"),

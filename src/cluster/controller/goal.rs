@@ -22,7 +22,7 @@ use std::fmt;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Change, Failure, Node, View};
+use super::{Change, Ending, Failure, Instance, Node, View};
 use crate::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NextState, NodeStatus,
     Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
@@ -73,6 +73,8 @@ pub enum Shown {
     Ended {
         /// The instance.
         instance: Uuid,
+        /// How, where that is known.
+        ending: Option<Ending>,
     },
     /// The instance has stopped; its node may keep it.
     Stopped {
@@ -138,7 +140,13 @@ impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Running { instance, node } => write!(f, "instance {instance} runs on node {node}"),
-            Self::Ended { instance } => write!(f, "instance {instance} was started and has ended"),
+            Self::Ended { instance, ending } => {
+                write!(f, "instance {instance} was started and has ended")?;
+                match ending.as_ref().filter(|ending| ending.is_known()) {
+                    Some(ending) => write!(f, ": {ending}"),
+                    None => Ok(()),
+                }
+            }
             Self::Stopped { instance } => write!(f, "instance {instance} has stopped"),
             Self::Gone { instance } => write!(f, "instance {instance} is gone"),
             Self::Attached { instance, volume } => {
@@ -225,7 +233,7 @@ impl Goal {
                     node,
                     state,
                 },
-            ) if own == instance => up(*instance, *node, state),
+            ) if own == instance => up(*instance, *node, state, view),
             // It had ended before it was started again: that is to come.
             (
                 Self::Restarted { instance: own },
@@ -244,11 +252,14 @@ impl Goal {
                     state,
                     ..
                 },
-            ) if own == instance => up(*instance, *node, state),
+            ) if own == instance => up(*instance, *node, state, view),
             (
                 Self::Started { instance: own } | Self::Restarted { instance: own },
                 C::InstanceDeleted { instance, .. },
-            ) if own == instance => Some(Shown::Ended { instance: *instance }),
+            ) if own == instance => Some(Shown::Ended {
+                instance: *instance,
+                ending: None,
+            }),
 
             (
                 Self::Stopped { instance: own },
@@ -449,10 +460,13 @@ impl Goal {
 }
 
 /// The instance runs, or has run.
-fn up(instance: Uuid, node: Uuid, state: &InstanceState) -> Option<Shown> {
+fn up(instance: Uuid, node: Uuid, state: &InstanceState, view: &View) -> Option<Shown> {
     match state {
         InstanceState::Active => Some(Shown::Running { instance, node }),
-        InstanceState::Exited => Some(Shown::Ended { instance }),
+        InstanceState::Exited => Some(Shown::Ended {
+            instance,
+            ending: view.instance(instance).and_then(Instance::ending),
+        }),
         _ => None,
     }
 }

@@ -83,7 +83,7 @@ use self::goal::Goal;
 pub use self::goal::{Orderable, Shown};
 pub use self::order::{CommandError, Order, OrderError};
 pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest};
-pub use self::view::{Cnci, FindError, Instance, Node, PublicIp, View};
+pub use self::view::{Cnci, Ending, FindError, Instance, Node, PublicIp, View};
 use crate::client::{Client, ClientConfig, ClientError, ClientHandle};
 use crate::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, NextState, ReleasePublicIp, Restart,

@@ -72,13 +72,18 @@ impl Order {
         self.shared.look(|view| self.goal.is_progressing(view))
     }
 
+    /// How far it has come, in words.
+    pub fn progress(&self) -> String {
+        self.shared.look(|view| self.goal.progress(view))
+    }
+
     /// The error of a wait of that length, for who waits by
     /// [`settled`](Self::settled).
     pub fn timed_out(&self, limit: Duration) -> OrderError {
         OrderError::TimedOut {
             command: self.goal.command(),
             limit,
-            progress: self.shared.look(|view| self.goal.progress(view)),
+            progress: self.progress(),
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::payload::{
     RestartFailureReason, StartFailure, StartFailureReason, StopFailure, StopFailureReason,
     UnassignPublicIpFailure,
 };
+use crate::printable::excerpt;
 use crate::proto::{Command, Frame, FrameKind, FrameType};
 use crate::server::{Context, SessionInfo};
 
@@ -93,9 +94,14 @@ fn failure(frame: &Frame, why: Why<'_>) -> Option<Frame> {
 }
 
 fn failed<F: CommandFailure>(command: &Frame, why: Why<'_>, not_connected: F::Reason) -> Frame {
+    let mut subject = CommandSubject::of(command);
     let reason = match why {
-        Why::Unreadable(error) => error.into(),
+        Why::Unreadable(error) => {
+            // Its sender may read what is wrong with it.
+            subject.detail = excerpt(error).to_string();
+            error.into()
+        }
         Why::NotConnected => not_connected,
     };
-    Frame::of(&F::of(CommandSubject::of(command), reason))
+    Frame::of(&F::of(subject, reason))
 }

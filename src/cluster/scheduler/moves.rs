@@ -181,6 +181,7 @@ impl Scheduler {
                 instance_uuid: instance.into(),
                 reason: why.into(),
                 restart: true,
+                detail: String::new(),
             };
             // Whoever has left does not look.
             let _ = cx.send_payload(from.uuid(), &failure);

@@ -79,6 +79,7 @@ impl Waiting {
             instance_uuid: self.instance.into(),
             reason,
             restart: self.restart,
+            detail: String::new(),
         }
     }
 }
@@ -275,6 +276,7 @@ impl Scheduler {
             instance_uuid: instance.into(),
             reason: StartFailureReason::LaunchFailure,
             restart: given.restart,
+            detail: "its node has not said what became of it".into(),
         };
         answers::to_controllers(cx, &failure);
     }

@@ -53,7 +53,7 @@ impl Format {
         }
     }
 
-    fn write<T: Serialize>(self, value: &T) -> Result<String, FileError> {
+    pub(super) fn write<T: Serialize>(self, value: &T) -> Result<String, FileError> {
         match self {
             Self::Json => serde_json::to_string_pretty(value)
                 .map(|text| text + "\n")

@@ -1,6 +1,8 @@
 //! What a policy element wants done, and what it has to tell.
 
 use bytes::Bytes;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::opflex::message::{ErrorResponse, Method, Proxies, Store};
 use crate::opflex::model::{ChangeKind, ManagedObject, Name, Target, Uri};
@@ -101,6 +103,13 @@ pub enum ElementEvent {
         /// The objects.
         objects: Vec<ObjectChange>,
     },
+    /// Objects went because nobody wants them any more.
+    Forgotten {
+        /// Policy or endpoints.
+        what: Store,
+        /// The objects.
+        objects: Vec<ObjectChange>,
+    },
     /// A request was answered with an error. It is sent again in time.
     Refused {
         /// `host:port` of the server.
@@ -135,10 +144,67 @@ pub enum ElementEvent {
     Missed(u64),
 }
 
+impl ElementEvent {
+    /// The event as `ssntp opflex element --watch --json` prints it.
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::Health(health) => {
+                json!({ "event": "health", "health": format!("{health:?}").to_lowercase() })
+            }
+            Self::Peer {
+                address,
+                state,
+                reason,
+            } => json!({
+                "event": "peer",
+                "address": address,
+                "state": state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase()),
+                "reason": reason.as_ref().map(ToString::to_string),
+            }),
+            Self::Location(location) => json!({ "event": "location", "location": location }),
+            Self::Proxies(proxies) => json!({
+                "event": "proxies", "v4": proxies.v4, "v6": proxies.v6, "mac": proxies.mac,
+            }),
+            Self::Resolved {
+                what,
+                subject,
+                target,
+                found,
+            } => json!({
+                "event": "resolved", "what": what.name(), "subject": subject,
+                "target": target.to_string(), "found": found,
+            }),
+            Self::Changed { what, objects } | Self::Forgotten { what, objects } => {
+                json!({ "event": "changed", "what": what.name(), "objects": objects })
+            }
+            Self::Refused {
+                address,
+                method,
+                about,
+                error,
+            } => json!({
+                "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
+            }),
+            Self::NotTaken { about, limit } => json!({
+                "event": "not_taken", "about": about, "limit": limit,
+            }),
+            Self::Unanswered {
+                method,
+                about,
+                attempts,
+            } => json!({
+                "event": "unanswered", "method": method.name(), "about": about, "attempts": attempts,
+            }),
+            Self::Missed(count) => json!({ "event": "missed", "count": count }),
+        }
+    }
+}
+
 /// One object that changed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ObjectChange {
     /// What happened.
+    #[serde(rename = "change")]
     pub kind: ChangeKind,
     /// Its class.
     pub subject: Name,

@@ -1,7 +1,8 @@
 //! What the element holds and has to tell servers about: resolves that are in
 //! force, endpoints that are declared, state that is reported.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -74,8 +75,12 @@ pub(super) struct Item {
     pub(super) answered: bool,
     /// What is resolved by identifier: the topmost objects that it brought.
     pub(super) roots: BTreeSet<Uri>,
+    /// It holds policy of before, which no server has confirmed.
+    pub(super) is_start_policy: bool,
     /// An alarm was raised, since nobody answers.
     alarmed: bool,
+    /// Its place among what is declared and reported.
+    place: u64,
     /// The numbers of requests without an answer from everybody.
     xids: Vec<u64>,
 }
@@ -105,6 +110,9 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 pub(super) struct Held {
     items: HashMap<Key, Item>,
+    /// What is declared and reported, in the order in which that began.
+    told: BTreeMap<u64, Key>,
+    last_place: u64,
     calls: Pending<Call>,
     refresh: Deadlines<Key>,
     random: Random,
@@ -128,6 +136,8 @@ impl Held {
     pub(super) fn new(settings: &Settings, mut random: Random) -> Self {
         Self {
             items: HashMap::new(),
+            told: BTreeMap::new(),
+            last_place: 0,
             calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
             refresh: Deadlines::default(),
             random,
@@ -152,12 +162,21 @@ impl Held {
         self.items.iter()
     }
 
+    /// The objects that are declared and reported behind a place in the order in
+    /// which that began, each with its place.
+    pub(super) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let told = self.told.range((from, Bound::Unbounded));
+        let items = told.filter_map(|(place, key)| Some((*place, self.items.get(key)?)));
+        items.flat_map(|(place, item)| item.objects.iter().map(move |object| (place, object)))
+    }
+
     /// Enters something to be held. False when it already was.
     pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
         if self.items.contains_key(key) {
             return false;
         }
-        self.items.insert(key.clone(), Item::default());
+        let mut item = Item::default();
         match key {
             Key::Resolve(what, _, Target::Uri(uri)) => {
                 let roots = &mut self.index_mut(*what).roots;
@@ -167,8 +186,13 @@ impl Held {
                 let idents = &mut self.index_mut(*what).idents;
                 add(idents, ident.clone(), key.clone());
             }
-            Key::Declaration(_) | Key::Report(_) => {}
+            Key::Declaration(_) | Key::Report(_) => {
+                self.last_place += 1;
+                item.place = self.last_place;
+                self.told.insert(item.place, key.clone());
+            }
         }
+        self.items.insert(key.clone(), item);
         self.draw_refresh(key, now);
         true
     }
@@ -177,6 +201,7 @@ impl Held {
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
         self.alarms -= usize::from(item.alarmed);
+        self.told.remove(&item.place);
         self.refresh.clear(key);
         for xid in &item.xids {
             self.calls.end(*xid);

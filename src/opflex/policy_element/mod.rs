@@ -104,6 +104,8 @@ pub struct ElementCore {
     references: HashMap<ReferenceId, (Key, bool)>,
     next_reference: u64,
     policy: Tree,
+    /// What resolves bring that no server has answered.
+    start_policy: Tree,
     endpoints: Tree,
     /// When to look for what nobody wants any more.
     sweep: Option<Instant>,
@@ -130,6 +132,7 @@ impl ElementCore {
             references: HashMap::new(),
             next_reference: 1,
             policy: Tree::new(),
+            start_policy: Tree::new(),
             endpoints: Tree::new(),
             sweep: None,
             health: Health::Down,
@@ -137,6 +140,13 @@ impl ElementCore {
             followed: 0,
             log: LogLimit::default(),
         }
+    }
+
+    /// Begins with policy of before: a resolve that no server has answered yet
+    /// brings what is here. To be called before anything is resolved.
+    pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
+        self.start_policy = Tree::new();
+        self.start_policy.merge(policy).map(drop)
     }
 
     /// Wants a policy and all changes of it, until [`release`](Self::release).
@@ -335,6 +345,12 @@ impl ElementCore {
         })
     }
 
+    /// The objects that the element declares and reports behind a place in the
+    /// order in which that began, each with its place.
+    pub(crate) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        self.held.told_after(place)
+    }
+
     /// How many resolves, declarations and reports no server has answered yet,
     /// as they are now.
     pub fn unanswered(&self) -> usize {
@@ -371,8 +387,10 @@ impl ElementCore {
         self.next_reference += 1;
         self.references.insert(reference, (key.clone(), follow));
         if is_new {
+            self.bring_start_policy(&key, actions);
             self.ask_all(&key, now, actions);
-        } else if begins_to_follow {
+        }
+        if begins_to_follow {
             self.follow(&key, now, actions);
         }
         reference

@@ -8,7 +8,7 @@ use log::{debug, warn};
 use super::held::{Item, Key};
 use super::{Action, ElementCore, ElementEvent, ObjectChange, Store, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, Update};
-use crate::opflex::model::{ChangeKind, Changes, ManagedObject, Reference, Target, Tree, Uri};
+use crate::opflex::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Tree, Uri};
 
 impl ElementCore {
     /// A resolve was answered. False where there is no room for the answer,
@@ -34,7 +34,9 @@ impl ElementCore {
             return false;
         }
         let objects = self.wanted(*what, objects);
-        match self.tree_mut(*what).replace(objects) {
+        // The first answer is what counts, also where it is that there is none.
+        let outdated = self.take_start_policy(key);
+        match self.tree_mut(*what).update(&outdated, objects, Vec::new()) {
             Ok(changes) => {
                 let first = self
                     .held
@@ -53,6 +55,76 @@ impl ElementCore {
             Err(error) => warn!("{}: not taken: {error}", key.about()),
         }
         true
+    }
+
+    /// Puts in what the policy to start with has of a resolve.
+    pub(super) fn bring_start_policy(&mut self, key: &Key, actions: &mut Vec<Action>) {
+        let Key::Resolve(Store::Policy, subject, target) = key else {
+            return;
+        };
+        let start = &self.start_policy;
+        let is_of_class = |object: &ObjectRef<'_>| object.subject() == subject;
+        let roots: Vec<Uri> = match target {
+            Target::Uri(uri) => start
+                .get(uri)
+                .into_iter()
+                .filter(is_of_class)
+                .map(|o| o.uri().clone())
+                .collect(),
+            Target::Ident(ident) => start
+                .find(ident)
+                .filter(is_of_class)
+                .map(|o| o.uri().clone())
+                .collect(),
+        };
+        let objects = roots.iter().flat_map(|root| start.subtree(root));
+        let objects: Vec<_> = objects.map(|object| object.to_object()).collect();
+        if objects.is_empty() || !self.has_room(Store::Policy, objects.iter()) {
+            return;
+        }
+        for root in &roots {
+            self.held.add_root(key, root);
+        }
+        match self.policy.update(&[], objects, Vec::new()) {
+            Ok(changes) => self.tell_changes(Store::Policy, &changes, actions),
+            Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
+        }
+        if let Some(item) = self.held.get_mut(key) {
+            item.is_start_policy = true;
+        }
+    }
+
+    /// What resolves hold of the policy to start with, which a server has just
+    /// begun to answer: a long answer begins with updates.
+    fn outdated(&mut self, what: Store, update: &Update) -> Vec<Uri> {
+        if what != Store::Policy || self.start_policy.is_empty() {
+            return Vec::new();
+        }
+        let objects = update
+            .replace
+            .iter()
+            .chain(update.merge_children.iter().flatten());
+        let uris = objects.map(|object| &object.uri);
+        let keys: HashSet<Key> = uris
+            .flat_map(|uri| self.held.holders(what, uri))
+            .cloned()
+            .collect();
+        keys.iter().flat_map(|key| self.take_start_policy(key)).collect()
+    }
+
+    /// The topmost objects that a resolve holds of the policy to start with,
+    /// which it does not any more.
+    fn take_start_policy(&mut self, key: &Key) -> Vec<Uri> {
+        let item = match self.held.get_mut(key) {
+            Some(item) if item.is_start_policy => item,
+            _ => return Vec::new(),
+        };
+        item.is_start_policy = false;
+        let of_target = match key {
+            Key::Resolve(_, _, Target::Uri(uri)) => Some(uri.clone()),
+            _ => None,
+        };
+        of_target.into_iter().chain(item.roots.iter().cloned()).collect()
     }
 
     /// A server pushes changes: all of them are carried out, or none.
@@ -79,9 +151,10 @@ impl ElementCore {
         let mut checks = objects().map(|object| tree.check(object));
         checks.try_for_each(|check| check.map_err(|error| refuse(error.to_string())))?;
         for update in updates {
+            let mut delete = self.outdated(what, &update);
             let replace = self.wanted(what, update.replace);
             let merge = self.wanted(what, update.merge_children.unwrap_or_default());
-            let delete: Vec<Uri> = update.delete.into_iter().map(|deletion| deletion.uri).collect();
+            delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
             let changes = self.tree_mut(what).update(&delete, replace, merge);
             let changes = changes.map_err(|error| refuse(error.to_string()))?;
             self.changed(what, &changes, now, actions);
@@ -148,8 +221,15 @@ impl ElementCore {
             Store::Policy => &mut self.policy,
             Store::Endpoints => &mut self.endpoints,
         };
-        for root in roots {
-            tree.prune(&root, |uri| held.holders(*what, uri).next().is_some());
+        let pruned: Vec<Changes> = roots
+            .iter()
+            .map(|root| tree.prune(root, |uri| held.holders(*what, uri).next().is_some()))
+            .collect();
+        let objects = pruned.iter().flat_map(|changes| self.changes_of(*what, changes));
+        let objects: Vec<_> = objects.collect();
+        if !objects.is_empty() {
+            let what = *what;
+            actions.push(Action::Tell(ElementEvent::Forgotten { what, objects }));
         }
     }
 
@@ -176,9 +256,21 @@ impl ElementCore {
     }
 
     fn changed(&mut self, what: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        self.tell_changes(what, changes, actions);
+        if what == Store::Policy {
+            self.follow_changes(changes, now, actions);
+        }
+    }
+
+    fn tell_changes(&self, what: Store, changes: &Changes, actions: &mut Vec<Action>) {
         if changes.is_empty() {
             return;
         }
+        let objects = self.changes_of(what, changes);
+        actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
+    }
+
+    fn changes_of(&self, what: Store, changes: &Changes) -> Vec<ObjectChange> {
         let tree = self.tree(what);
         let change = |change: &crate::opflex::model::Change| ObjectChange {
             kind: change.kind,
@@ -186,11 +278,7 @@ impl ElementCore {
             uri: change.uri.clone(),
             object: tree.get(&change.uri).map(|object| object.to_object()),
         };
-        let objects = changes.iter().map(change).collect();
-        actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
-        if what == Store::Policy {
-            self.follow_changes(changes, now, actions);
-        }
+        changes.iter().map(change).collect()
     }
 
     /// Resolves what changed objects refer to, where they are followed, and has
@@ -234,6 +322,7 @@ impl ElementCore {
                 self.followed += usize::from(item.references == 0);
             }
             if !known {
+                self.bring_start_policy(&key, actions);
                 self.ask_all(&key, now, actions);
             }
             if !followed_on {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::LocalSocket;
 use crate::opflex::model::{FileError, ManagedObject, ModelError, Schema};
 use crate::opflex::rpc::{self, Framing};
 use crate::opflex::{policy_element, server};
@@ -38,6 +39,9 @@ pub struct ServerConfig {
     /// The Unix socket for [`Control`](super::Control). Whoever may open it may
     /// change policy: only the user of the server can. Default none.
     pub control: Option<PathBuf>,
+    /// The Unix socket that agent-ovs's `gbp_inspect` sees the server through:
+    /// its policy, its endpoints and what was reported. Default none.
+    pub inspector: Option<LocalSocket>,
     /// How clients end their messages. Default with a NUL.
     pub framing: Framing,
     /// How long and deep a message may be.
@@ -73,6 +77,7 @@ impl ServerConfig {
             policy: Vec::new(),
             keep: None,
             control: None,
+            inspector: None,
             framing: Framing::default(),
             limits: rpc::Limits::default(),
             queue: Limits::default(),
@@ -143,6 +148,18 @@ pub struct ElementConfig {
     pub limits: rpc::Limits,
     /// How much may wait for one server.
     pub queue: Limits,
+    /// The Unix socket that agent-ovs's `gbp_inspect` sees the element through:
+    /// what it has resolved, declares and reports. Default none.
+    pub inspector: Option<LocalSocket>,
+    /// The Unix socket where programs on this host get what is resolved and
+    /// its changes, as lines of JSON. Default none.
+    pub serve: Option<LocalSocket>,
+    /// Bytes of lines that may wait there for one program. Default 32 MiB: an
+    /// edit of all that a large policy has is some ten megabytes.
+    pub serve_queue: usize,
+    /// The policy that a resolve brings as long as no server has answered it.
+    /// Default none.
+    pub start_policy: Vec<ManagedObject>,
     /// Events that may wait to be taken. Default 16,384.
     pub events: usize,
     /// How long a server may take no byte of what is sent. Default 30 s.
@@ -164,6 +181,10 @@ impl ElementConfig {
             framing: Framing::default(),
             limits: rpc::Limits::default(),
             queue: Limits::default(),
+            inspector: None,
+            serve: None,
+            serve_queue: 32 << 20,
+            start_policy: Vec::new(),
             events: 16_384,
             write_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(1),
@@ -242,6 +263,13 @@ pub enum CallError {
     Model(ModelError),
     /// The policy is changed, but could not be written to its file.
     Keep(io::Error),
+    /// The policy is not the one that was to be changed. Nothing was changed.
+    Revision {
+        /// The revision that it was to have.
+        wanted: u64,
+        /// The one that it has.
+        is: u64,
+    },
 }
 
 impl fmt::Display for CallError {
@@ -251,6 +279,9 @@ impl fmt::Display for CallError {
             Self::OnDispatcher => f.write_str("a call inside a call"),
             Self::Model(e) => e.fmt(f),
             Self::Keep(e) => write!(f, "policy is changed, but not kept: {e}"),
+            Self::Revision { wanted, is } => {
+                write!(f, "policy has changed: its revision is {is}, not {wanted}")
+            }
         }
     }
 }
@@ -260,7 +291,7 @@ impl std::error::Error for CallError {
         match self {
             Self::Model(e) => Some(e),
             Self::Keep(e) => Some(e),
-            Self::Stopped | Self::OnDispatcher => None,
+            Self::Stopped | Self::OnDispatcher | Self::Revision { .. } => None,
         }
     }
 }

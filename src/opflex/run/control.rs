@@ -6,15 +6,20 @@
 //!
 //! | method | params | result |
 //! |---|---|---|
-//! | `ssntp.policy_put` | `objects`, `replace` (default false) | `changed` |
-//! | `ssntp.policy_delete` | `uris` | `changed` |
-//! | `ssntp.policy_reload` | `objects` | `changed` |
+//! | `ssntp.policy_put` | `objects`, `replace` (default false), `if_revision` | `changed`, `revision` |
+//! | `ssntp.policy_delete` | `uris`, `if_revision` | `changed`, `revision` |
+//! | `ssntp.policy_reload` | `objects`, `if_revision` | `changed`, `revision` |
+//! | `ssntp.policy_status` | – | `revision`, `objects` |
 //! | `ssntp.policy_dump` | `uri` (default all) | `objects`, `more` |
 //! | `ssntp.endpoint_dump` | `uri` (default all) | `endpoints`, `more` |
 //! | `ssntp.dump_more` | – | as the dump that it goes on with |
 //! | `ssntp.report_dump` | `uri` (default all), `after` (default none) | `reports`, `after` |
 //! | `ssntp.sessions` | – | `sessions` |
+//! | `ssntp.agents` | `after` (a name, default none) | `agents`, `after` |
 //! | `org.opendaylight.opflex.policy_query` | `subject`, `policy_uri`, `recursive` | `policy` |
+//!
+//! The revision of policy is a number that grows with each change, over restarts
+//! too. A change with `if_revision` is refused where policy has another one.
 //!
 //! A change is answered when those who resolved the policy have been told and,
 //! where policy is kept, it is on the disk.
@@ -38,7 +43,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::editing;
+use super::editing::{self, Edited};
+use super::inspector::{QUERY, Query};
 use super::serving::ServingEvents;
 use super::{SERVER_LOG as LOG, ServerContext, keeper, now};
 use crate::opflex::message::{
@@ -46,18 +52,19 @@ use crate::opflex::message::{
 };
 use crate::opflex::model::{Edit, ManagedObject, Name, ObjectRef, Tree, Uri};
 use crate::opflex::rpc::{Frame, Framing, Id, Limits};
-use crate::opflex::server::{Exported, SessionInfo, Store, WalkId};
+use crate::opflex::server::{AgentInfo, Exported, RequestCounters, SessionInfo, Store, WalkId};
 use crate::transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
 
 const PUT: &str = "ssntp.policy_put";
 const DELETE: &str = "ssntp.policy_delete";
 const RELOAD: &str = "ssntp.policy_reload";
+const STATUS: &str = "ssntp.policy_status";
 const DUMP: &str = "ssntp.policy_dump";
 const ENDPOINTS: &str = "ssntp.endpoint_dump";
 const REPORTS: &str = "ssntp.report_dump";
 const MORE: &str = "ssntp.dump_more";
 const SESSIONS: &str = "ssntp.sessions";
-const QUERY: &str = "org.opendaylight.opflex.policy_query";
+const AGENTS: &str = "ssntp.agents";
 
 /// Objects in one piece of a dump.
 const PIECE: usize = 500;
@@ -78,6 +85,8 @@ pub struct Control {
     decoder: Decoder,
     limit: Duration,
     last: u64,
+    if_revision: Option<u64>,
+    revision: Option<u64>,
 }
 
 impl Control {
@@ -96,7 +105,33 @@ impl Control {
             decoder: Decoder::trusting(Framing::Nul, limits),
             limit,
             last: 0,
+            if_revision: None,
+            revision: None,
         })
+    }
+
+    /// Changes policy from now on only where it has this revision; with `None`,
+    /// whatever it has, as in the beginning. Otherwise the change is
+    /// [`ControlError::Refused`].
+    pub fn only_at(&mut self, revision: Option<u64>) {
+        self.if_revision = revision;
+    }
+
+    /// The revision of policy that the last change over this connection made, or
+    /// that [`status`](Self::status) found.
+    pub fn revision(&self) -> Option<u64> {
+        self.revision
+    }
+
+    /// The revision of policy, and of how many objects it is.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn status(&mut self) -> Result<(u64, u64), ControlError> {
+        let result = self.call(STATUS, json!({}))?;
+        self.revision = result["revision"].as_u64();
+        let both = self.revision.zip(result["objects"].as_u64());
+        both.ok_or(ControlError::Answer)
     }
 
     /// Puts policy in; with `replace`, in place of everything below it. How
@@ -182,6 +217,27 @@ impl Control {
         serde_json::from_value(result["sessions"].take()).map_err(|_| ControlError::Answer)
     }
 
+    /// The agents that told a name since the server began, those that have left
+    /// included, as JSON, in the order of their names.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn agents(&mut self) -> Result<Vec<Value>, ControlError> {
+        let mut all: Vec<Value> = Vec::new();
+        let mut after = Value::Null;
+        loop {
+            let mut result = self.call(AGENTS, json!({ "after": after }))?;
+            match result["agents"].take() {
+                Value::Array(agents) => all.extend(agents),
+                _ => return Err(ControlError::Answer),
+            }
+            after = result["after"].take();
+            if after.is_null() {
+                return Ok(all);
+            }
+        }
+    }
+
     fn pieces<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -201,8 +257,12 @@ impl Control {
         }
     }
 
-    fn change(&mut self, method: &str, params: Value) -> Result<u64, ControlError> {
+    fn change(&mut self, method: &str, mut params: Value) -> Result<u64, ControlError> {
+        if let Some(revision) = self.if_revision {
+            params["if_revision"] = revision.into();
+        }
         let result = self.call(method, params)?;
+        self.revision = result["revision"].as_u64();
         result["changed"].as_u64().ok_or(ControlError::Answer)
     }
 
@@ -339,11 +399,14 @@ pub(super) struct PolicyEdit {
 impl PolicyEdit {
     /// Makes the edit and the answer. Blocks until the edit is kept.
     pub(super) fn make(self, events: &ServingEvents, keeper: Option<&keeper::Ask>) -> Bytes {
-        let changed = self
+        let edited = self
             .read()
-            .and_then(|edit| editing::edit(events, keeper, edit).map_err(refused));
-        match changed {
-            Ok(changed) => reply(&self.id, &self.call.method, json!({ "changed": changed })),
+            .and_then(|(edit, at)| editing::edit(events, keeper, edit, at).map_err(refused));
+        match edited {
+            Ok(Edited { changed, revision }) => {
+                let result = json!({ "changed": changed, "revision": revision });
+                reply(&self.id, &self.call.method, result)
+            }
             Err(error) => failure(&self.id, &error),
         }
     }
@@ -353,18 +416,19 @@ impl PolicyEdit {
         failure(&self.id, &refused("busy: too many edits wait"))
     }
 
-    fn read(&self) -> Result<Edit, Box<ErrorResponse>> {
-        Ok(match self.call.method.as_str() {
-            DELETE => Edit::Delete(params::<Delete>(&self.call)?.uris),
-            RELOAD => Edit::Reload(params::<Put>(&self.call)?.objects),
-            _ => match params(&self.call)? {
-                Put {
-                    objects,
-                    replace: true,
-                } => Edit::Replace(objects),
-                Put { objects, .. } => Edit::Merge(objects),
-            },
-        })
+    /// The edit, and the revision that it is for.
+    fn read(&self) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
+        if self.call.method == DELETE {
+            let Delete { uris, if_revision } = params(&self.call)?;
+            return Ok((Edit::Delete(uris), if_revision));
+        }
+        let put: Put = params(&self.call)?;
+        let edit = match self.call.method.as_str() {
+            RELOAD => Edit::Reload(put.objects),
+            _ if put.replace => Edit::Replace(put.objects),
+            _ => Edit::Merge(put.objects),
+        };
+        Ok((edit, put.if_revision))
     }
 }
 
@@ -411,11 +475,13 @@ struct Put {
     objects: Vec<ManagedObject>,
     #[serde(default)]
     replace: bool,
+    if_revision: Option<u64>,
 }
 
 #[derive(Deserialize)]
 struct Delete {
     uris: Vec<Uri>,
+    if_revision: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -426,18 +492,16 @@ struct Below {
     after: Option<u64>,
 }
 
+#[derive(Deserialize)]
+struct After {
+    #[serde(default)]
+    after: Option<Name>,
+}
+
 #[derive(Serialize)]
 struct Wire<'a, T> {
     method: &'a str,
     result: T,
-}
-
-#[derive(Deserialize)]
-struct Query {
-    subject: String,
-    policy_uri: Option<Uri>,
-    #[serde(default)]
-    recursive: bool,
 }
 
 fn answer(
@@ -470,9 +534,22 @@ fn answer(
             let after = places.last().filter(|_| places.len() == PIECE);
             reply(id, method, ReportPiece { reports, after })
         }
+        STATUS => {
+            let core = cx.core();
+            let status = json!({ "revision": core.policy_revision(), "objects": core.policy().len() });
+            reply(id, method, status)
+        }
+        AGENTS => {
+            let after = params::<After>(call)?.after;
+            let found = cx.core().agents_after(after.as_ref(), PIECE);
+            let after = found.last().filter(|_| found.len() == PIECE);
+            let after = after.map(|agent| agent.name.clone());
+            let agents: Vec<Value> = found.into_iter().map(|agent| shown(cx, &agent)).collect();
+            reply(id, method, json!({ "agents": agents, "after": after }))
+        }
         SESSIONS => reply(id, method, json!({ "sessions": sessions(cx) })),
         QUERY => {
-            let policy = found(cx.core().policy(), &params(call)?)?;
+            let policy = found(cx.core().policy(), &Query::all(call)?)?;
             reply(id, method, json!({ "policy": policy }))
         }
         other => {
@@ -545,37 +622,34 @@ fn refused(why: impl fmt::Display) -> Box<ErrorResponse> {
     Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
 }
 
-fn found(tree: &Tree, query: &Query) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
-    let roots: Vec<ObjectRef<'_>> = match &query.policy_uri {
-        Some(uri) => tree
-            .get(uri)
-            .filter(|object| object.subject().as_str() == query.subject)
-            .into_iter()
-            .collect(),
-        None => tree.class(&query.subject).take(QUERIED + 1).collect(),
-    };
-    let below = roots.iter().flat_map(|root| {
-        let most = if query.recursive { usize::MAX } else { 1 };
-        tree.subtree(root.uri()).take(most)
-    });
-    let found: Vec<_> = below.take(QUERIED + 1).map(|object| object.to_object()).collect();
-    if found.len() > QUERIED {
-        return Err(refused(format_args!("more than {QUERIED} objects: take {DUMP}")));
+fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
+    let mut found = Vec::new();
+    for query in queries {
+        let roots: Vec<ObjectRef<'_>> = match &query.policy_uri {
+            Some(uri) => tree
+                .get(uri)
+                .filter(|object| *object.subject() == query.subject)
+                .into_iter()
+                .collect(),
+            None => tree.class(&query.subject).take(QUERIED + 1).collect(),
+        };
+        let below = roots.iter().flat_map(|root| {
+            let most = if query.recursive { usize::MAX } else { 1 };
+            tree.subtree(root.uri()).take(most)
+        });
+        let room = QUERIED + 1 - found.len();
+        found.extend(below.take(room).map(|object| object.to_object()));
+        if found.len() > QUERIED {
+            return Err(refused(format_args!("more than {QUERIED} objects: take {DUMP}")));
+        }
     }
     Ok(found)
 }
 
 fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
     let show = |session: SessionInfo| {
-        let counters = session.counters;
-        let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
-            let counts = Method::ALL.iter().map(|method| (method.name(), count(*method)));
-            let counts = counts.filter(|(_, count)| *count > 0);
-            counts
-                .map(|(name, count)| (name.to_owned(), count.into()))
-                .collect()
-        };
-        json!({
+        let mut shown = counted(&session.counters);
+        let about = json!({
             "connection": session.connection.0,
             "address": session.address,
             "name": session.name,
@@ -585,13 +659,44 @@ fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
             "policies": session.policies,
             "endpoint_resolves": session.endpoint_resolves,
             "endpoints": session.endpoints,
-            "requests": counts(&|method| counters.requests(method)),
-            "refused": counts(&|method| counters.refused(method)),
-            "unknown": counters.unknown,
-            "unavailable": counters.unavailable,
-            "updates": counters.updates,
-            "update_errors": counters.update_errors,
-        })
+        });
+        shown.extend(about.as_object().cloned().unwrap_or_default());
+        Value::Object(shown)
     };
     cx.core().sessions().into_iter().map(show).collect()
+}
+
+fn shown(cx: &ServerContext<'_>, agent: &AgentInfo) -> Value {
+    let mut shown = counted(&agent.counters);
+    let about = json!({
+        "name": agent.name,
+        "connected": agent.connected,
+        "sessions": agent.sessions,
+        "seconds": cx.now().saturating_duration_since(agent.since).as_secs(),
+    });
+    shown.extend(about.as_object().cloned().unwrap_or_default());
+    Value::Object(shown)
+}
+
+/// What was counted, by the names of the methods where there is something.
+fn counted(counters: &RequestCounters) -> Map<String, Value> {
+    let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
+        let counts = Method::ALL.iter().map(|method| (method.name(), count(*method)));
+        let counts = counts.filter(|(_, count)| *count > 0);
+        counts
+            .map(|(name, count)| (name.to_owned(), count.into()))
+            .collect()
+    };
+    let counted = json!({
+        "requests": counts(&|method| counters.requests(method)),
+        "refused": counts(&|method| counters.refused(method)),
+        "unknown": counters.unknown,
+        "left_out": counters.left_out,
+        "unavailable": counters.unavailable,
+        "updates": counters.updates,
+        "update_errors": counters.update_errors,
+        "bytes_received": counters.bytes_received,
+        "bytes_sent": counters.bytes_sent,
+    });
+    counted.as_object().cloned().unwrap_or_default()
 }

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::serving::{ServingEvents, call, copy_policy};
-use super::{CallError, keeper};
+use super::{CallError, ServerContext, keeper};
 use crate::opflex::model::{Edit, ManagedObject, Tree, Uri};
 use crate::transport::threads;
 
@@ -32,32 +32,59 @@ const JOBS: usize = 16;
 /// meanwhile, before it is made in one go.
 const TRIES: usize = 3;
 
-/// Makes an edit, and waits until it is kept, where it is. How many objects
-/// changed.
+/// What came of an edit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edited {
+    /// How many objects changed.
+    pub(super) changed: usize,
+    /// The revision of policy when the edit was made.
+    pub(super) revision: u64,
+}
+
+/// Makes an edit, and waits until it is kept, where it is. With `at`, only where
+/// that is the revision of policy.
 pub(super) fn edit(
     events: &ServingEvents,
     keeper: Option<&keeper::Ask>,
     edit: Edit,
-) -> Result<usize, CallError> {
-    let changed = match edit {
-        Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects)?,
-        Edit::Reload(objects) => reload(events, objects)?,
-        edit => run(events, move |cx| cx.edit(edit))??.len(),
+    at: Option<u64>,
+) -> Result<Edited, CallError> {
+    let edited = match edit {
+        Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects, at)?,
+        Edit::Reload(objects) => reload(events, objects, at)?,
+        edit => change(events, at, edit)?,
     };
-    if let Some(keeper) = keeper.filter(|_| changed > 0) {
+    if let Some(keeper) = keeper.filter(|_| edited.changed > 0) {
         keeper.wait()?;
     }
-    Ok(changed)
+    Ok(edited)
 }
 
 fn run<T: Send + 'static>(
     events: &ServingEvents,
-    what: impl FnOnce(&mut super::ServerContext<'_>) -> T + Send + 'static,
+    what: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
 ) -> Result<T, CallError> {
     call(events, what).ok_or(CallError::Stopped)
 }
 
-fn merge_in_pieces(events: &ServingEvents, mut objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+/// Changes policy in one go. With `at`, only where that is its revision.
+fn change(events: &ServingEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
+    run(events, move |cx| {
+        let is = cx.core().policy_revision();
+        if let Some(wanted) = at.filter(|wanted| *wanted != is) {
+            return Err(CallError::Revision { wanted, is });
+        }
+        let changed = cx.edit(edit)?.len();
+        let revision = cx.core().policy_revision();
+        Ok(Edited { changed, revision })
+    })?
+}
+
+fn merge_in_pieces(
+    events: &ServingEvents,
+    mut objects: Vec<ManagedObject>,
+    at: Option<u64>,
+) -> Result<Edited, CallError> {
     objects.iter().try_for_each(ManagedObject::check)?;
     if run(events, |cx| cx.core().policy().schema().is_some())? {
         objects = run(events, move |cx| {
@@ -65,23 +92,30 @@ fn merge_in_pieces(events: &ServingEvents, mut objects: Vec<ManagedObject>) -> R
         })??;
     }
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
-    in_pieces(events, objects)
+    let rest = objects.split_off(objects.len().min(AT_ONCE));
+    let begun = change(events, at, Edit::Merge(objects))?;
+    in_pieces(events, rest, begun)
 }
 
-/// Merges checked objects, parents first.
-fn in_pieces(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
-    let mut changed = 0;
+/// Merges the rest of checked objects, parents first.
+fn in_pieces(
+    events: &ServingEvents,
+    objects: Vec<ManagedObject>,
+    mut edited: Edited,
+) -> Result<Edited, CallError> {
     let mut objects = objects.into_iter();
     loop {
         let piece: Vec<_> = objects.by_ref().take(AT_ONCE).collect();
         if piece.is_empty() {
-            return Ok(changed);
+            return Ok(edited);
         }
-        changed += run(events, move |cx| cx.edit(Edit::Merge(piece)))??.len();
+        let next = change(events, None, Edit::Merge(piece))?;
+        edited.changed += next.changed;
+        edited.revision = next.revision;
     }
 }
 
-fn reload(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usize, CallError> {
+fn reload(events: &ServingEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
     let schema = run(events, |cx| cx.core().policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
@@ -92,15 +126,14 @@ fn reload(events: &ServingEvents, objects: Vec<ManagedObject>) -> Result<usize, 
         };
         let (delete, mut merge) = difference(&there, &wanted);
         let rest = merge.split_off(merge.len().min(AT_ONCE));
-        let first = run(events, move |cx| {
-            (cx.core().policy_revision() == revision).then(|| cx.edit(Edit::Update(delete, merge)))
-        })?;
-        if let Some(first) = first {
-            return Ok(first?.len() + in_pieces(events, rest)?);
+        let first = change(events, Some(at.unwrap_or(revision)), Edit::Update(delete, merge));
+        match first {
+            Err(CallError::Revision { .. }) if at.is_none() => {}
+            Err(other) => return Err(other),
+            Ok(begun) => return in_pieces(events, rest, begun),
         }
     }
-    let all = Edit::Reload(wanted.to_objects());
-    Ok(run(events, move |cx| cx.edit(all))??.len())
+    change(events, at, Edit::Reload(wanted.to_objects()))
 }
 
 /// What is to be deleted and then merged, parents first, to make one policy

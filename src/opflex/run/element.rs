@@ -10,8 +10,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::engaging::{ElementContext, Engaging, EngagingEvents, Released};
-use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, guard, now};
+use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
+use super::feed::{Feed, FeedServer};
+use super::inspector::Inspector;
+use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
 use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
@@ -33,6 +35,8 @@ use crate::transport::{Budget, PATIENCE, threads};
 pub struct PolicyElement {
     handle: ElementHandle,
     events: Receiver<core::ElementEvent>,
+    inspector: Option<Inspector>,
+    feed: Option<FeedServer>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -57,9 +61,13 @@ impl PolicyElement {
             parting: config.write_timeout,
             grace: config.grace,
         };
-        let core = ElementCore::new(config.settings, seed, now());
+        let (name, domain) = (config.settings.name.clone(), config.settings.domain.clone());
+        let feed = Feed::new(name, domain, config.serve_queue);
+        let mut core = ElementCore::new(config.settings, seed, now());
+        core.start_with(config.start_policy).map_err(StartError::Policy)?;
         let engaging = Engaging::new(
             core,
+            feed,
             dialer,
             Released::clone(&released),
             tell,
@@ -69,14 +77,24 @@ impl PolicyElement {
         let runner = Runner::new(engaging, settings, move || watch.is_empty());
         let dispatcher = threads::spawn("opflex-element", move || dispatch::run(runner, &queue))
             .map_err(StartError::Thread)?;
-        Ok(Self {
+        let mut element = Self {
             handle: ElementHandle {
-                events: sender,
+                events: sender.clone(),
                 released,
             },
             events,
+            inspector: None,
+            feed: None,
             dispatcher: Some(dispatcher),
-        })
+        };
+        // From here on, dropping `element` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, sender.clone(), LOG));
+        element.inspector = inspector.transpose()?;
+        let feed = config.serve.map(|socket| FeedServer::start(&socket, sender));
+        element.feed = feed.transpose()?;
+        Ok(element)
     }
 
     /// A handle for other threads.
@@ -129,6 +147,12 @@ impl Drop for PolicyElement {
     fn drop(&mut self) {
         let events = &self.handle.events;
         let _ = events.send(DispatchEvent::Stop);
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
+        if let Some(feed) = self.feed.take() {
+            feed.stop();
+        }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
         let (reply, dials) = crossbeam_channel::bounded(1);
@@ -178,17 +202,7 @@ impl ElementHandle {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
-            guard(LOG, || {
-                engaging.call(now, |cx| {
-                    let _ = reply.send(call(cx));
-                });
-            });
-            engaging.hand_on(now, actions);
-        }));
-        self.events.send(call).map_err(|_| CallError::Stopped)?;
-        self.events.answer(&result).ok_or(CallError::Stopped)
+        engaging::call(&self.events, call).ok_or(CallError::Stopped)
     }
 
     /// Wants a policy, and all changes of it, for as long as the reference

@@ -8,9 +8,10 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
-use super::ELEMENT_LOG as LOG;
 use super::connection::{Messages, Peers, deal};
 use super::dial::{Dial, DialError, Dialer};
+use super::feed::Feed;
+use super::{ELEMENT_LOG as LOG, guard};
 use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
@@ -80,9 +81,42 @@ impl ElementContext<'_> {
     }
 }
 
+/// Has something done on the dispatcher. `None` where it is not: the element has
+/// stopped, or the call panicked.
+pub(super) fn call<T: Send + 'static>(
+    events: &EngagingEvents,
+    call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+        guard(LOG, || {
+            engaging.call(now, |cx| {
+                let _ = reply.send(call(cx));
+            });
+        });
+        engaging.hand_on(now, actions);
+    }));
+    events.send(call).ok()?;
+    events.answer(&result)
+}
+
+/// Has something done with the feed on the dispatcher. `None` as with [`call`].
+pub(super) fn feed<T: Send + 'static>(
+    events: &EngagingEvents,
+    call: impl FnOnce(&mut Feed, &ElementCore) -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, _, _| {
+        let _ = reply.send(call(&mut engaging.feed, &engaging.core));
+    }));
+    events.send(call).ok()?;
+    events.answer(&result)
+}
+
 /// All state of an element.
 pub(super) struct Engaging {
     core: ElementCore,
+    feed: Feed,
     peers: Peers,
     dialer: Dialer,
     /// Attempts whose threads have not been joined.
@@ -133,6 +167,7 @@ impl Engaging {
     /// An element that tells of at most so many events that nobody has taken.
     pub(super) fn new(
         core: ElementCore,
+        feed: Feed,
         dialer: Dialer,
         released: Released,
         tell: Sender<core::ElementEvent>,
@@ -140,6 +175,7 @@ impl Engaging {
     ) -> Self {
         Self {
             core,
+            feed,
             peers: Peers::default(),
             dialer,
             dials: HashMap::new(),
@@ -199,7 +235,10 @@ impl Engaging {
                         }
                         self.peers.end(connection, actions);
                     }
-                    core::Action::Tell(event) => self.tell.tell(event),
+                    core::Action::Tell(event) => {
+                        self.feed.tell(&event);
+                        self.tell.tell(event);
+                    }
                 }
             }
         }
@@ -341,6 +380,7 @@ impl Core for Engaging {
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.core.stop(now, &mut self.wanted);
         self.hand_on(now, actions);
+        self.feed.end();
         for dial in self.dials.values() {
             dial.cancel.cancel();
         }

@@ -28,6 +28,8 @@
 //! | updates caused by a peer, for one that does not take them | half of its queue | the one that causes them waits, a second at most |
 //! | frames for one connection | [`Limits`](crate::transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
+//! | connections of an inspector | 8 | the slowest is cut, or who comes waits |
+//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for each | who comes is refused; the slow one is let go |
 //! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
@@ -45,6 +47,9 @@
 //! | `keeper` | the file that policy is kept in |
 //! | `journal` | edits behind that file |
 //! | `control` | [`Control`]: how programs on the same host change policy |
+//! | `inspector` | what `gbp_inspect` of agent-ovs sees a server or an element through |
+//! | `feed` | what an element has, and its changes, for programs on the same host |
+//! | `local` | [`LocalSocket`]: Unix sockets for programs on the same host |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //! | `engaging` | what the element's dispatcher runs |
 //! | `dial` | one attempt at one server |
@@ -59,8 +64,11 @@ mod dial;
 mod editing;
 mod element;
 mod engaging;
+mod feed;
+mod inspector;
 mod journal;
 mod keeper;
+mod local;
 mod server;
 mod serving;
 
@@ -70,6 +78,7 @@ pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;
+pub use self::local::LocalSocket;
 pub use self::server::{Server, ServerHandle};
 pub use self::serving::ServerContext;
 pub use crate::transport::default_max_handshakes;

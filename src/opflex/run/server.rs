@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Receiver;
 use log::warn;
@@ -14,6 +14,7 @@ use log::warn;
 use super::connection::enter;
 use super::control;
 use super::editing::{self, Editor};
+use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
@@ -22,13 +23,16 @@ use crate::opflex::message::Decoder;
 use crate::opflex::model::{Edit, ManagedObject};
 use crate::opflex::peer::host;
 use crate::opflex::rpc::{self, Framing};
-use crate::opflex::server::{ServerCore, SessionInfo};
+use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
     memory_for_queues, plain, threads,
 };
+
+/// Agents that are copied in one go.
+const AGENTS: usize = 500;
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
 ///
@@ -41,6 +45,7 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     acceptance: Option<Acceptance>,
+    inspector: Option<Inspector>,
     keeper: Option<Keeper>,
     editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
@@ -116,11 +121,16 @@ impl Server {
             handle,
             addresses,
             acceptance: None,
+            inspector: None,
             keeper,
             editor,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, events.clone(), LOG));
+        server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
             acceptor: config.tls,
@@ -173,6 +183,9 @@ impl Drop for Server {
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
         if let Some(editor) = self.editor.take() {
             editor.stop();
         }
@@ -204,7 +217,18 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
     // Nobody is connected, so nobody is told.
     core.edit(Edit::Merge(policy), now, &mut Vec::new())
         .map_err(StartError::Policy)?;
+    core.begin_at_revision(first_revision());
     Ok(core)
+}
+
+/// Microseconds since 1970: beyond the revisions that an earlier process of the
+/// same server has given to its policy, which has changed less often than that,
+/// and exact in the numbers of JSON.
+fn first_revision() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "no clock but this outlives a process")]
+    let wall = SystemTime::now();
+    let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
 /// What a listener is, and so what its clients dialled.
@@ -343,7 +367,7 @@ impl ServerHandle {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        editing::edit(&self.events, self.keeper.as_ref(), edit)
+        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
     }
 
     /// All policy as it is now, parents first. It is copied in steps, so that
@@ -364,6 +388,24 @@ impl ServerHandle {
     /// [`CallError`].
     pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
         self.with(|cx| cx.core().sessions())
+    }
+
+    /// All agents that told a name since the server began, those that have left
+    /// included, in the order of their names.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
+        let mut agents: Vec<AgentInfo> = Vec::new();
+        loop {
+            let last = agents.last().map(|agent| agent.name.clone());
+            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS))?;
+            let is_over = next.len() < AGENTS;
+            agents.extend(next);
+            if is_over {
+                return Ok(agents);
+            }
+        }
     }
 }
 

@@ -214,7 +214,10 @@ impl Serving {
     fn join(&mut self, actions: &mut Vec<Action>) {
         for action in self.wanted.drain(..) {
             match action {
-                server::Action::Send { connection, frame } => self.peers.send(connection, frame, actions),
+                server::Action::Send { connection, frame } => {
+                    self.core.count_sent(connection, frame.len() as u64);
+                    self.peers.send(connection, frame, actions);
+                }
                 server::Action::Close { connection, .. } => self.peers.end(connection, actions),
             }
         }
@@ -304,9 +307,10 @@ impl Core for Serving {
         dealt
     }
 
-    fn received(&mut self, id: transport::ConnectionId, _: u64, now: Instant) {
+    fn received(&mut self, id: transport::ConnectionId, bytes: u64, now: Instant) {
         if let Some(connection) = self.peers.connection(id) {
             self.core.heard(connection, now);
+            self.core.count_received(connection, bytes);
         }
     }
 

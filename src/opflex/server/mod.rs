@@ -48,6 +48,7 @@
 //! | `settings` | how the server behaves |
 //! | `session` | one client: identity, keep-alive |
 //! | `counters` | what a client asked for |
+//! | `agents` | the same by the names of agents, over all their sessions |
 //! | `requests` | each method, carried out and answered |
 //! | `resolves` | who resolves what of a tree, and what is still to be told |
 //! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
@@ -56,6 +57,7 @@
 //! | `push` | from changes to updates and their receivers |
 //! | `roll_up` | numbers over time |
 
+mod agents;
 mod counters;
 mod endpoint_registry;
 mod observer;
@@ -77,6 +79,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{Level, error};
 
+pub use self::agents::AgentInfo;
+use self::agents::Agents;
 pub use self::counters::RequestCounters;
 use self::endpoint_registry::EndpointRegistry;
 pub use self::observer::{Exported, Observer, Report};
@@ -130,6 +134,7 @@ pub struct ServerCore {
     sessions: HashMap<ConnectionId, Session>,
     timers: Deadlines<ConnectionId>,
     names: HashMap<Name, ConnectionId>,
+    agents: Agents,
     policy: Resolvable,
     registry: EndpointRegistry,
     observer: Observer,
@@ -164,6 +169,7 @@ impl ServerCore {
             sessions: HashMap::new(),
             timers: Deadlines::default(),
             names: HashMap::new(),
+            agents: Agents::default(),
             policy: Resolvable::new(tree()),
             registry: EndpointRegistry::new(tree()),
             walks: HashMap::new(),
@@ -202,6 +208,20 @@ impl ServerCore {
     pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.keepalive.heard(now);
+        }
+    }
+
+    /// Counts bytes that a client sent.
+    pub fn count_received(&mut self, connection: ConnectionId, bytes: u64) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.bytes_received += bytes;
+        }
+    }
+
+    /// Counts bytes that a client is sent.
+    pub fn count_sent(&mut self, connection: ConnectionId, bytes: u64) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.bytes_sent += bytes;
         }
     }
 
@@ -416,6 +436,11 @@ impl ServerCore {
         self.policy_revision
     }
 
+    /// Policy as it is now has this revision.
+    pub fn begin_at_revision(&mut self, revision: u64) {
+        self.policy_revision = revision;
+    }
+
     /// The clients, in the order in which they connected.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
@@ -439,6 +464,16 @@ impl ServerCore {
         let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
         sessions.sort_by_key(|session| session.connection);
         sessions
+    }
+
+    /// Some of the agents that told a name, those that have left included, in the
+    /// order of their names and behind one of them.
+    pub fn agents_after(&self, name: Option<&Name>, most: usize) -> Vec<AgentInfo> {
+        let live = self.sessions.values().filter_map(|session| {
+            let element = session.element.as_ref()?;
+            Some((element.name.clone(), session.counters))
+        });
+        self.agents.after(name, most, live)
     }
 
     /// How many clients are connected.
@@ -515,6 +550,10 @@ impl ServerCore {
             return;
         };
         self.timers.clear(&connection);
+        if let Some(element) = &session.element {
+            let most = self.settings.limits.agents;
+            self.agents.left(&element.name, &session.counters, most);
+        }
         if let Some(element) = session.element
             && self.names.get(&element.name) == Some(&connection)
         {

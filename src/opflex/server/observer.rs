@@ -150,6 +150,14 @@ impl Observer {
         uris.filter_map(move |(place, uri)| Some((*place, self.exported(self.reports.get(uri)?, now, wall))))
     }
 
+    /// What was reported after a place in the order of arrival, each with its
+    /// own.
+    pub(crate) fn objects_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.by_arrival.range((from, Bound::Unbounded));
+        uris.filter_map(|(place, uri)| Some((*place, &self.reports.get(uri)?.object)))
+    }
+
     fn exported<'a>(&'a self, report: &'a Report, now: Instant, wall: SystemTime) -> Exported<'a> {
         let since_1970 = |at: Instant| {
             let at = wall.checked_sub(now.saturating_duration_since(at));

@@ -8,7 +8,7 @@ use log::{Level, debug};
 use super::refusal::Refusal;
 use super::resolves::{Interest, Resolvable, Untold};
 use super::session::Answer;
-use super::{Action, ServerCore, Store, send};
+use super::{Action, RequestCounters, ServerCore, Store, send};
 use crate::opflex::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
 use crate::opflex::model::{ManagedObject, Name};
 use crate::opflex::peer::{CloseReason, ConnectionId};
@@ -106,6 +106,9 @@ impl ServerCore {
             None => 0,
         };
         if unknown > 0 {
+            if let Some(session) = self.sessions.get_mut(&connection) {
+                session.counters.left_out += unknown as u64;
+            }
             self.log(connection, Level::Warn, "unknown to the model", now, || {
                 format!("{method}: {unknown} objects and properties unknown to the model are left out")
             });
@@ -142,6 +145,16 @@ impl ServerCore {
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
         let name = session.element.as_ref().map(|element| element.name.clone());
+        if before != name {
+            // What it asked for counts for the name that it told last.
+            if let Some(before) = &before {
+                let most = self.settings.limits.agents;
+                self.agents.left(before, &RequestCounters::default(), most);
+            }
+            if let Some(name) = &name {
+                self.agents.came(name, now);
+            }
+        }
         if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
             self.names.remove(&before);
         }

@@ -116,6 +116,9 @@ pub struct ServerLimits {
     /// default intervals; beyond, those that were not reported for the longest
     /// time make room. Default 20,000.
     pub series: usize,
+    /// Agents that have left and whose counters are kept, each in about half a
+    /// kibibyte; beyond, the one goes that left first. Default 10,000.
+    pub agents: usize,
     /// Objects in one update; a larger one is sent in pieces. Default 1000.
     pub update_objects: usize,
     /// About how many bytes of objects one answer or update has, unless a single
@@ -170,6 +173,7 @@ impl Default for ServerLimits {
             reports: 200_000,
             report_bytes: 64 << 20,
             series: 20_000,
+            agents: 10_000,
             update_objects: 1000,
             message_bytes: 1 << 20,
         }

@@ -79,6 +79,9 @@ pub struct CommandSubject {
     pub vnic_mac: String,
     /// Whether a START was to start an instance again.
     pub restart: bool,
+    /// Why in full, where a failure says so; no command has it.
+    #[serde(skip_deserializing)]
+    pub detail: String,
 }
 
 impl CommandSubject {

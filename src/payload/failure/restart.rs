@@ -24,10 +24,14 @@ pub struct RestartFailure {
     pub instance_uuid: Id,
     /// Why; default: empty.
     pub reason: RestartFailureReason,
+    /// Why in full, for people, in one line of at most 200 characters. A key of this
+    /// project, which others ignore; default: empty. Left out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
 }
 
 payload!(RestartFailure = ErrorCode::RESTART_FAILURE);
-command_failure!(RestartFailure of RESTART with RestartFailureReason: node_uuid, instance_uuid);
+command_failure!(RestartFailure of RESTART with RestartFailureReason: node_uuid, instance_uuid, detail);
 
 names! {
     /// Why an instance was not restarted.

@@ -27,10 +27,14 @@ pub struct StartFailure {
     pub reason: StartFailureReason,
     /// Whether the START was to start an instance again; default: false.
     pub restart: bool,
+    /// Why in full, for people, in one line of at most 200 characters. A key of this
+    /// project, which others ignore; default: empty. Left out when empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
 }
 
 payload!(StartFailure = ErrorCode::START_FAILURE);
-command_failure!(StartFailure of START with StartFailureReason: node_uuid, instance_uuid, restart);
+command_failure!(StartFailure of START with StartFailureReason: node_uuid, instance_uuid, restart, detail);
 
 names! {
     /// Why a workload did not start.

@@ -98,16 +98,20 @@ impl Rules {
             .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
             .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
         // What is told is told to controllers; what a peer did not understand is
-        // between the two of them.
-        let not_told = [
-            ErrorCode::INVALID_FRAME_TYPE,
-            ErrorCode::INVALID_CONFIGURATION,
-            ErrorCode::CONNECTION_FAILURE,
-            ErrorCode::CONNECTION_ABORTED,
+        // between the two of them, and a stream is its controller's alone, whom
+        // only a scheduler knows.
+        let not_told: [FrameKind; 7] = [
+            ErrorCode::INVALID_FRAME_TYPE.into(),
+            ErrorCode::INVALID_CONFIGURATION.into(),
+            ErrorCode::CONNECTION_FAILURE.into(),
+            ErrorCode::CONNECTION_ABORTED.into(),
+            Event::STREAM_OPENED.into(),
+            Event::STREAM_DATA.into(),
+            Event::STREAM_ENDED.into(),
         ];
         for kind in FrameKind::all() {
             let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
-            let is_ruled = kind.is_handshake() || not_told.iter().any(|code| kind == *code);
+            let is_ruled = kind.is_handshake() || not_told.contains(&kind);
             if told && !is_ruled && rules.receivers(kind).is_none() {
                 rules = rules.multicast(kind, Role::CONTROLLER);
             }
@@ -289,7 +293,9 @@ mod tests {
         for kind in FrameKind::all() {
             // An error that only its receiver is concerned by comes from anybody.
             let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
-            let expected = !kind.is_handshake() && !anybody && kind != ErrorCode::INVALID_CONFIGURATION;
+            let is_stream = (0x40..0x50).contains(&kind.operand);
+            let expected =
+                !kind.is_handshake() && !anybody && !is_stream && kind != ErrorCode::INVALID_CONFIGURATION;
             assert_eq!(rules.receivers(kind).is_some(), expected, "{kind}");
         }
         for (kind, to) in [

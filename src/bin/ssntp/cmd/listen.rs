@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::timestamp;
-use ssntp::proto::{Frame, Trace};
+use ssntp::proto::{Frame, Operands, Trace};
 use uuid::Uuid;
 
 use crate::application::Applications;
@@ -44,7 +44,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         None => Stop::install()?,
     };
     let config = args.connection.config(&stop)?.tracing(true);
-    let config = config.operands(args.applications.operands()?);
+    let operands = args.applications.operands()?;
+    let config = config.operands(operands.clone());
     let client = Client::start(config).map_err(Failure::new)?;
     let mut watch = Watch::new(&client, &stop);
     let mut left = args.count;
@@ -76,9 +77,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
         let mut output = Output::new();
         if args.json {
-            output.json(to_json(&frame, from))?
+            output.json(to_json(&operands, &frame, from))?
         } else {
-            print(&mut output, &frame, from)?
+            print(&mut output, &operands, &frame, from)?
         }
         // A reader at the other end of a pipe waits for each frame.
         output.flush()?;
@@ -90,12 +91,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 /// The first line about a frame: when it came, what it is, and whose it is where
 /// that is known.
-pub(super) fn head(frame: &Frame, from: Option<Sender>) -> String {
+pub(super) fn head(operands: &Operands, frame: &Frame, from: Option<Sender>) -> String {
     let (kind, length) = (frame.kind(), frame.payload_bytes().len());
+    let name = operands.show(kind);
     let bytes = if length == 1 { "byte" } else { "bytes" };
     let from = from.map(|(uuid, role)| format!(" from {uuid} ({role})"));
     format!(
-        "{} {} {kind} ({length} {bytes}){}",
+        "{} {} {name} ({length} {bytes}){}",
         clock(),
         kind.frame_type,
         from.unwrap_or_default()
@@ -119,8 +121,13 @@ fn now() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn print(output: &mut Output, frame: &Frame, from: Option<Sender>) -> Result<(), Failure> {
-    output.line(head(frame, from))?;
+fn print(
+    output: &mut Output,
+    operands: &Operands,
+    frame: &Frame,
+    from: Option<Sender>,
+) -> Result<(), Failure> {
+    output.line(head(operands, frame, from))?;
     if let Some(trace) = frame.trace() {
         output.line(format!("  trace {:?}{}", trace.label(), total(trace)))?;
         for hop in trace.hops() {
@@ -155,11 +162,11 @@ fn total(trace: &Trace) -> String {
 }
 
 /// A frame as JSON.
-pub(super) fn to_json(frame: &Frame, from: Option<Sender>) -> Value {
+pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) -> Value {
     let mut object = json!({
         "time": timestamp::format(now()),
         "type": frame.kind().frame_type.to_string(),
-        "operand": frame.kind().to_string(),
+        "operand": operands.show(frame.kind()).to_string(),
         "type_number": frame.kind().frame_type.0,
         "operand_number": frame.kind().operand,
         "length": frame.payload_bytes().len(),

@@ -8,7 +8,7 @@ use serde_json::json;
 use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{Command, Event, Frame, FrameKind, Run};
+use ssntp::proto::{Command, Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{
     AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, Rules, Server, ServerConfig,
     SessionInfo, SlowConsumer,
@@ -16,9 +16,9 @@ use ssntp::server::{
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use crate::application::Applications;
 use super::dev::{self, Dev};
 use super::{listen, operands};
+use crate::application::Applications;
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
 use crate::receipt::Question;
@@ -211,12 +211,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     };
     let (shown, show) = crossbeam_channel::bounded(SHOWN);
     let is_shown = args.show || args.dev;
-    let application = Application::new(&rules, is_shown.then(|| shown.clone()));
+    let operands = args.applications.operands()?;
+    let application = Application::new(&rules, &operands, is_shown.then(|| shown.clone()));
     let mut config = ServerConfig::new(identity, trust)
         .rules(application.rules())
         .filter(filter)
         .max_payload(args.max_payload)
-        .operands(args.applications.operands()?)
+        .operands(operands.clone())
         .handshake_timeout(args.handshake_timeout.into())
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
@@ -258,7 +259,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             },
             // Whoever has seen enough of it does not end a server.
             recv(show) -> frame => if let Ok(frame) = frame && is_read {
-                is_read = frame.print(args.json).is_ok();
+                is_read = frame.print(&operands, args.json).is_ok();
             },
         }
     }
@@ -329,8 +330,9 @@ struct Application {
 }
 
 impl Application {
-    fn new(rules: &Rules, show: Option<Sender<Shown>>) -> Self {
-        let receivers = FrameKind::all().filter_map(|kind| Some((kind, rules.receivers(kind)?)));
+    fn new(rules: &Rules, operands: &Operands, show: Option<Sender<Shown>>) -> Self {
+        let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
+        let receivers = kinds.filter_map(|kind| Some((kind, rules.receivers(kind)?)));
         Self {
             receivers: receivers.collect(),
             show,
@@ -413,14 +415,14 @@ struct Shown {
 }
 
 impl Shown {
-    fn print(&self, as_json: bool) -> Result<(), Failure> {
+    fn print(&self, operands: &Operands, as_json: bool) -> Result<(), Failure> {
         if self.missed > 0 {
             note(format_args!("ssntp: {} frames are not shown", self.missed));
         }
         let from = Some((self.from.uuid(), self.from.role()));
         let mut output = Output::new();
         if as_json {
-            let mut value = listen::to_json(&self.frame, from);
+            let mut value = listen::to_json(operands, &self.frame, from);
             value["receivers"] = self.receivers.into();
             output.json(value)?;
         } else {
@@ -429,7 +431,7 @@ impl Shown {
                 1 => " to 1 session".into(),
                 n => format!(" to {n} sessions"),
             };
-            output.line(format_args!("{}{to}", listen::head(&self.frame, from)))?;
+            output.line(format_args!("{}{to}", listen::head(operands, &self.frame, from)))?;
             listen::payload(&mut output, &self.frame)?;
         }
         output.flush()

@@ -128,7 +128,8 @@ impl Control {
             driver,
             ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
         });
-        self.start_failed(id.into(), StartFailureReason::LaunchFailure, restart);
+        let why = "its agent ended before it ran";
+        self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
     }
 
     /// The record is lost: the START and the system have to tell.

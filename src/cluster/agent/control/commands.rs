@@ -33,6 +33,7 @@
 //! are answered with InvalidFrameType, as the scheduler does.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{Control, Instance, Job, LaunchJob, Mode, Origin, Phase};
-use crate::cluster::agent::driver::{Cancel, Driver, LaunchFault, Place, Usage};
+use crate::cluster::agent::driver::{Cancel, Driver, LaunchError, LaunchFault, Place, Usage};
 use crate::cluster::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::cluster::scheduler::placement::Needs;
 use crate::cluster::subnet::{Subnet, is_mac};
@@ -59,12 +60,13 @@ impl Control {
     pub(super) fn command(&mut self, now: Instant, frame: &Frame) {
         match Command(frame.kind().operand) {
             Command::START => {
-                if let Err((instance, restart, reason)) = self.start(frame) {
+                if let Err((instance, restart, refused)) = self.start(frame) {
                     self.complain(
                         "START refused",
-                        format_args!("START of {instance} refused: {reason}"),
+                        format_args!("START of {instance} refused: {refused}"),
                     );
-                    self.start_failed(instance, reason, restart);
+                    let detail = excerpt(&refused.why).to_string();
+                    self.start_failed(instance, refused.reason, detail, restart);
                 }
                 // A scheduler that is strict waits for this before the next.
                 self.announce(true);
@@ -80,11 +82,16 @@ impl Control {
                 }
             }
             Command::RESTART => {
-                if let Err((instance_uuid, reason)) = self.restart(now, frame) {
+                if let Err((instance_uuid, refused)) = self.restart(now, frame) {
+                    self.complain(
+                        "RESTART refused",
+                        format_args!("RESTART of {instance_uuid} refused: {refused}"),
+                    );
                     self.tell(&RestartFailure {
                         node_uuid: self.settings.node.into(),
                         instance_uuid,
-                        reason,
+                        reason: refused.reason,
+                        detail: excerpt(&refused.why).to_string(),
                     });
                 }
             }
@@ -110,12 +117,10 @@ impl Control {
         }
     }
 
-    fn start(&mut self, frame: &Frame) -> Result<(), (Id, bool, StartFailureReason)> {
-        use StartFailureReason as Reason;
-
+    fn start(&mut self, frame: &Frame) -> Result<(), (Id, bool, Refused<StartFailureReason>)> {
         let mut payload: StartPayload = frame.payload().map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, about.restart, Reason::from(&e))
+            let about = About::of(frame);
+            (about.instance_uuid, about.restart, Refused::unreadable(&e))
         })?;
         store::name_own_volumes(&mut payload.start);
         let id = payload.start.instance_uuid;
@@ -125,7 +130,7 @@ impl Control {
         // A copy: what came with it is not to be kept as well.
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         self.start_payload(id, payload, received)
-            .map_err(|reason| (id.into(), restart, reason))
+            .map_err(|refused| (id.into(), restart, refused))
     }
 
     fn start_payload(
@@ -133,66 +138,54 @@ impl Control {
         id: Uuid,
         payload: StartPayload,
         received: Bytes,
-    ) -> Result<(), StartFailureReason> {
+    ) -> Result<(), Refused<StartFailureReason>> {
         use StartFailureReason as Reason;
 
         let start = &payload.start;
-        let needs = Needs::of(start).map_err(|path| {
-            self.complain("START", format_args!("START of {id}: {path} is below zero"));
-            Reason::InvalidData
-        })?;
+        let below_zero = |path| Refused::new(Reason::InvalidData, format!("{path} is below zero"));
+        let needs = Needs::of(start).map_err(below_zero)?;
         let is_name =
             |storage: &Storage| storage.boot || storage.id.is_empty() || storage.id.uuid().is_some();
         if !start.storage.iter().all(is_name) {
-            return Err(Reason::InvalidData);
+            return Err(Refused::new(Reason::InvalidData, "a volume's name is no UUID"));
         }
         let volumes = self.volumes_of(start);
         let is_twice =
             |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
         if volumes.iter().enumerate().any(is_twice) {
-            self.complain("START", format_args!("START of {id}: a volume is there twice"));
-            return Err(Reason::InvalidData);
+            return Err(Refused::new(Reason::InvalidData, "a volume is there twice"));
         }
-        let driver = self.choose(id, start);
-        if driver.as_ref().is_err_and(|fault| *fault == LaunchFault::Data) {
-            return Err(Reason::InvalidData);
-        }
+        let driver = match self.choose(start) {
+            Err(e) if e.fault == LaunchFault::Data => return Err(e.into()),
+            driver => driver,
+        };
         if self.offline {
-            return Err(Reason::LaunchFailure);
+            return Err(Refused::new(Reason::LaunchFailure, "the node is OFFLINE"));
         }
         if self.mode != Mode::Normal {
-            return Err(Reason::NodeMaintenance);
+            return Err(Reason::NodeMaintenance.into());
         }
         match self.instances.get(&id) {
-            Some(instance) if instance.is_running() => return Err(Reason::AlreadyRunning),
-            Some(_) => return Err(Reason::InstanceExists),
+            Some(instance) if instance.is_running() => return Err(Reason::AlreadyRunning.into()),
+            Some(_) => return Err(Reason::InstanceExists.into()),
             None => {}
         }
         let driver = driver?;
-        if let Err(e) = self.settings.policy.check(driver.name(), start) {
-            self.complain("START", format_args!("START of {id}: {e}"));
-            return Err(e.fault.into());
-        }
+        self.settings.policy.check(driver.name(), start)?;
         if let Some(what) = unsupported(start) {
-            self.complain("START", format_args!("START of {id}: {what}"));
-            return Err(Reason::LaunchFailure);
+            return Err(Refused::new(Reason::LaunchFailure, what));
         }
         let Some(root) = &self.settings.state else {
-            let why = format_args!("START of {id}: this agent has no state directory");
-            self.complain("START", why);
-            return Err(Reason::LaunchFailure);
+            let why = "this agent has no state directory";
+            return Err(Refused::new(Reason::LaunchFailure, why));
         };
         let place = store::place(root, id);
-        if let Err(what) = check_networking(&start.networking) {
-            self.complain("START", format_args!("START of {id}: {what}"));
-            return Err(Reason::NetworkFailure);
-        }
+        check_networking(&start.networking).map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
         if !self.has_room(&needs, false) {
-            return Err(Reason::FullCn);
+            return Err(Reason::FullCn.into());
         }
         if !volumes.is_empty() && !self.settings.has_volumes {
-            self.complain("START", format_args!("START of {id}: this node has no volumes"));
-            return Err(Reason::ImageFailure);
+            return Err(Refused::new(Reason::ImageFailure, "this node has no volumes"));
         }
         let record = Record {
             driver: driver.name().to_owned(),
@@ -244,27 +237,25 @@ impl Control {
         })));
     }
 
-    /// The driver that takes it.
-    fn choose(&mut self, id: Uuid, start: &Start) -> Result<Arc<dyn Driver>, LaunchFault> {
-        if self.settings.drivers.is_empty() {
-            self.complain("START", format_args!("START of {id}: this agent only reports"));
-        }
-        let mut refusals = Vec::new();
+    /// The driver that takes it; or what all of them say.
+    fn choose(&self, start: &Start) -> Result<Arc<dyn Driver>, LaunchError> {
+        let mut refused = LaunchError::launch("");
         for driver in &self.settings.drivers {
             match driver.check(start) {
                 Ok(()) => return Ok(Arc::clone(driver)),
-                Err(e) => refusals.push(e),
+                Err(e) => {
+                    let separator = if refused.why.is_empty() { "" } else { "; " };
+                    refused.why = format!("{}{separator}{}", refused.why, e.why);
+                    if e.fault != LaunchFault::Launch {
+                        refused.fault = e.fault;
+                    }
+                }
             }
         }
-        let mut fault = LaunchFault::Launch;
-        // Only now: that one of several doesn't take it is nothing to tell.
-        for e in refusals {
-            self.complain("START", format_args!("START of {id}: {e}"));
-            if e.fault != LaunchFault::Launch {
-                fault = e.fault;
-            }
+        if self.settings.drivers.is_empty() {
+            refused.why = "this agent only reports".into();
         }
-        Err(fault)
+        Err(refused)
     }
 
     /// The volumes that a START attaches, and whether each may be made: those
@@ -330,30 +321,34 @@ impl Control {
         Ok(())
     }
 
-    fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, RestartFailureReason)> {
-        use RestartFailureReason as Reason;
-
-        let restart: Restart = frame.payload().map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, Reason::from(&e))
-        })?;
+    fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, Refused<RestartFailureReason>)> {
+        let restart: Restart = frame
+            .payload()
+            .map_err(|e| (About::of(frame).instance_uuid, Refused::unreadable(&e)))?;
         let named = restart.instance_uuid.clone();
         self.restart_payload(now, restart)
-            .map_err(|reason| (named, reason))
+            .map_err(|refused| (named, refused))
     }
 
-    fn restart_payload(&mut self, now: Instant, restart: Restart) -> Result<(), RestartFailureReason> {
+    fn restart_payload(
+        &mut self,
+        now: Instant,
+        restart: Restart,
+    ) -> Result<(), Refused<RestartFailureReason>> {
         use RestartFailureReason as Reason;
 
         let id = restart.instance_uuid.uuid().ok_or(Reason::InvalidData)?;
-        let instance = self.addressed(&restart.workload_agent_uuid, id)?;
+        let instance = self
+            .addressed(&restart.workload_agent_uuid, id)
+            .map_err(Reason::from)?;
         if self.offline || self.mode != Mode::Normal {
-            return Err(Reason::LaunchFailure);
+            let why = "the node is OFFLINE or in maintenance";
+            return Err(Refused::new(Reason::LaunchFailure, why));
         }
         match instance.phase {
             Phase::Stopped => {}
-            Phase::Removing => return Err(Reason::NoInstance),
-            _ => return Err(Reason::AlreadyRunning),
+            Phase::Removing => return Err(Reason::NoInstance.into()),
+            _ => return Err(Reason::AlreadyRunning.into()),
         }
         let start = instance.start.as_ref().ok_or(Reason::InstanceCorrupt)?;
         let before = Arc::clone(start);
@@ -364,23 +359,20 @@ impl Control {
         });
         let driver = match &instance.driver {
             Some(driver) => Arc::clone(driver),
-            None => return Err(Reason::LaunchFailure),
+            None => {
+                let why = "this agent has no driver for it";
+                return Err(Refused::new(Reason::LaunchFailure, why));
+            }
         };
-        if let Err(e) = self.settings.policy.check(driver.name(), &payload.start) {
-            self.complain("RESTART", format_args!("RESTART of {id}: {e}"));
-            return Err(e.fault.into());
-        }
-        if let Err(what) = check_networking(&payload.start.networking) {
-            self.complain("RESTART", format_args!("RESTART of {id}: {what}"));
-            return Err(Reason::NetworkFailure);
-        }
+        self.settings.policy.check(driver.name(), &payload.start)?;
+        check_networking(&payload.start.networking)
+            .map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
         let needs = Needs::of(&payload.start).map_err(|_| Reason::InvalidData)?;
         if !self.has_room(&needs, true) {
-            self.complain("RESTART", format_args!("RESTART of {id}: there is no room"));
-            return Err(Reason::LaunchFailure);
+            return Err(Refused::new(Reason::LaunchFailure, "there is no room"));
         }
         let Some(instance) = self.instances.get_mut(&id) else {
-            return Err(Reason::NoInstance);
+            return Err(Reason::NoInstance.into());
         };
         instance.restart_untold = true;
         instance.record.restart_due = false;
@@ -541,6 +533,56 @@ impl Control {
         }
     }
 }
+
+/// Why a START or RESTART is refused: the protocol's reason, and the story, where
+/// there is more to tell.
+#[derive(Debug)]
+pub(super) struct Refused<R> {
+    pub(super) reason: R,
+    pub(super) why: String,
+}
+
+impl<R> Refused<R> {
+    fn new(reason: R, why: impl Into<String>) -> Self {
+        Self {
+            reason,
+            why: why.into(),
+        }
+    }
+}
+
+impl<R: for<'a> From<&'a Error>> Refused<R> {
+    fn unreadable(error: &Error) -> Self {
+        Self::new(error.into(), error.to_string())
+    }
+}
+
+impl<R> From<R> for Refused<R> {
+    fn from(reason: R) -> Self {
+        Self::new(reason, "")
+    }
+}
+
+impl<R: fmt::Display> fmt::Display for Refused<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.why.as_str() {
+            "" => self.reason.fmt(f),
+            why => write!(f, "{}: {why}", self.reason),
+        }
+    }
+}
+
+macro_rules! refused_of_launch_error {
+    ($($reason:ty),+) => {
+        $(impl From<LaunchError> for Refused<$reason> {
+            fn from(error: LaunchError) -> Self {
+                Self::new(error.fault.into(), error.why)
+            }
+        })+
+    };
+}
+
+refused_of_launch_error!(StartFailureReason, RestartFailureReason);
 
 /// Why a command is for no instance of this node.
 #[derive(Clone, Copy, Debug)]

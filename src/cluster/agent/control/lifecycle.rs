@@ -12,10 +12,10 @@ use crate::payload::{
     DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
     StartFailureReason,
 };
+use crate::printable::excerpt;
 use crate::proto::Frame;
 
-/// The exit code of what SIGKILL ended.
-const KILLED: i32 = 128 + 9;
+const SIGKILL: i32 = 9;
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
 /// After how long an instance is removed again that was kept long enough, and
@@ -53,6 +53,7 @@ impl Control {
         let Phase::Launching { restart } = instance.phase else {
             return;
         };
+        let detail = excerpt(error).to_string();
         if restart && instance.record.restart_due {
             instance.phase = Phase::Stopped;
             match after {
@@ -62,11 +63,16 @@ impl Control {
             self.next_volume_op(id);
         } else if restart {
             instance.phase = Phase::Stopped;
+            // How its last run ended stays, and so does when.
+            instance.record.detail = format!("it was not started again: {detail}");
+            let record = instance.record.clone();
+            self.job(Job::Save { instance: id, record });
             let node_uuid = self.settings.node.into();
             self.tell(&RestartFailure {
                 node_uuid,
                 instance_uuid: id.into(),
                 reason: error.fault.into(),
+                detail,
             });
             self.keep_for_now(id);
             if removes(after) {
@@ -76,7 +82,7 @@ impl Control {
         } else {
             let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
             self.instances.remove(&id);
-            self.start_failed(id.into(), error.fault.into(), restart);
+            self.start_failed(id.into(), error.fault.into(), detail, restart);
             self.tell_after(id, after);
         }
         self.announce(true);
@@ -84,12 +90,19 @@ impl Control {
 
     /// A START came to nothing. That is said again in the next session, if it
     /// begins soon: what was said last in this one may be lost with it.
-    pub(super) fn start_failed(&mut self, instance: Id, reason: StartFailureReason, restart: bool) {
+    pub(super) fn start_failed(
+        &mut self,
+        instance: Id,
+        reason: StartFailureReason,
+        detail: String,
+        restart: bool,
+    ) {
         let failure = StartFailure {
             node_uuid: self.settings.node.into(),
             instance_uuid: instance,
             reason,
             restart,
+            detail,
         };
         self.tell(&failure);
         if self.connected {
@@ -124,7 +137,10 @@ impl Control {
         }
         let exit = match instance.phase {
             // Nobody saw it, but we did it.
-            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit::code(KILLED),
+            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
+                signal: Some(SIGKILL),
+                ..Exit::code(128 + SIGKILL)
+            },
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
@@ -314,6 +330,9 @@ impl Control {
                     "does not end, and is killed"
                 }
             );
+            if !killed {
+                instance.record.detail = "it did not end when it was asked to, and was killed".into();
+            }
             instance.phase = Phase::Terminating {
                 deadline: now + HUNG,
                 killed: true,

@@ -128,6 +128,11 @@ pub(crate) enum Input {
 /// What a job came to.
 #[derive(Debug)]
 pub(crate) enum Done {
+    /// When the run began that is told next to be launched, in milliseconds since
+    /// 1970.
+    Began { instance: Uuid, began: u64 },
+    /// It is about to be killed, for breaking a rule of its node.
+    Condemned { instance: Uuid, why: String },
     Launched {
         instance: Uuid,
         result: Result<Handle, LaunchError>,
@@ -514,6 +519,16 @@ impl Control {
 
     fn done(&mut self, now: Instant, done: Done) {
         match done {
+            Done::Began { instance, began } => {
+                if let Some(instance) = self.instances.get_mut(&instance) {
+                    instance.record.started = began;
+                }
+            }
+            Done::Condemned { instance, why } => {
+                if let Some(instance) = self.instances.get_mut(&instance) {
+                    instance.record.detail = excerpt(why).to_string();
+                }
+            }
             Done::Launched { instance, result } => {
                 match result {
                     Ok(handle) => self.launched(now, instance, &handle),

@@ -22,9 +22,10 @@ use crate::Role;
 use crate::cluster::machine::Facts;
 use crate::cluster::scheduler::placement::Needs;
 use crate::cluster::subnet::Subnet;
+use crate::payload::yaml::MAX_DOCUMENT_LEN;
 use crate::payload::{
     Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, TenantRemoved,
-    subnet_key,
+    subnet_key, timestamp,
 };
 use crate::proto::{Frame, Status};
 
@@ -254,7 +255,7 @@ impl Control {
     pub(super) fn send_stats(&mut self) {
         if self.connected {
             self.report_due = None;
-            let frame = Frame::of(&self.stats());
+            let frame = readable(self.stats());
             self.actions.push(Action::Send(frame));
             for instance in self.instances.values_mut() {
                 instance.restart_untold = false;
@@ -416,7 +417,43 @@ fn less(available: i64, promised: i64) -> i64 {
     }
 }
 
+/// STATS in a frame that can be read: where they are too long, because of many
+/// instances, what people have said of them is left out first, and then all that
+/// is not needed to know how things are.
+fn readable(mut stats: Stats) -> Frame {
+    let mut frame = Frame::of(&stats);
+    for keeps_names in [true, false] {
+        if frame.payload_bytes().len() <= MAX_DOCUMENT_LEN {
+            break;
+        }
+        for instance in &mut stats.instances {
+            let whole = std::mem::take(instance);
+            *instance = match keeps_names {
+                true => InstanceStats {
+                    labels: BTreeMap::new(),
+                    detail: String::new(),
+                    ..whole
+                },
+                false => InstanceStats {
+                    name: String::new(),
+                    started: String::new(),
+                    ended: String::new(),
+                    ..whole
+                },
+            };
+        }
+        frame = Frame::of(&stats);
+    }
+    frame
+}
+
 fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
+    let record = &instance.record;
+    let start = instance.start.as_ref().map(|start| &start.start);
+    // Of a launch, the record still tells of the run before.
+    let run = !matches!(instance.phase, Phase::Launching { .. });
+    let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
+    let is_over = matches!(instance.phase, Phase::Stopped | Phase::Removing);
     let state = match instance.phase {
         Phase::Launching { .. } => InstanceState::Pending,
         Phase::Active => InstanceState::Active,
@@ -433,6 +470,14 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         disk_usage_mb: instance.usage.disk_mb,
         cpu_usage: instance.usage.cpu_percent,
         volumes: instance.volumes.iter().map(|volume| Id::from(*volume)).collect(),
+        name: start.map(|start| start.name.clone()).unwrap_or_default(),
+        labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
+        started: time(record.started),
+        ended: time(record.ended),
+        exit_code: if is_over { record.exit_code.into() } else { -1 },
+        exit_signal: if is_over { record.exit_signal.into() } else { 0 },
+        out_of_memory: is_over && record.out_of_memory,
+        detail: if run { record.detail.clone() } else { String::new() },
         ..InstanceStats::default()
     }
 }

@@ -175,6 +175,23 @@ fn a_start_that_is_no_longer_listed_was_not_shown_to_run() {
 }
 
 #[test]
+fn a_failure_says_in_full_why_where_that_is_told() {
+    let told = Told::with(InstanceState::Pending);
+    let order = told.order(&Start {
+        instance_uuid: INSTANCE,
+        ..Start::default()
+    });
+    told.frame(&StartFailure {
+        instance_uuid: INSTANCE.into(),
+        reason: StartFailureReason::LaunchFailure,
+        detail: "/opt/tool: Permission denied".into(),
+        ..StartFailure::default()
+    });
+    let why = "it cannot be launched: /opt/tool: Permission denied (launch_failure)";
+    assert!(failed(&order).ends_with(why));
+}
+
+#[test]
 fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
     let told = Told::with(InstanceState::Active);
     let other = |instance_uuid| Start {
@@ -288,6 +305,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: RestartFailureReason::AlreadyRunning,
+        ..RestartFailure::default()
     });
     assert!(failed(&order).ends_with("was not restarted: it runs already (already_running)"));
 

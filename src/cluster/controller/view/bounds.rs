@@ -4,8 +4,8 @@
 
 use crate::cluster::controller::Failure;
 use crate::payload::{
-    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceStats, PublicIpAssigned, PublicIpUnassigned,
-    Stats, yaml,
+    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceStats, MAX_LABELS, PublicIpAssigned,
+    PublicIpUnassigned, Stats, check_label, check_name, yaml,
 };
 use crate::proto::{Frame, FrameType};
 
@@ -13,6 +13,9 @@ use crate::proto::{Frame, FrameType};
 const MAX_WORD: usize = 64;
 /// The longest name that a system gives a host, in bytes.
 const MAX_NAME: usize = 255;
+/// The longest story of a failure or an end, in bytes: 200 characters, with some of
+/// them escaped.
+const MAX_DETAIL: usize = 1024;
 /// Addresses of a node, and volumes of an instance.
 const MAX_LISTED: usize = 256;
 /// The hops of a trace that are kept: a frame has two or three.
@@ -63,6 +66,17 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.ssh_ip, MAX_WORD);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
+    // No agent that has read them from a START sends others.
+    if check_name(&stats.name).is_err() {
+        stats.name = String::new();
+    }
+    stats.labels.retain(|key, value| check_label(key, value).is_ok());
+    while stats.labels.len() > MAX_LABELS {
+        stats.labels.pop_last();
+    }
+    text(&mut stats.started, MAX_WORD);
+    text(&mut stats.ended, MAX_WORD);
+    text(&mut stats.detail, MAX_DETAIL);
 }
 
 pub(super) fn failure(failure: &mut Failure) {
@@ -76,6 +90,7 @@ pub(super) fn failure(failure: &mut Failure) {
     }
     text(&mut failure.public_ip, MAX_WORD);
     text(&mut failure.reason, MAX_WORD);
+    text(&mut failure.detail, MAX_DETAIL);
 }
 
 pub(super) fn trace(trace: &mut FrameTrace) {

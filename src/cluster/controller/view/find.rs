@@ -1,11 +1,11 @@
-//! Entities by the beginning of their UUID.
+//! Entities by the beginning of their UUID, and instances by their name.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use uuid::Uuid;
 
-use super::View;
+use super::{Instance, View};
 use crate::payload::Id;
 
 /// How many of the matches an error names.
@@ -28,12 +28,24 @@ impl View {
         }
     }
 
-    /// The instance whose UUID begins with `text`. A whole UUID need not be
-    /// known.
+    /// The instance that is called `text`, or else the one whose UUID begins so. A
+    /// whole UUID need not be known.
     ///
     /// # Errors
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
+        let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
+        let named: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
+        match *named.as_slice() {
+            [] => {}
+            [one] => return Ok(one),
+            _ => {
+                return Err(FindError::SameName {
+                    text: text.to_owned(),
+                    matches: named,
+                });
+            }
+        }
         let found = find("instance", text, self.instances.keys().copied())?;
         self.no_node("instance", found, self.instances.contains_key(&found))
     }
@@ -149,28 +161,53 @@ pub enum FindError {
         /// Those that do.
         matches: Vec<Uuid>,
     },
+    /// More than one instance is called so: give the beginning of its UUID.
+    SameName {
+        /// The text.
+        text: String,
+        /// Those that are.
+        matches: Vec<Uuid>,
+    },
 }
 
 impl fmt::Display for FindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NoUuid {
+                what: "instance",
+                text,
+            } => write!(f, "no instance is called {text:?}"),
             Self::NoUuid { what, text } => {
                 write!(f, "{text:?} names no {what}: it is not the beginning of a UUID")
+            }
+            Self::None {
+                what: "instance",
+                text,
+            } => {
+                write!(f, "no instance is called {text}, or has a UUID that begins so")
             }
             Self::None { what, text } => write!(f, "no {what} is known whose UUID begins with {text}"),
             Self::Other { what, uuid, is } => write!(f, "{uuid} is no {what}: it is {is}"),
             Self::Several { what, text, matches } => {
                 write!(f, "{text} is the beginning of {} {what}s: ", matches.len())?;
-                for (at, uuid) in matches.iter().take(NAMED).enumerate() {
-                    let separator = if at == 0 { "" } else { ", " };
-                    write!(f, "{separator}{uuid}")?;
-                }
-                match matches.len() > NAMED {
-                    true => f.write_str(", …"),
-                    false => Ok(()),
-                }
+                list(f, matches)
+            }
+            Self::SameName { text, matches } => {
+                write!(f, "{} instances are called {text}: ", matches.len())?;
+                list(f, matches)
             }
         }
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, matches: &[Uuid]) -> fmt::Result {
+    for (at, uuid) in matches.iter().take(NAMED).enumerate() {
+        let separator = if at == 0 { "" } else { ", " };
+        write!(f, "{separator}{uuid}")?;
+    }
+    match matches.len() > NAMED {
+        true => f.write_str(", …"),
+        false => Ok(()),
     }
 }
 

@@ -22,10 +22,12 @@
 //! | file | holds |
 //! |---|---|
 //! | `bounds` | how much is kept of a frame |
+//! | `ending` | [`Ending`]: how an instance ended |
 //! | `entities` | [`Node`], [`Instance`], [`Cnci`], [`PublicIp`] |
-//! | `find` | entities by the beginning of their UUID |
+//! | `find` | entities by their name, or the beginning of their UUID |
 
 mod bounds;
+mod ending;
 mod entities;
 mod find;
 #[cfg(test)]
@@ -37,6 +39,7 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
+pub use self::ending::Ending;
 pub use self::entities::{Cnci, Instance, Node, PublicIp};
 pub use self::find::FindError;
 use super::{Change, Failure};
@@ -53,8 +56,8 @@ const MOST_ADDRESSES: usize = 4096;
 /// How many nodes are known: more than a scheduler has sessions. STATS of further
 /// ones are left out.
 const MOST_NODES: usize = 65_536;
-/// How many instances are known, of about a kilobyte each at most: a hundred
-/// times as many as ten thousand nodes run in a large cluster.
+/// How many instances are known, of some six kilobytes each at most, and half of one
+/// without labels and volumes: a hundred times as many as ten thousand nodes run in a large cluster.
 const MOST_INSTANCES: usize = 1 << 20;
 
 /// What a controller knows of the cluster.
@@ -445,6 +448,7 @@ impl View {
                 instance: uuid,
                 node,
                 before: std::mem::replace(&mut known.state, fresh.state.clone()),
+                ending: fresh.ending(),
                 state: fresh.state,
             });
             known.since = now;

@@ -314,6 +314,83 @@ fn the_beginning_of_a_uuid_names_what_it_names_alone() {
 }
 
 #[test]
+fn instances_are_found_by_name_first() {
+    let mut view = View::default();
+    let named = |names: &[(Uuid, &str)]| {
+        let mut told = stats(NODE, &[]);
+        told.instances = names
+            .iter()
+            .map(|(uuid, name)| InstanceStats {
+                instance_uuid: (*uuid).into(),
+                name: (*name).to_owned(),
+                ..InstanceStats::default()
+            })
+            .collect();
+        told
+    };
+    // Also where another one's UUID begins so.
+    take(&mut view, &named(&[(INSTANCE, ""), (CNCI, "0f"), (OTHER, "web")]));
+    assert_eq!(view.find_instance("web"), Ok(OTHER));
+    assert_eq!(view.find_instance("0f"), Ok(CNCI));
+    assert_eq!(view.find_instance("0f7"), Ok(INSTANCE));
+    let unknown = view.find_instance("db").unwrap_err().to_string();
+    assert_eq!(unknown, "no instance is called db, or has a UUID that begins so");
+    assert_eq!(
+        view.find_instance("x y").unwrap_err().to_string(),
+        "no instance is called \"x y\""
+    );
+
+    take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, "web")]));
+    let several = view.find_instance("web").unwrap_err().to_string();
+    assert_eq!(
+        several,
+        format!("2 instances are called web: {INSTANCE}, {OTHER}")
+    );
+
+    // A name that is a UUID would stand for another instance.
+    let whole = INSTANCE.to_string();
+    take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, &whole)]));
+    assert_eq!(view.find_instance(&whole), Ok(INSTANCE));
+    assert_eq!(view.instance(OTHER).unwrap().stats.name, "");
+}
+
+#[test]
+fn what_an_agent_says_of_an_instance_is_bounded() {
+    let mut view = View::default();
+    let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
+    let instance = &mut told.instances[0];
+    instance.name = "\u{1b}[31m".into();
+    instance.labels = (0..1000).map(|n| (format!("k{n}"), "v".into())).collect();
+    instance.labels.insert("x".repeat(100), "v".into());
+    instance.labels.insert("a".into(), "\u{202e}".into());
+    instance.started = "1".repeat(100_000);
+    instance.detail = "d".repeat(100_000);
+    take(&mut view, &told);
+    let kept = &view.instance(INSTANCE).unwrap().stats;
+    assert_eq!(
+        (kept.name.as_str(), kept.started.len(), kept.detail.len()),
+        ("", 0, 0)
+    );
+    assert_eq!(kept.labels.len(), crate::payload::MAX_LABELS);
+    assert!(kept.labels.keys().all(|key| key.starts_with('k')));
+}
+
+#[test]
+fn a_change_says_how_an_instance_ended() {
+    let mut view = View::default();
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    assert_eq!(view.instance(INSTANCE).unwrap().ending(), None);
+    let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
+    (told.instances[0].exit_code, told.instances[0].exit_signal) = (143, 15);
+    let changes = view.apply(&Frame::of(&told), UNIX_EPOCH);
+    let said: Vec<_> = changes.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said[0],
+        format!("instance {INSTANCE} is exited, after active: killed SIGTERM")
+    );
+}
+
+#[test]
 fn a_stale_node_is_shown_as_it_was() {
     let mut view = View::default();
     let later = UNIX_EPOCH + std::time::Duration::from_secs(90);

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::super::{ManagedObject, Name, Uri};
 
 /// What happened to an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
     /// It was not there before.
     Created,
@@ -13,6 +16,17 @@ pub enum ChangeKind {
     Modified,
     /// It is not there any more.
     Deleted,
+}
+
+impl ChangeKind {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Modified => "modified",
+            Self::Deleted => "deleted",
+        }
+    }
 }
 
 /// One object that an edit changed.

@@ -174,7 +174,15 @@ impl Tree {
         self.order.iter().filter_map(|uri| self.get(uri))
     }
 
-    /// The same, of what comes after a place in the order of the URIs.
+    /// The same, of what comes after a place in this order.
+    pub(crate) fn after<'a>(&'a self, last: Option<&Uri>) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.order.range::<Uri, _>((from, Bound::Unbounded));
+        uris.filter_map(|uri| self.get(uri))
+    }
+
+    /// As [`subtree`](Self::subtree), of what comes after a place in the order
+    /// of the URIs.
     pub(crate) fn subtree_after<'a>(
         &'a self,
         uri: &Uri,

@@ -4,7 +4,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use ssntp::cluster::controller::{Change, Cnci, Failure, Instance, Node, OrderError, Shown, View};
+use ssntp::cluster::controller::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 use ssntp::payload::{FrameTrace, timestamp};
 
 pub(super) fn time(at: SystemTime) -> String {
@@ -46,8 +46,23 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
         "hostname": node.map(|node| &node.stats.hostname),
         "cpu_usage": stats.cpu_usage, "memory_usage_mb": stats.memory_usage_mb,
         "disk_usage_mb": stats.disk_usage_mb, "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
-        "volumes": volumes,
+        "volumes": volumes, "name": stats.name, "labels": stats.labels,
+        "started": known(&stats.started), "ended": known(&stats.ended),
+        "end": instance.ending().as_ref().map(end),
     })
+}
+
+/// How an instance ended.
+pub(super) fn end(ending: &Ending) -> Value {
+    json!({
+        "exit_code": ending.code, "signal": ending.signal, "signal_name": ending.signal_name(),
+        "out_of_memory": ending.out_of_memory, "detail": ending.detail, "text": ending.to_string(),
+    })
+}
+
+/// A text, or null where it is unknown.
+fn known(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 pub(super) fn cnci(cnci: &Cnci) -> Value {
@@ -72,8 +87,10 @@ pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Val
         Ok(shown) => {
             value["result"] = "done".into();
             value["text"] = shown.to_string().into();
-            if let Shown::Running { node, .. } = shown {
-                value["node"] = node.to_string().into();
+            match shown {
+                Shown::Running { node, .. } => value["node"] = node.to_string().into(),
+                Shown::Ended { ending, .. } => value["end"] = ending.as_ref().map(end).into(),
+                _ => {}
             }
         }
         Err(error) => {
@@ -87,6 +104,7 @@ pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Val
             if let OrderError::Failed(failed) = error {
                 value["reason"] = failed.reason.as_str().into();
                 value["node"] = failed.node.as_str().into();
+                value["detail"] = failed.detail.as_str().into();
             }
         }
     }
@@ -97,7 +115,7 @@ fn failure(failed: &Failure) -> Value {
     json!({
         "command": failed.command.to_string(), "error": failed.error.to_string(), "reason": failed.reason,
         "words": failed.words(), "node": failed.node.as_str(), "instance": failed.instance.as_str(),
-        "volume": failed.volume.as_str(), "cnci": failed.cnci.as_str(), "public_ip": failed.public_ip,
+        "detail": failed.detail, "volume": failed.volume.as_str(), "cnci": failed.cnci.as_str(), "public_ip": failed.public_ip,
     })
 }
 
@@ -131,8 +149,12 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
             node,
             before,
             state,
+            ending,
         } => {
-            json!({"instance": instance, "node": node, "before": before.as_str(), "state": state.as_str()})
+            json!({
+                "instance": instance, "node": node, "before": before.as_str(), "state": state.as_str(),
+                "end": ending.as_ref().map(end),
+            })
         }
         Change::InstanceGone { instance, node } => json!({"instance": instance, "node": node}),
         Change::InstanceStopped { instance, node } | Change::InstanceDeleted { instance, node } => {

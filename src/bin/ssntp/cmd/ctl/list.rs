@@ -6,9 +6,11 @@ use std::time::Duration;
 use comfy_table::Table;
 use serde_json::Value;
 use ssntp::client::ClientError;
-use ssntp::cluster::controller::{Change, Controller, View};
+use ssntp::cluster::controller::{Change, Controller, Instance, Node, View};
+use ssntp::payload::InstanceState;
 
 use super::options::Options;
+use super::select::{self, Selection};
 use super::session::Session;
 use super::{json, tables};
 use crate::connection::Complaint;
@@ -20,56 +22,96 @@ use crate::signals::Stop;
 pub(super) struct Args {
     /// Show it again whenever it changes, until a signal comes
     #[arg(long)]
-    watch: bool,
+    pub(super) watch: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, clap::Args)]
+pub(super) struct NodesArgs {
+    #[command(flatten)]
+    pub(super) list: Args,
+    /// Only those of that status, as READY or gone
+    #[arg(long, value_parser = select::status)]
+    pub(super) state: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct InstancesArgs {
+    #[command(flatten)]
+    pub(super) list: Args,
+    #[command(flatten)]
+    pub(super) selection: Selection,
+    /// Only those of that state, as active or exited
+    #[arg(long, value_parser = select::instance_state)]
+    pub(super) state: Option<InstanceState>,
+}
+
+/// What is listed, and which of it.
+#[derive(Debug)]
 pub(super) enum What {
-    Nodes,
-    Instances,
+    Nodes(Option<String>),
+    Instances(Selection, Option<InstanceState>),
     Cncis,
 }
 
 /// Between two looks at a list that changes.
 const PACE: Duration = Duration::from_millis(500);
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args, what: What) -> Result<(), Failure> {
-    if args.watch {
+pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> Result<(), Failure> {
+    if again {
         return watch(options, stop, what);
     }
     let session = Session::open_told(options, stop)?;
     let text = session.controller.look(|view| what.text(view, options.json));
     let mut output = Output::new();
-    output.line(text)?;
+    output.line(text?)?;
     output.flush()
 }
 
 impl What {
-    fn text(self, view: &View, json: bool) -> String {
-        match json {
-            true => printable_json(&self.json(view).to_string()),
-            false => tables::fitted(&self.table(view)),
-        }
+    fn text(&self, view: &View, json: bool) -> Result<String, Failure> {
+        Ok(match json {
+            true => printable_json(&self.json(view)?.to_string()),
+            false => tables::fitted(&self.table(view)?),
+        })
     }
 
-    fn table(self, view: &View) -> Table {
-        match self {
-            Self::Nodes => tables::nodes(view),
-            Self::Instances => tables::instances(view),
+    fn table(&self, view: &View) -> Result<Table, Failure> {
+        Ok(match self {
+            Self::Nodes(status) => tables::nodes(view, nodes(view, status.as_ref())),
+            Self::Instances(selection, state) => {
+                tables::instances(view, instances(view, selection, state.as_ref())?)
+            }
             Self::Cncis => tables::cncis(view),
-        }
+        })
     }
 
-    fn json(self, view: &View) -> Value {
-        match self {
-            Self::Nodes => view.nodes().map(json::node).collect(),
-            Self::Instances => view.instances().map(|i| json::instance(view, i)).collect(),
+    fn json(&self, view: &View) -> Result<Value, Failure> {
+        Ok(match self {
+            Self::Nodes(status) => nodes(view, status.as_ref()).map(json::node).collect(),
+            Self::Instances(selection, state) => {
+                let instances = instances(view, selection, state.as_ref())?;
+                instances.map(|i| json::instance(view, i)).collect()
+            }
             Self::Cncis => view.cncis().map(json::cnci).collect(),
-        }
+        })
     }
 }
 
-fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
+fn nodes<'a>(view: &'a View, status: Option<&'a String>) -> impl Iterator<Item = &'a Node> {
+    view.nodes()
+        .filter(move |node| status.is_none_or(|status| tables::node_status(node) == *status))
+}
+
+fn instances<'a>(
+    view: &'a View,
+    selection: &'a Selection,
+    state: Option<&'a InstanceState>,
+) -> Result<impl Iterator<Item = &'a Instance>, Failure> {
+    let selected = selection.of(view)?;
+    Ok(selected.filter(move |instance| state.is_none_or(|state| instance.state == *state)))
+}
+
+fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
     let controller = Controller::start(options.config(true, stop)?).map_err(Failure::new)?;
     let changes = controller.subscribe();
     let over_itself = !options.json && std::io::stdout().is_terminal();
@@ -98,7 +140,8 @@ fn watch(options: &Options, stop: &Stop, what: What) -> Result<(), Failure> {
             complaint.tell(&controller.client());
             continue;
         }
-        let (mut text, online) = controller.look(|view| (what.text(view, options.json), view.is_online()));
+        let (text, online) = controller.look(|view| (what.text(view, options.json), view.is_online()));
+        let mut text = text?;
         if over_itself && !online {
             text.push_str("\nnot connected to the scheduler: this is how it was");
         }

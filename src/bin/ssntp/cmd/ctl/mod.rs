@@ -20,20 +20,28 @@
 //! | `verbs` | `start`, `stop`, … `release-ip` |
 //! | `workload` | what `start` starts: flags or a file |
 //! | `list` | `nodes`, `instances`, `cncis` |
+//! | `select` | which of many are meant |
+//! | `describe` | `describe`: all of one instance or node |
+//! | `wait` | `wait`: until instances run, or have ended |
+//! | `prune` | `prune`: deletes what has ended |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
 //! | `logs` | `logs` |
 
+mod describe;
 mod events;
 mod json;
 mod list;
 mod logs;
 mod moves;
 mod options;
+mod prune;
+mod select;
 mod session;
 pub(crate) mod tables;
 mod verbs;
+mod wait;
 mod workload;
 
 use self::options::Options;
@@ -43,7 +51,10 @@ use crate::signals::Stop;
 /// Command a cluster: start, stop and move workloads, and see what runs where
 ///
 /// Nodes, instances and volumes are named by their UUID, or as much of its
-/// beginning as names one alone.
+/// beginning as names one alone; instances by their name, too.
+///
+/// With --json, what is printed is JSON: one value a line, and as the last line of
+/// the standard error why it failed. docs/cluster.md has its shape.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -74,11 +85,14 @@ enum Verb {
     /// Take a public IP address back from an instance
     ReleaseIp(verbs::PublicIpArgs),
     /// Show the nodes
-    Nodes(list::Args),
+    Nodes(list::NodesArgs),
     /// Show the instances
-    Instances(list::Args),
+    Instances(list::InstancesArgs),
     /// Show the concentrators, and the public addresses that they have assigned
     Cncis(list::Args),
+    Describe(describe::Args),
+    Wait(wait::Args),
+    Prune(prune::Args),
     Events(events::Args),
     Logs(logs::Args),
 }
@@ -86,22 +100,35 @@ enum Verb {
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install_for_commands()?;
     let options = args.options;
-    match args.verb {
-        Verb::Start(args) => verbs::start(&options, &stop, args),
-        Verb::Stop(args) => verbs::stop(&options, &stop, &args),
-        Verb::Restart(args) => verbs::restart(&options, &stop, &args),
-        Verb::Delete(args) => verbs::delete(&options, &stop, &args),
-        Verb::Attach(args) => verbs::attach(&options, &stop, &args),
-        Verb::Detach(args) => verbs::detach(&options, &stop, &args),
-        Verb::Evacuate(args) => verbs::evacuate(&options, &stop, &args),
-        Verb::Restore(args) => verbs::restore(&options, &stop, &args),
-        Verb::Configure(args) => verbs::configure(&options, &stop, &args),
-        Verb::AssignIp(args) => verbs::assign_ip(&options, &stop, &args),
-        Verb::ReleaseIp(args) => verbs::release_ip(&options, &stop, &args),
-        Verb::Nodes(args) => list::run(&options, &stop, &args, list::What::Nodes),
-        Verb::Instances(args) => list::run(&options, &stop, &args, list::What::Instances),
-        Verb::Cncis(args) => list::run(&options, &stop, &args, list::What::Cncis),
-        Verb::Events(args) => events::run(&options, &stop, &args),
-        Verb::Logs(args) => logs::run(&options, &stop, &args),
+    let done = done(&options, &stop, args.verb);
+    done.map_err(|failure| failure.in_json(options.json))
+}
+
+fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
+    match verb {
+        Verb::Start(args) => verbs::start(options, stop, args),
+        Verb::Stop(args) => verbs::stop(options, stop, &args),
+        Verb::Restart(args) => verbs::restart(options, stop, &args),
+        Verb::Delete(args) => verbs::delete(options, stop, &args),
+        Verb::Attach(args) => verbs::attach(options, stop, &args),
+        Verb::Detach(args) => verbs::detach(options, stop, &args),
+        Verb::Evacuate(args) => verbs::evacuate(options, stop, &args),
+        Verb::Restore(args) => verbs::restore(options, stop, &args),
+        Verb::Configure(args) => verbs::configure(options, stop, &args),
+        Verb::AssignIp(args) => verbs::assign_ip(options, stop, &args),
+        Verb::ReleaseIp(args) => verbs::release_ip(options, stop, &args),
+        Verb::Nodes(args) => list::run(options, stop, args.list.watch, &list::What::Nodes(args.state)),
+        Verb::Instances(args) => list::run(
+            options,
+            stop,
+            args.list.watch,
+            &list::What::Instances(args.selection, args.state),
+        ),
+        Verb::Cncis(args) => list::run(options, stop, args.watch, &list::What::Cncis),
+        Verb::Describe(args) => describe::run(options, stop, &args),
+        Verb::Wait(args) => wait::run(options, stop, &args),
+        Verb::Prune(args) => prune::run(options, stop, &args),
+        Verb::Events(args) => events::run(options, stop, &args),
+        Verb::Logs(args) => logs::run(options, stop, &args),
     }
 }

@@ -47,6 +47,11 @@ impl Options {
         self.timeout.map_or(LIMIT, Duration::from)
     }
 
+    /// For how long to wait, where the user has said it.
+    pub(super) fn asked_limit(&self) -> Option<Duration> {
+        self.timeout.map(Duration::from)
+    }
+
     /// Whether the user has said for how long to wait.
     pub(super) fn is_limited(&self) -> bool {
         self.timeout.is_some()

@@ -6,22 +6,25 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use ssntp::cluster::controller::{Controller, Node, Order, OrderError, Shown};
+use ssntp::cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
+use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
 use crate::connection::{Complaint, unanswered};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, printable};
 use crate::signals::Stop;
 
 /// How long a signal may have to wait where nothing better wakes.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// How long the scheduler may take to tell of all nodes.
 const TELLING: Duration = Duration::from_secs(5);
 /// How long a START is waited for that its node is at work on: longer than the
 /// scheduler gives it by default.
 const MOST: Duration = Duration::from_secs(1200);
+/// After how long somebody who looks is told what is waited for.
+const TELL_AFTER: Duration = Duration::from_secs(1);
 /// How long a node is waited for that could take a START: as long as an agent in
 /// the longest pause between two attempts takes, which is 30 s.
 const NODE: Duration = Duration::from_secs(40);
@@ -85,6 +88,25 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
+    /// The instances of these names and beginnings of UUIDs, each once. All of them
+    /// are found before any of them is touched.
+    pub(super) fn find_instances(&self, texts: &[String]) -> Result<Vec<Uuid>, Failure> {
+        let mut found = Vec::new();
+        for text in texts {
+            let instance = self.controller.look(|view| {
+                let instance = view.find_instance(text).map_err(Failure::new)?;
+                match view.instance(instance) {
+                    Some(_) => Ok(instance),
+                    None => Err(Failure::new(CommandError::UnknownInstance(instance))),
+                }
+            })?;
+            if !found.contains(&instance) {
+                found.push(instance);
+            }
+        }
+        Ok(found)
+    }
+
     /// Waits until a node is connected that is of use, and says so. A START that
     /// comes before is refused at once, and an agent that has just been started, or
     /// has found no scheduler yet, takes a moment to come.
@@ -114,17 +136,14 @@ impl<'a> Session<'a> {
             return self.leave(&orders);
         }
         let total = orders.len();
-        let progress = progress(total);
         let mut failed = Vec::new();
         let mut report = |order: &Order, settled: &Result<Shown, OrderError>| {
             if let Err(e) = settled {
                 failed.push(e.to_string());
             }
-            progress.inc(1);
-            progress.suspend(|| self.report(order, settled))
+            self.report(order, settled)
         };
         self.each(orders, &mut report)?;
-        progress.finish_and_clear();
         match failed.as_slice() {
             [] => Ok(()),
             [only] if total == 1 => Err(Failure::new(only)),
@@ -148,19 +167,23 @@ impl<'a> Session<'a> {
     ) -> Result<(), Failure> {
         let changes = self.controller.subscribe();
         let tick = crossbeam_channel::tick(LOOK);
+        let mut progress = Progress::new(orders.len());
         let mut timeout = crossbeam_channel::after(self.limit);
         let last = now() + MOST;
         loop {
             let mut waiting = Vec::new();
             for order in orders {
                 match order.poll() {
-                    Some(settled) => report(&order, &settled)?,
+                    Some(settled) => progress.one_done(|| report(&order, &settled))?,
                     None => waiting.push(order),
                 }
             }
             orders = waiting;
             if orders.is_empty() {
                 return Ok(());
+            }
+            if let [order] = orders.as_slice() {
+                progress.tell(|| order.progress());
             }
             crossbeam_channel::select! {
                 // Those that have come together are looked at together.
@@ -173,7 +196,7 @@ impl<'a> Session<'a> {
                     let goes_on = |order: &Order| may_go_on && order.is_progressing();
                     let (going_on, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(goes_on);
                     for order in &late {
-                        report(order, &Err(order.timed_out(self.limit)))?;
+                        progress.one_done(|| report(order, &Err(order.timed_out(self.limit))))?;
                     }
                     orders = going_on;
                     timeout = crossbeam_channel::after(self.limit);
@@ -188,7 +211,7 @@ impl<'a> Session<'a> {
         let mut output = Output::new();
         match settled {
             _ if self.json => output.json(json::settled(order.subject(), settled))?,
-            Ok(shown) => output.line(crate::output::printable(&shown.to_string()))?,
+            Ok(shown) => output.line(printable(&shown.to_string()))?,
             Err(_) => {}
         }
         output.flush()
@@ -226,15 +249,55 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// A bar on the standard error, where several things are awaited and somebody
-/// looks.
-fn progress(total: usize) -> ProgressBar {
-    if total < 2 || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// What is waited for, on the standard error where that is a terminal: a bar where
+/// it is several things, or what is known of the one once that takes a second.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    several: bool,
+    since: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(total: usize) -> Self {
+        let several = total > 1;
+        let template = match several {
+            true => "{bar:30} {pos}/{len} {elapsed}",
+            false => "{spinner} {elapsed} {wide_msg}",
+        };
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr()),
+            false => ProgressBar::hidden(),
+        };
+        let bar = match ProgressStyle::with_template(template) {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        };
+        Self {
+            bar,
+            several,
+            since: now(),
+        }
     }
-    let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-    match ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
+
+    /// One of the things has come, and is reported.
+    pub(super) fn one_done(&self, report: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        if self.several {
+            self.bar.inc(1);
+        }
+        self.bar.suspend(report)
+    }
+
+    /// How far the one has come.
+    pub(super) fn tell(&mut self, what: impl FnOnce() -> String) {
+        if !self.bar.is_hidden() && !self.several && now().duration_since(self.since) >= TELL_AFTER {
+            self.bar.set_message(printable(&what()));
+            self.bar.tick();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn fitted(table: &Table) -> String {
     records(rows.iter().map(Vec::as_slice)).trim_end().to_owned()
 }
 
-pub(crate) fn nodes(view: &View) -> Table {
+pub(crate) fn nodes<'a>(view: &View, nodes: impl Iterator<Item = &'a Node>) -> Table {
     let mut table = table([
         "node",
         "type",
@@ -51,7 +51,7 @@ pub(crate) fn nodes(view: &View) -> Table {
         "disk free",
         "instances",
     ]);
-    for node in view.nodes() {
+    for node in nodes {
         let stats = &node.stats;
         let running = view
             .instances_of(node.uuid)
@@ -72,11 +72,11 @@ pub(crate) fn nodes(view: &View) -> Table {
     table
 }
 
-pub(crate) fn instances(view: &View) -> Table {
+pub(crate) fn instances<'a>(view: &View, instances: impl Iterator<Item = &'a Instance>) -> Table {
     let mut table = table([
-        "instance", "state", "node", "host", "cpu", "memory", "disk", "volumes",
+        "instance", "name", "state", "end", "node", "host", "cpu", "memory", "disk", "volumes",
     ]);
-    for instance in view.instances() {
+    for instance in instances {
         let stats = &instance.stats;
         let node = view.node(instance.node);
         let volumes: Vec<_> = stats
@@ -86,7 +86,14 @@ pub(crate) fn instances(view: &View) -> Table {
             .collect();
         table.add_row([
             instance.uuid.to_string(),
+            or_dash(printable(&stats.name)),
             instance_state(view, instance),
+            or_dash(
+                instance
+                    .ending()
+                    .map(|ending| ending.to_string())
+                    .unwrap_or_default(),
+            ),
             short(&instance.node.to_string()),
             host(node.map_or("", |node| &node.stats.hostname)),
             with_unit(stats.cpu_usage, "%"),
@@ -154,6 +161,10 @@ pub(crate) fn short(uuid: &str) -> String {
 
 pub(crate) fn host(name: &str) -> String {
     printable(name).chars().take(20).collect()
+}
+
+fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".into() } else { text }
 }
 
 fn number(number: i64) -> String {

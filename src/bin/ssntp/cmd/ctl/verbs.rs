@@ -31,7 +31,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    fn wait(self) -> bool {
+    pub(super) fn wait(self) -> bool {
         self.wait || !self.no_wait
     }
 }
@@ -103,24 +103,12 @@ fn each(
     command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
-    // All of them are found before any of them is touched.
-    let mut instances: Vec<Uuid> = match args.all {
+    let instances = match args.all {
         true => session
             .controller
             .look(|view| view.instances().map(|instance| instance.uuid).collect()),
-        false => Vec::new(),
+        false => session.find_instances(&args.instances)?,
     };
-    for text in &args.instances {
-        let instance = find(&session, |view| {
-            let instance = view.find_instance(text)?;
-            Ok((instance, view.instance(instance).is_some()))
-        })?;
-        match instance {
-            (instance, true) if !instances.contains(&instance) => instances.push(instance),
-            (_, true) => {}
-            (instance, false) => return Err(Failure::new(CommandError::UnknownInstance(instance))),
-        }
-    }
     let mut orders = Vec::new();
     for instance in instances {
         orders.push(command(&session.controller, instance).map_err(Failure::new)?);

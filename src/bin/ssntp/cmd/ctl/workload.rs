@@ -19,13 +19,17 @@
 //! persistent: true            # for persistence: all
 //! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
 //! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
+//! name: web                   # a key of START, as labels
+//! labels: {tier: front}
 //! ```
 //!
 //! Further documents after it are cloud-init's, as in START. A key that is
 //! neither is an error: a workload should not start without what was asked.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use clap::{ValueEnum, value_parser};
 use serde::Deserialize;
@@ -34,6 +38,7 @@ use ssntp::payload::{
     FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, RestartPolicy, Start,
     StartPayload, Storage, VmType, yaml,
 };
+use ssntp::payload::{MAX_LABELS, check_label, check_name};
 use uuid::Uuid;
 
 use super::verbs::read;
@@ -44,7 +49,8 @@ pub(super) struct WorkloadArgs {
     /// The workload: a START document, or some of its keys; - is the standard
     /// input
     #[arg(short, long, value_name = "WORKLOAD.YAML", conflicts_with_all = [
-        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "dir", "restart", "restart_limit", "command",
+        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "env_file", "dir", "restart",
+        "restart_limit", "command",
     ])]
     file: Option<PathBuf>,
     /// Memory that it needs
@@ -77,6 +83,17 @@ pub(super) struct WorkloadArgs {
     /// What it finds in its environment; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
+    /// A file of lines NAME=VALUE for its environment, comments with # in front; may
+    /// be given several times. Later files count, and --env most
+    #[arg(long, value_name = "FILE")]
+    env_file: Vec<PathBuf>,
+    /// What it is called; of several, each with a number behind it. Commands take
+    /// names in place of UUIDs
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// What else is said of it, to find it by; may be given several times
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
     /// The directory it starts in [default: the agent's choice]
     #[arg(long, value_name = "DIR")]
     dir: Option<String>,
@@ -113,6 +130,40 @@ fn variable(text: &str) -> Result<(String, String), &'static str> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+fn label(text: &str) -> Result<(String, String), &'static str> {
+    let (key, value) = text.split_once('=').ok_or("it is not KEY=VALUE")?;
+    check_label(key, value)?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// The most of an environment file: no START may be longer.
+const MAX_ENV_FILE: u64 = 1 << 20;
+
+/// The variables of a file: as they stand, without quotes and expansions.
+fn read_env_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
+    let shown = path.display();
+    let failed = |why: &dyn std::fmt::Display| Failure::new(format!("{shown}: {why}"));
+    let mut text = String::new();
+    let file = File::open(path).map_err(|e| failed(&e))?;
+    let read = file.take(MAX_ENV_FILE + 1).read_to_string(&mut text);
+    match read {
+        Ok(length) if length as u64 <= MAX_ENV_FILE => {}
+        Ok(_) => return Err(failed(&"it is longer than a MiB")),
+        Err(e) => return Err(failed(&e)),
+    }
+    parse_env(&text).map_err(|(line, why)| failed(&format_args!("line {line}: {why}")))
+}
+
+fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)> {
+    let lines = text.lines().enumerate();
+    let said = lines.filter(|(_, line)| {
+        let line = line.trim_start();
+        !line.is_empty() && !line.starts_with('#')
+    });
+    said.map(|(at, line)| variable(line.trim_start()).map_err(|why| (at + 1, why)))
+        .collect()
+}
+
 /// A workload before each of its instances has a UUID.
 pub(super) struct Workload {
     payload: StartPayload,
@@ -127,6 +178,7 @@ impl WorkloadArgs {
             let shown = path.display();
             let mut workload = parse(&read(path)?).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
             workload.count = self.count;
+            self.call(&mut workload)?;
             if workload.named && self.count > 1 {
                 return Err(Failure::usage(format!(
                     "{shown}: it has an instance_uuid, which only one instance can have"
@@ -134,6 +186,11 @@ impl WorkloadArgs {
             }
             return Ok(workload);
         }
+        let mut env = BTreeMap::new();
+        for file in &self.env_file {
+            env.extend(read_env_file(file)?);
+        }
+        env.extend(self.env.iter().cloned());
         let start = Start {
             tenant_uuid: self.tenant.map(Id::from).unwrap_or_default(),
             instance_uuid: self.uuid.unwrap_or_default(),
@@ -149,15 +206,43 @@ impl WorkloadArgs {
             restart_policy: self.restart.into(),
             restart_limit: self.restart_limit,
             command: self.command.clone(),
-            env: self.env.iter().cloned().collect(),
+            env,
             dir: self.dir.clone().unwrap_or_default(),
             ..Start::default()
         };
-        Ok(Workload {
+        let mut workload = Workload {
             payload: start.into(),
             named: self.uuid.is_some(),
             count: self.count,
-        })
+        };
+        self.call(&mut workload)?;
+        Ok(workload)
+    }
+
+    /// Gives it the name and the labels of the command line.
+    fn call(&self, workload: &mut Workload) -> Result<(), Failure> {
+        let start = &mut workload.payload.start;
+        if let Some(name) = &self.name {
+            start.name.clone_from(name);
+        }
+        start.labels.extend(self.labels.iter().cloned());
+        if start.labels.len() > MAX_LABELS {
+            return Err(Failure::usage(format!("more than {MAX_LABELS} labels")));
+        }
+        // The last one's is the longest.
+        let name = called(&start.name, workload.count, workload.count);
+        match name.is_empty() {
+            true => Ok(()),
+            false => check_name(&name).map_err(|why| Failure::usage(format!("{name:?}: {why}"))),
+        }
+    }
+}
+
+/// The name of one of so many.
+fn called(name: &str, number: u32, count: u32) -> String {
+    match name.is_empty() || count == 1 {
+        true => name.to_owned(),
+        false => format!("{name}-{number}"),
     }
 }
 
@@ -184,8 +269,9 @@ impl Workload {
             named,
             count,
         } = self;
-        (0..count).map(move |_| {
+        (1..=count).map(move |number| {
             let mut start = payload.clone();
+            start.start.name = called(&payload.start.name, number, count);
             if !named {
                 start.start.instance_uuid = Uuid::new_v4();
             }
@@ -219,6 +305,8 @@ struct Keys {
     command: Vec<String>,
     env: BTreeMap<String, String>,
     dir: String,
+    name: String,
+    labels: BTreeMap<String, String>,
     instance_uuid: Option<Uuid>,
     mem_mb: Option<i64>,
     vcpus: Option<i64>,
@@ -276,6 +364,8 @@ impl Keys {
             command: self.command,
             env: self.env,
             dir: self.dir,
+            name: self.name,
+            labels: self.labels,
         }
     }
 }
@@ -322,6 +412,10 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     if start.vm_type == VmType::Process && start.command.is_empty() {
         return Err("command: missing, for a process".into());
     }
+    let mut labels = start.labels.iter();
+    labels
+        .try_for_each(|(key, value)| check_label(key, value))
+        .map_err(|why| format!("labels: {why}"))?;
     if !start.restart_policy.is_known() {
         return Err(format!(
             "restart_policy: {} is neither never, on-failure nor always",
@@ -408,6 +502,28 @@ mod tests {
     }
 
     #[test]
+    fn each_of_several_has_a_name_of_its_own() {
+        let mut workload = parse(b"command: [a]\nname: web\nlabels: {tier: front, n: 1}\n").unwrap();
+        let labels = &workload.payload.start.labels;
+        assert_eq!((labels["tier"].as_str(), labels["n"].as_str()), ("front", "1"));
+        workload.count = 2;
+        let names: Vec<_> = workload.starts().map(|start| start.start.name).collect();
+        assert_eq!(names, ["web-1", "web-2"]);
+        assert_eq!(start("command: [a]\nname: web\n").name, "web");
+    }
+
+    #[test]
+    fn an_environment_file_is_taken_as_it_stands() {
+        let read = parse_env("# comment\n\nA=1\n  B= two words \nC=\"x\"=y\r\nD=\n").unwrap();
+        let expected = [("A", "1"), ("B", " two words "), ("C", "\"x\"=y"), ("D", "")];
+        assert_eq!(
+            read,
+            expected.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
+        assert_eq!(parse_env("A=1\n\nB\n"), Err((3, "it is not NAME=VALUE")));
+    }
+
+    #[test]
     fn what_is_wrong_is_said() {
         for (file, why) in [
             ("comand: [a]", "comand"),
@@ -416,6 +532,11 @@ mod tests {
             ("vm_type: process", "command"),
             ("start: {instance_uuid: x, vm_type: qemu}", "instance_uuid"),
             ("a: [", "line 1"),
+            ("command: [a]\nlabels: {a b: c}", "labels: the key"),
+            (
+                "start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001, name: a b}",
+                "start.name",
+            ),
             ("command: [a]\nrestart_policy: sometimes", "restart_policy"),
             ("start: [sleep]", "start: expected a map, found a list"),
             ("start:\n  command: sleep", "start.command: expected a list"),

@@ -223,6 +223,7 @@ impl<'a> Demo<'a> {
         self.show_log()?;
         self.evacuate_and_restore()?;
         self.start_again()?;
+        self.end_by_itself()?;
         self.fail()?;
         self.show_trace()
     }
@@ -446,6 +447,43 @@ impl<'a> Demo<'a> {
         called.join(", ")
     }
 
+    /// A workload that ends, and what is known of how; then one that cannot even
+    /// be started.
+    fn end_by_itself(&mut self) -> Seen {
+        let job = Uuid::new_v4();
+        self.screen.name(job, "job");
+        let start = Start {
+            name: "job".into(),
+            ..process(job, &["sh", "-c", "sleep 0.3; exit 3"])
+        };
+        let order = self
+            .controller
+            .start_workload(&start.into())
+            .map_err(Failure::new)?;
+        self.done(&order)?;
+        let ending = |view: &View| view.instance(job)?.ending().filter(|ending| ending.is_known());
+        let ending = self.see("a job has ended", ending)?;
+        let called = self.screen.called(job);
+        self.tell(format!("{called} has ended by itself: {ending}"))?;
+
+        let start = process(Uuid::new_v4(), &["/no/such/program"]);
+        let order = self
+            .controller
+            .start_workload(&start.into())
+            .map_err(Failure::new)?;
+        match self.settled(&order)? {
+            Err(OrderError::Failed(failure)) if !failure.detail.is_empty() => {
+                self.screen.step("a program that is not there does not start:")?;
+                self.screen.detail(failure)?;
+                self.pause()
+            }
+            Err(e) => Err(Failure::new(e).into()),
+            Ok(shown) => {
+                Err(Failure::new(format!("a program that is not there was started: {shown}")).into())
+            }
+        }
+    }
+
     /// A START that fits nowhere.
     fn fail(&mut self) -> Seen {
         let start = Start {
@@ -528,6 +566,7 @@ impl<'a> Demo<'a> {
             ),
             format!("{ssntp} ctl nodes"),
             format!("{ssntp} ctl instances --watch"),
+            format!("{ssntp} ctl describe job"),
             format!("{ssntp} ctl start --count 3 --persistent -- sleep 1000"),
             format!("{ssntp} ctl logs -f {instance}"),
             format!("{ssntp} ctl stop {instance}"),

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crossbeam_channel::select;
-use serde_json::{Value, json};
 use ssntp::opflex::PolicyElement;
-use ssntp::opflex::model::{ChangeKind, Ident, ManagedObject, Name, Target, Uri};
+use ssntp::opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
 use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
 use super::load_objects;
+use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_object, print_properties};
 use super::tls::ClientTls;
 use crate::failure::Failure;
@@ -52,13 +52,26 @@ pub(super) struct Args {
     /// Resolve what resolved policies refer to, too
     #[arg(long)]
     follow: bool,
+    /// Where the element is, if it knows
+    #[arg(long, value_name = "TEXT")]
+    location: Option<String>,
+    /// The MAC address of its tunnel end point, by which a fabric knows it
+    #[arg(long, value_name = "MAC", value_parser = mac)]
+    mac: Option<String>,
+    /// Use no server that names no proxies, as libopflex in transport mode
+    #[arg(long)]
+    require_proxies: bool,
+    /// The policy to begin with, as long as no server has answered: an array of
+    /// managed objects
+    #[arg(long, value_name = "FILE")]
+    start_policy: Option<PathBuf>,
     /// The endpoints to declare: an array of managed objects
     #[arg(long, value_name = "FILE")]
     declare: Option<PathBuf>,
     /// The state to report: an array of managed objects
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Stay, and print what changes
+    /// Stay, and print what changes; so does --serve, without a line
     #[arg(long)]
     watch: bool,
     /// How long servers tell changes, and how often they are asked again
@@ -70,6 +83,10 @@ pub(super) struct Args {
     /// Answer updates, as the draft asks and a libopflex server does not bear
     #[arg(long)]
     acknowledge: bool,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+    #[command(flatten)]
+    serve: ServeArgs,
     #[command(flatten)]
     tls: ClientTls,
     /// Print one JSON object a line
@@ -105,6 +122,14 @@ impl Args {
             wanted.push(by_ident("--resolve-endpoint-ident", Store::Endpoints, three)?);
         }
         Ok(wanted)
+    }
+}
+
+fn mac(text: &str) -> Result<String, String> {
+    let is_byte = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match text.split(':').count() == 6 && text.split(':').all(is_byte) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("it is not six bytes as 00:11:22:33:44:55".to_owned()),
     }
 }
 
@@ -165,9 +190,18 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut settings = Settings::new(args.name, args.domain, peers);
     settings.prr = args.prr.into();
     settings.acknowledge_updates = args.acknowledge;
+    settings.location = args.location;
+    settings.require_proxies = args.require_proxies;
+    if let Some((data, mac)) = settings.data.as_mut().zip(args.mac) {
+        data["mac"] = mac.into();
+    }
     let mut config = ElementConfig::new(settings);
     config.tls = args.tls.connector()?;
+    config.inspector = args.inspector.socket();
+    config.serve = args.serve.socket();
     let load = |path: &Option<PathBuf>| path.as_deref().map(load_objects).transpose();
+    let serves = config.serve.is_some();
+    config.start_policy = load(&args.start_policy)?.unwrap_or_default();
     let (endpoints, reports) = (load(&args.declare)?, load(&args.report)?);
     let element = PolicyElement::start(config).map_err(Failure::new)?;
     for endpoint in endpoints.into_iter().flat_map(subtrees) {
@@ -187,8 +221,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         })
         .collect::<Result<Vec<Reference>, _>>()
         .map_err(Failure::new)?;
-    let result = if args.watch {
-        watch(&element, &stop, args.json)
+    let result = if args.watch || serves {
+        watch(&element, &stop, args.watch, args.json)
     } else {
         resolve_once(&element, &stop, args.timeout.into()).and_then(|done| {
             if done {
@@ -203,16 +237,19 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     result
 }
 
-/// Prints events until a signal comes.
-fn watch(element: &PolicyElement, stop: &Stop, as_json: bool) -> Result<(), Failure> {
+/// Takes events until a signal comes, and prints them or not.
+fn watch(element: &PolicyElement, stop: &Stop, is_shown: bool, as_json: bool) -> Result<(), Failure> {
     loop {
         let event = select! {
             recv(element.events()) -> event => event.map_err(Failure::new)?,
             recv(stop.channel()) -> _ => return Ok(()),
         };
+        if !is_shown {
+            continue;
+        }
         let mut output = Output::new();
         if as_json {
-            to_json(&event).map_or(Ok(()), |value| output.json(value))?;
+            output.json(event.to_json())?;
         } else {
             print(&mut output, &event)?;
         }
@@ -331,14 +368,6 @@ fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
     trees
 }
 
-fn kind(kind: ChangeKind) -> &'static str {
-    match kind {
-        ChangeKind::Created => "created",
-        ChangeKind::Modified => "modified",
-        ChangeKind::Deleted => "deleted",
-    }
-}
-
 fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     match event {
         ElementEvent::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
@@ -365,7 +394,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             let found = if *found { "resolved" } else { "not there yet" };
             output.line(printable(&format!("{subject} {target} {found}")))
         }
-        ElementEvent::Changed { what, objects } => objects
+        ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => objects
             .iter()
             .try_for_each(|change| print_change(output, *what, change)),
         ElementEvent::Refused {
@@ -390,7 +419,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (kind, what) = (kind(change.kind), what.name());
+    let (kind, what) = (change.kind.name(), what.name());
     output.line(printable(&format!(
         "{what} {kind} {} {}",
         change.subject, change.uri
@@ -399,67 +428,4 @@ fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Resu
         .object
         .as_ref()
         .map_or(Ok(()), |object| print_properties(output, object))
-}
-
-fn to_json(event: &ElementEvent) -> Option<Value> {
-    Some(match event {
-        ElementEvent::Health(health) => {
-            json!({ "event": "health", "health": format!("{health:?}").to_lowercase() })
-        }
-        ElementEvent::Peer {
-            address,
-            state,
-            reason,
-        } => json!({
-            "event": "peer",
-            "address": address,
-            "state": state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase()),
-            "reason": reason.as_ref().map(ToString::to_string),
-        }),
-        ElementEvent::Location(location) => json!({ "event": "location", "location": location }),
-        ElementEvent::Proxies(proxies) => json!({
-            "event": "proxies", "v4": proxies.v4, "v6": proxies.v6, "mac": proxies.mac,
-        }),
-        ElementEvent::Resolved {
-            what,
-            subject,
-            target,
-            found,
-        } => json!({
-            "event": "resolved", "what": what.name(), "subject": subject,
-            "target": target.to_string(), "found": found,
-        }),
-        ElementEvent::Changed { what, objects } => {
-            let objects: Vec<_> = objects
-                .iter()
-                .map(|change| {
-                    json!({
-                        "change": kind(change.kind), "subject": change.subject,
-                        "uri": change.uri, "object": change.object,
-                    })
-                })
-                .collect();
-            json!({ "event": "changed", "what": what.name(), "objects": objects })
-        }
-        ElementEvent::Refused {
-            address,
-            method,
-            about,
-            error,
-        } => json!({
-            "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
-        }),
-        ElementEvent::NotTaken { about, limit } => json!({
-            "event": "not_taken", "about": about, "limit": limit,
-        }),
-        ElementEvent::Unanswered {
-            method,
-            about,
-            attempts,
-        } => json!({
-            "event": "unanswered", "method": method.name(), "about": about, "attempts": attempts,
-        }),
-        ElementEvent::Missed(count) => json!({ "event": "missed", "count": count }),
-        _ => return None,
-    })
 }

@@ -5,18 +5,22 @@
 //! | `serve` | policy repository, endpoint registry, observer |
 //! | `element` | a policy element |
 //! | `policy` | change the policy of a running server |
-//! | `show` | `endpoints`, `reports`, `sessions`: what a running server has |
+//! | `show` | `endpoints`, `reports`, `sessions`, `agents`: what a running server has |
+//! | `model` | make model files |
 //!
-//! `identity` and `tls` are flags of these, `control` is the way to a running
+//! `identity`, `local` and `tls` are flags of these, `source` is the policy file, `control` is the way to a running
 //! server, and `printing` how objects are shown.
 
 mod control;
 mod element;
 mod identity;
+mod local;
+mod model;
 mod policy;
 mod printing;
 mod serve;
 mod show;
+mod source;
 mod tls;
 
 use std::path::Path;
@@ -42,6 +46,8 @@ enum Command {
     Endpoints(show::EndpointArgs),
     Reports(show::ReportArgs),
     Sessions(show::SessionArgs),
+    Agents(show::AgentArgs),
+    Model(model::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -52,6 +58,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Command::Endpoints(args) => show::endpoints(args),
         Command::Reports(args) => show::reports(args),
         Command::Sessions(args) => show::sessions(args),
+        Command::Agents(args) => show::agents(args),
+        Command::Model(args) => model::run(args),
     }
 }
 

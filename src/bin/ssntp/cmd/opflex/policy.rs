@@ -9,7 +9,7 @@ use ssntp::opflex::model::{Format, ManagedObject, Uri};
 use super::control::ControlArgs;
 use super::load_objects;
 use crate::failure::Failure;
-use crate::output::{Output, printable_json};
+use crate::output::{Output, lone_line, printable_json};
 
 /// Change or show the policy of a running server
 ///
@@ -34,19 +34,27 @@ enum Command {
         /// Remove everything else below these objects
         #[arg(long)]
         replace: bool,
+        #[command(flatten)]
+        only: Only,
     },
     /// Make the objects of files all the policy there is
     Reload {
         /// JSON or YAML arrays of managed objects
         #[arg(required = true)]
         files: Vec<PathBuf>,
+        #[command(flatten)]
+        only: Only,
     },
     /// Remove objects and everything below them
     Delete {
         /// The objects
         #[arg(required = true)]
         uris: Vec<Uri>,
+        #[command(flatten)]
+        only: Only,
     },
+    /// Print the revision of the policy, and of how many objects it is
+    Status,
     /// Print the objects at and below a URI
     Dump {
         /// Where to begin [default: all policy]
@@ -57,13 +65,37 @@ enum Command {
     },
 }
 
+/// Which policy a change is for.
+#[derive(Debug, clap::Args)]
+struct Only {
+    /// Change nothing unless this is the revision of the policy, which `status`
+    /// prints and every change
+    #[arg(long, value_name = "N")]
+    if_revision: Option<u64>,
+}
+
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut control = args.control.connect()?;
     let mut output = Output::new();
     let changed = match args.command {
-        Command::Put { files, replace } => control.put(&load_all(&files)?, replace).map_err(Failure::new)?,
-        Command::Reload { files } => control.reload(&load_all(&files)?).map_err(Failure::new)?,
-        Command::Delete { uris } => control.delete(&uris).map_err(Failure::new)?,
+        Command::Put { files, replace, only } => {
+            control.only_at(only.if_revision);
+            control.put(&load_all(&files)?, replace)
+        }
+        Command::Reload { files, only } => {
+            control.only_at(only.if_revision);
+            control.reload(&load_all(&files)?)
+        }
+        Command::Delete { uris, only } => {
+            control.only_at(only.if_revision);
+            control.delete(&uris)
+        }
+        Command::Status => {
+            let (revision, objects) = control.status().map_err(Failure::new)?;
+            let text = format!("revision {revision}, {objects} objects");
+            let as_json = json!({ "revision": revision, "objects": objects });
+            return lone_line(text, args.control.json.then(|| as_json.to_string()));
+        }
         Command::Dump { uri, yaml } => {
             let objects = control
                 .dump(&uri.unwrap_or_else(Uri::root))
@@ -77,8 +109,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return output.flush();
         }
     };
+    let changed = changed.map_err(Failure::new)?;
     if args.control.json {
-        output.json(json!({ "changed": changed }))?;
+        output.json(json!({ "changed": changed, "revision": control.revision() }))?;
     } else {
         let objects = if changed == 1 { "object" } else { "objects" };
         output.line(format!("{changed} {objects} changed"))?;

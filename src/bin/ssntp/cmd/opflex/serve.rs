@@ -11,8 +11,10 @@ use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
 use super::identity::IdentityArgs;
+use super::load_model;
+use super::local::InspectorArgs;
+use super::source::{LOOK, Source};
 use super::tls::ServerTls;
-use super::{load_model, load_objects};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::signal_stacks;
@@ -20,17 +22,18 @@ use crate::signals::Stop;
 
 /// Serve policy, register endpoints and keep state reports
 ///
-/// Prints one line with its address once it accepts clients. SIGHUP reads the
-/// policy file again: what it holds is all the policy there is then.
+/// Prints one line with its address once it accepts clients. A policy file that
+/// changes is read again: what it holds is all the policy there is then. One that
+/// cannot be read changes nothing. SIGHUP has it read at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     listen: Vec<Address>,
-    /// The policy to begin with: a JSON or YAML array of managed objects, as
-    /// agent-ovs's opflex_server reads
-    #[arg(long, value_name = "FILE")]
+    /// The policy: a JSON or YAML array of managed objects, as agent-ovs's
+    /// opflex_server reads, or a directory of such files
+    #[arg(long, value_name = "FILE|DIR")]
     policy: Option<PathBuf>,
     /// The classes that it takes, with their properties, types and containment
     /// (JSON or YAML); objects that do not fit are refused [default: any]
@@ -48,6 +51,8 @@ pub(super) struct Args {
     /// `sessions` talk to
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    inspector: InspectorArgs,
     /// The most clients at a time [default: what the system allows]
     ///
     /// Where vm.max_map_count allows fewer than N, the program starts itself
@@ -69,12 +74,19 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     config.tls = args.tls.acceptor()?;
     config.keep = args.persist;
     config.control = args.control;
+    config.inspector = args.inspector.socket();
     config.max_connections = args.max_connections.map(|n| n as usize);
-    if let Some(path) = &args.policy {
-        config.policy = load_objects(path)?;
+    let schema = config.schema.clone();
+    let mut source = args.policy.map(|path| Source::new(path, schema));
+    if let Some(source) = &mut source {
+        config.policy = source.read()?;
     }
     let server = Server::start(config).map_err(Failure::new)?;
     announce(&server, args.json)?;
+    let look = match &source {
+        Some(_) => crossbeam_channel::tick(LOOK),
+        None => crossbeam_channel::never(),
+    };
     loop {
         select! {
             recv(stop.channel()) -> _ => break,
@@ -87,11 +99,17 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
                 if signal.is_err() {
                     break;
                 }
-                if let Some(path) = &args.policy {
-                    // A file that is no policy changes nothing.
-                    if let Err(failure) = reread(&server, path) {
-                        failure.report();
-                    }
+                if let Some(source) = &mut source {
+                    read_again(&server, source);
+                }
+            }
+            // This thread has nothing else to do, and a signal ends one that
+            // hangs in a file system.
+            recv(look) -> _ => {
+                if let Some(source) = &mut source
+                    && source.has_changed()
+                {
+                    read_again(&server, source);
                 }
             }
         }
@@ -100,14 +118,22 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn reread(server: &Server, path: &std::path::Path) -> Result<(), Failure> {
-    let objects = load_objects(path)?;
-    let changed = server
-        .handle()
-        .edit(Edit::Reload(objects))
-        .map_err(Failure::new)?;
-    log::info!("{}: {changed} objects changed", path.display());
-    Ok(())
+/// Makes what a source holds all the policy there is; a source that holds no
+/// policy changes nothing.
+fn read_again(server: &Server, source: &mut Source) {
+    let changed = source
+        .read()
+        .and_then(|objects| server.handle().edit(Edit::Reload(objects)).map_err(Failure::new));
+    match changed {
+        Ok(changed) => log::info!(
+            "{}: read again: {changed} objects changed",
+            source.path().display()
+        ),
+        Err(failure) => {
+            failure.report();
+            log::error!("{}: the policy stays as it was", source.path().display());
+        }
+    }
 }
 
 /// Prints where a server listens. Flushed and let go of: somebody waits for

@@ -1,5 +1,5 @@
-//! `ssntp opflex endpoints`, `reports` and `sessions`: what a running server
-//! has.
+//! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: what a running
+//! server has.
 
 use std::io::IsTerminal;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +35,14 @@ pub(super) struct ReportArgs {
 /// Print the clients of a running server, and what they asked for
 #[derive(Debug, clap::Args)]
 pub(super) struct SessionArgs {
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+/// Print every agent that was connected since the server began, and what it
+/// asked for in all its sessions
+#[derive(Debug, clap::Args)]
+pub(super) struct AgentArgs {
     #[command(flatten)]
     control: ControlArgs,
 }
@@ -115,19 +123,7 @@ fn print_numbers(output: &mut Output, name: &str, rows: &Value) -> Result<(), Fa
 
 pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
     let sessions = args.control.connect()?.sessions().map_err(Failure::new)?;
-    let mut output = Output::new();
-    if args.control.json {
-        for session in sessions {
-            output.json(session)?;
-        }
-        return output.flush();
-    }
-    let mut table = Table::new();
-    table.load_style(match std::io::stdout().is_terminal() {
-        true => presets::UTF8_FULL_CONDENSED,
-        false => presets::NOTHING,
-    });
-    table.set_header([
+    let columns = [
         "connection",
         "name",
         "roles",
@@ -138,34 +134,66 @@ pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
         "resolved",
         "updates",
         "refused",
-    ]);
-    for session in &sessions {
-        table.add_row(row(session));
+    ];
+    print_rows(&args.control, sessions, &columns)
+}
+
+pub(super) fn agents(args: AgentArgs) -> Result<(), Failure> {
+    let agents = args.control.connect()?.agents().map_err(Failure::new)?;
+    let columns = [
+        "name",
+        "connected",
+        "sessions",
+        "requests",
+        "refused",
+        "unavailable",
+        "updates",
+        "update_errors",
+        "bytes_received",
+        "bytes_sent",
+    ];
+    print_rows(&args.control, agents, &columns)
+}
+
+/// Prints a line for each, or a table of some of their members.
+fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: &[&str]) -> Result<(), Failure> {
+    let mut output = Output::new();
+    if control.json {
+        for row in rows {
+            output.json(row)?;
+        }
+        return output.flush();
+    }
+    let mut table = Table::new();
+    table.load_style(match std::io::stdout().is_terminal() {
+        true => presets::UTF8_FULL_CONDENSED,
+        false => presets::NOTHING,
+    });
+    table.set_header(columns.iter().copied());
+    for row in &rows {
+        table.add_row(columns.iter().map(|column| cell(row, column)));
     }
     output.line(table)?;
     output.flush()
 }
 
-fn row(session: &Value) -> [String; 10] {
-    let text = |member: &str| match &session[member] {
+/// A member as people read it: of counts by method, their sum.
+fn cell(row: &Value, column: &str) -> String {
+    let member = match column {
+        "resolved" => "endpoint_resolves",
+        other => other,
+    };
+    match &row[member] {
         Value::Null => "-".to_owned(),
         Value::String(text) => printable(text),
+        Value::Array(texts) => {
+            let texts: Vec<_> = texts.iter().filter_map(Value::as_str).map(printable).collect();
+            texts.join(" ")
+        }
+        Value::Object(counts) => {
+            let sum: u64 = counts.values().filter_map(Value::as_u64).sum();
+            sum.to_string()
+        }
         other => other.to_string(),
-    };
-    let roles = session["roles"].as_array().into_iter().flatten();
-    let roles: Vec<_> = roles.filter_map(Value::as_str).map(printable).collect();
-    let refused = session["refused"].as_object().into_iter().flatten();
-    let refused: u64 = refused.filter_map(|(_, count)| count.as_u64()).sum();
-    [
-        text("connection"),
-        text("name"),
-        roles.join(" "),
-        text("location"),
-        text("seconds"),
-        text("policies"),
-        text("endpoints"),
-        text("endpoint_resolves"),
-        text("updates"),
-        refused.to_string(),
-    ]
+    }
 }

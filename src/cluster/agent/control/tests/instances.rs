@@ -28,6 +28,75 @@ fn an_instance_starts_and_is_told_of() {
 }
 
 #[test]
+fn stats_that_would_be_too_long_leave_labels_out() {
+    let mut stage = Stage::of(Settings {
+        max_instances: 1000,
+        mem_mb: Some(1 << 30),
+        disk_mb: Some(1 << 30),
+        ..settings()
+    });
+    let labels = |n: usize| (format!("{n:063}"), "v".repeat(MAX_LABEL));
+    for id in 0..300 {
+        let mut start = start(Uuid::from_u128(1000 + id));
+        start.name = format!("job-{id}");
+        start.labels = (0..MAX_LABELS).map(labels).collect();
+        stage.send(&start);
+    }
+    stage.sent.clear();
+    stage.measure();
+    let stats: Stats = stage.next();
+    assert_eq!(
+        (stats.instances.len(), stats.instances[299].name.as_str()),
+        (300, "job-299")
+    );
+    assert!(stats.instances.iter().all(|instance| instance.labels.is_empty()));
+}
+
+#[test]
+fn how_a_run_ended_is_told_until_the_next_one_runs() {
+    let mut stage = Stage::new();
+    let mut named = start(ONE);
+    named.name = "web".into();
+    named.labels.insert("tier".into(), "front".into());
+    stage.send(&named);
+    stage.launched(ONE);
+    let told = |stage: &Stage| stage.control.stats().instances.remove(0);
+    assert_eq!((told(&stage).exit_code, told(&stage).name.as_str()), (-1, "web"));
+    stage.feed(Input::Done(Done::Condemned {
+        instance: ONE,
+        why: "its directory is\ntoo large".into(),
+    }));
+    stage.end(ONE, 137);
+    let ended = told(&stage);
+    assert_eq!((ended.exit_code, ended.labels["tier"].as_str()), (137, "front"));
+    assert_eq!(ended.detail, "its directory is\\ntoo large");
+
+    stage.send(&restart(ONE));
+    assert_eq!((told(&stage).exit_code, told(&stage).detail.as_str()), (-1, ""));
+    stage.feed(Input::Done(Done::Launched {
+        instance: ONE,
+        result: Err(LaunchError::launch("its program is gone")),
+    }));
+    let failed = told(&stage);
+    assert_eq!(failed.exit_code, 137, "of the run before");
+    assert_eq!(failed.detail, "it was not started again: its program is gone");
+    let failure: RestartFailure = stage.next();
+    assert_eq!(failure.detail, "its program is gone");
+
+    stage.send(&restart(ONE));
+    stage.feed(Input::Done(Done::Began {
+        instance: ONE,
+        began: 1_769_000_000_123,
+    }));
+    stage.launched(ONE);
+    let runs = told(&stage);
+    assert_eq!(
+        (runs.detail.as_str(), runs.started.as_str()),
+        ("", "2026-01-21T12:53:20.123Z")
+    );
+}
+
+#[test]
 fn a_failed_launch_leaves_nothing() {
     for (fault, reason) in [
         (LaunchFault::Data, StartFailureReason::InvalidData),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, unbounded};
 use tempfile::TempDir;
 
-use super::super::{Ended, Exit, User};
+use super::super::{Ended, User};
 use super::*;
 use crate::cluster::agent::policy::Policy;
 use crate::payload::{Persistence, RawDocument, StartPayload, Storage, yaml};
@@ -332,12 +332,12 @@ fn a_machine_boots_is_found_again_and_ends() {
     assert!(stage.ends.recv_timeout(Duration::from_millis(300)).is_err());
     stage.driver.kill(&running).unwrap();
     let ended = stage.ends.recv_timeout(SOON).unwrap();
-    assert_eq!((ended.handle, ended.exit), (running.handle, Exit::code(0)));
+    assert_eq!((ended.handle, ended.exit.code), (running.handle, Some(0)));
 
     // It starts again, from the disk that it has by now.
     let again = stage.launch(&payload).unwrap();
     stage.await_greetings(2);
     stage.driver.supervisors.kill(&again).unwrap();
     let ended = stage.ends.recv_timeout(SOON).unwrap();
-    assert_eq!(ended.exit, Exit::code(137));
+    assert_eq!(ended.exit.code, Some(137));
 }

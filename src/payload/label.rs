@@ -1,0 +1,75 @@
+//! Names and labels: what people call instances. A START gives them, STATS tell
+//! them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, de};
+
+use super::id::parse_uuid;
+use crate::printable::printable;
+
+/// The most bytes of a name, and of the key and the value of a label.
+pub const MAX_LABEL: usize = 63;
+/// The most labels of an instance.
+pub const MAX_LABELS: usize = 32;
+
+/// Whether that may be an instance's name: 1 to 63 letters, digits, `.`, `_` and
+/// `-` of ASCII, a letter or a digit first, and no UUID, which would name another
+/// one.
+///
+/// # Errors
+/// Why not.
+pub fn check_name(name: &str) -> Result<(), &'static str> {
+    if parse_uuid(name).is_some() {
+        return Err("a name is not a UUID");
+    }
+    match is_word(name, b"._-") {
+        true => Ok(()),
+        false => Err("a name has 1 to 63 letters, digits, '.', '_' and '-', a letter or a digit first"),
+    }
+}
+
+/// Whether an instance may have that label: a key as a name, which may have `/`
+/// in it, too, and a value of at most 63 bytes in which everything shows.
+///
+/// # Errors
+/// Why not.
+pub fn check_label(key: &str, value: &str) -> Result<(), &'static str> {
+    if !is_word(key, b"._-/") {
+        return Err(
+            "the key of a label has 1 to 63 letters, digits, '.', '_', '-' and '/', a letter or a digit first",
+        );
+    }
+    match value.len() <= MAX_LABEL && printable(value) == value {
+        true => Ok(()),
+        false => Err("the value of a label has at most 63 bytes, and nothing in it that does not show"),
+    }
+}
+
+fn is_word(text: &str, others: &[u8]) -> bool {
+    let first = text.bytes().next();
+    text.len() <= MAX_LABEL
+        && first.is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || others.contains(&byte))
+}
+
+pub(super) fn read_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    match name.is_empty() {
+        true => Ok(name),
+        false => check_name(&name).map(|()| name).map_err(de::Error::custom),
+    }
+}
+
+pub(super) fn read_labels<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    let labels = BTreeMap::<String, String>::deserialize(deserializer)?;
+    if labels.len() > MAX_LABELS {
+        return Err(de::Error::custom(format_args!("more than {MAX_LABELS} labels")));
+    }
+    let checked = labels.iter().try_for_each(|(key, value)| check_label(key, value));
+    checked.map(|()| labels).map_err(de::Error::custom)
+}
