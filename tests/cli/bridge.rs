@@ -192,7 +192,7 @@ fn frames_go_both_ways_as_text_or_base64_and_each_line_is_answered() {
         ),
         (json!(u64::MAX), json!({}), ("payload", "")),
     ] {
-        let mut line = json!({ "do": "send", "id": id, "operand": "stats" });
+        let mut line = json!({ "do": "send", "id": id, "operand": "scaled" });
         line.as_object_mut()
             .unwrap()
             .extend(payload.as_object().unwrap().clone());
@@ -203,11 +203,11 @@ fn frames_go_both_ways_as_text_or_base64_and_each_line_is_answered() {
         let frame = controller.line();
         assert_eq!(
             (&frame["event"], &frame["type"]),
-            (&"frame".into(), &"COMMAND".into())
+            (&"frame".into(), &"EVENT".into())
         );
         assert_eq!(
             (&frame["operand"], &frame[arrives.0]),
-            (&"STATS".into(), &arrives.1.into())
+            (&"Scaled".into(), &arrives.1.into())
         );
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
     let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
-    if text.len() % 4 != 0 || padding > 2 {
+    if !text.len().is_multiple_of(4) || padding > 2 {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
