@@ -86,7 +86,7 @@ pub(crate) use self::outbox::{Gauge, Outbox, PushError};
 pub(crate) use self::outgoing::{Load, Outgoing};
 pub(crate) use self::table::{ConnectionId, Table};
 pub(crate) use self::target::Target;
-#[cfg(feature = "cluster")]
+#[cfg(feature = "fleet")]
 pub(crate) use self::tcp::connect_unless;
 pub use self::tcp::{KeepAlive, TcpOptions};
 #[cfg(feature = "opflex")]
