@@ -300,7 +300,10 @@ impl State {
                     settle_where(
                         orders,
                         |goal| goal.failed(failure),
-                        |_| Err(OrderError::Failed(Box::new(failure.clone()))),
+                        |goal| match goal.is_met_by(failure, view) {
+                            Some(shown) => Ok(shown),
+                            None => Err(OrderError::Failed(Box::new(failure.clone()))),
+                        },
                     );
                     // The best fit, and of these the last.
                     let fits = orders.iter().enumerate();

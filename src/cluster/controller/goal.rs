@@ -379,6 +379,18 @@ impl Goal {
         same_volume && self.instance().is_none_or(|own| same(own, &failure.instance))
     }
 
+    /// What a failure shows that leaves nothing to be done: an instance that was to
+    /// be deleted, and that its node, which is connected, no longer has, since its
+    /// START failed or its time was up meanwhile.
+    pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
+        let Self::Deleted { instance, .. } = self else {
+            return None;
+        };
+        let node = view.node(failure.node.uuid()?)?;
+        let instance = instance.uuid()?;
+        (failure.reason == "no_instance" && node.is_current()).then_some(Shown::Gone { instance })
+    }
+
     /// How well InvalidFrameType fits this command; none where it does not.
     pub(super) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
         if failure.error != ErrorCode::INVALID_FRAME_TYPE || failure.command != self.command() {

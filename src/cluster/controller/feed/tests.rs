@@ -317,6 +317,25 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     });
     assert!(failed(&order).ends_with("was not deleted: the reason is not one of the protocol's (quota)"));
 
+    // What is not there is gone, as it was to be, if the node itself can say so.
+    let order = told.order(&delete());
+    let gone = DeleteFailure {
+        node_uuid: node_uuid.clone(),
+        instance_uuid: instance_uuid.clone(),
+        reason: DeleteFailureReason::NoInstance,
+    };
+    told.frame(&gone);
+    assert_eq!(
+        order.try_recv().unwrap().unwrap(),
+        Shown::Gone { instance: INSTANCE }
+    );
+    let order = told.order(&delete());
+    told.frame(&DeleteFailure {
+        node_uuid: VOLUME.into(),
+        ..gone
+    });
+    assert!(failed(&order).ends_with("(no_instance)"));
+
     let attach = AttachVolume {
         instance_uuid: instance_uuid.clone(),
         volume_uuid: VOLUME.into(),
