@@ -13,7 +13,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: ## build and run the demo
-	$(CARGO) run --release -- demo
+	$(CARGO) run -- demo
 
 test: ## all tests
 	$(CARGO) test
