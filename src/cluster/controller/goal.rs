@@ -380,15 +380,17 @@ impl Goal {
     }
 
     /// What a failure shows that leaves nothing to be done: an instance that was to
-    /// be deleted, and that its node, which is connected, no longer has, since its
-    /// START failed or its time was up meanwhile.
+    /// be deleted, that its node was seen with, and that the node, which is
+    /// connected, no longer has, since its START failed or its time was up.
     pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
         let Self::Deleted { instance, .. } = self else {
             return None;
         };
-        let node = view.node(failure.node.uuid()?)?;
         let instance = instance.uuid()?;
-        (failure.reason == "no_instance" && node.is_current()).then_some(Shown::Gone { instance })
+        let node = view.node(failure.node.uuid()?)?;
+        let was_there = view.instance(instance).is_some_and(|seen| seen.node == node.uuid);
+        (failure.reason == "no_instance" && node.is_current() && was_there)
+            .then_some(Shown::Gone { instance })
     }
 
     /// How well InvalidFrameType fits this command; none where it does not.
