@@ -87,7 +87,11 @@ proptest! {
             now += Duration::from_millis(wait);
             actions.clear();
             server.tick(now, &mut actions);
-            actions.clear();
+            // Whoever has not said who it is in time is closed here, and not answered.
+            closed.extend(actions.drain(..).filter_map(|action| match action {
+                server::Action::Close { connection, .. } => Some(connection.0),
+                _ => None,
+            }));
             server.message(ConnectionId(connection), incoming(&message), now, &mut actions);
             let mut answers = 0;
             for action in &actions {

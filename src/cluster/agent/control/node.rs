@@ -29,6 +29,8 @@ use crate::payload::{
 };
 use crate::proto::{Frame, Status};
 
+/// How many instances may be on their way out before they count.
+const RETIRING: usize = 256;
 /// With less than that free, in MB, a machine is full.
 const RESERVE_MB: i64 = 64;
 /// By what part of the total the machine's own figures have to change before
@@ -86,10 +88,17 @@ impl Control {
     }
 
     /// How many instances count: not those that have ended and will be deleted,
-    /// of which there is a bound of its own.
+    /// of which there is a bound of its own, nor those that are just being deleted,
+    /// unless a disk holds up so many that the node is better full.
     fn places_taken(&self) -> usize {
-        let instances = self.instances.values();
-        instances.filter(|instance| !instance.is_retained()).count()
+        let (mut counted, mut retiring) = (0, 0);
+        for instance in self.instances.values().filter(|instance| !instance.is_retained()) {
+            match instance.is_retiring() {
+                true => retiring += 1,
+                false => counted += 1,
+            }
+        }
+        counted + usize::saturating_sub(retiring, RETIRING)
     }
 
     pub(super) fn is_full(&self) -> bool {

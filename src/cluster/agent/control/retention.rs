@@ -18,6 +18,11 @@ impl Instance {
     pub(super) fn is_retained(&self) -> bool {
         self.phase == Phase::Stopped && self.kept_until.is_some()
     }
+
+    /// Whether its time is up, and it is being deleted.
+    pub(super) fn is_retiring(&self) -> bool {
+        self.phase == Phase::Removing && self.record.after == RecordAfter::Retire
+    }
 }
 
 impl Control {
