@@ -7,6 +7,7 @@
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `context` | what these flags need not say: the user's contexts |
+//! | `daemon` | what every daemon does beside its work |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `logging` | the log on the standard error, which nobody waits for |
 //! | `output` | the standard output, which may be closed at any time |
@@ -31,6 +32,8 @@ mod cmd;
 mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod context;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod daemon;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod failure;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]

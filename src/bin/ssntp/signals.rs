@@ -32,7 +32,7 @@ pub(crate) struct Stop {
 impl Stop {
     /// From here on, the two signals no longer kill the process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM], None, Some(PATIENCE), false)
+        Self::start(&[SIGINT, SIGTERM], [], Some(PATIENCE), false)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
@@ -41,7 +41,7 @@ impl Stop {
     /// which it has not done when it has to be ended outright: the exit code says
     /// so.
     pub(crate) fn install_for_commands() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM], None, Some(PATIENCE), true)
+        Self::start(&[SIGINT, SIGTERM], [], Some(PATIENCE), true)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
@@ -50,28 +50,32 @@ impl Stop {
     /// order before it ends, however long that takes, and whoever asks:
     /// SIGHUP counts as well.
     pub(crate) fn install_patiently() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM, SIGHUP], None, None, false)
+        Self::start(&[SIGINT, SIGTERM, SIGHUP], [], None, false)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
 
-    /// As [`install`](Self::install), and a further signal, whose arrivals
-    /// the channel tells of; those that arrive together may be told of once.
-    pub(crate) fn install_with(signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
-        Self::start(&[SIGINT, SIGTERM], Some(signal), Some(PATIENCE), false).map_err(failed)
+    /// As [`install`](Self::install), and further signals, whose arrivals a channel
+    /// each tells of; those of one signal that arrive together may be told of once.
+    pub(crate) fn install_with<const N: usize>(
+        signals: [c_int; N],
+    ) -> Result<(Self, [Receiver<()>; N]), Failure> {
+        Self::start(&[SIGINT, SIGTERM], signals, Some(PATIENCE), false).map_err(failed)
     }
 
-    fn start(
+    fn start<const N: usize>(
         stopping: &[c_int],
-        further: Option<c_int>,
+        further: [c_int; N],
         patience: Option<Duration>,
         outright_is_failure: bool,
-    ) -> io::Result<(Self, Receiver<()>)> {
+    ) -> io::Result<(Self, [Receiver<()>; N])> {
         let mut signals = Signals::new(stopping.iter().copied().chain(further))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
-        let (arrive, arrived) = bounded(1);
+        let channels = further.map(|_| bounded(1));
+        let arrived = channels.each_ref().map(|(_, arrived)| arrived.clone());
+        let arrive = channels.map(|(arrive, _)| arrive);
         let came = Arc::new(AtomicU8::new(0));
         let signal_came = Arc::clone(&came);
         let thread = std::thread::Builder::new()
@@ -81,13 +85,13 @@ impl Stop {
                 // signal; a second one finds a program that is ending already.
                 let mut told = false;
                 for signal in signals.forever() {
-                    if further != Some(signal) {
+                    let Some(at) = further.iter().position(|further| *further == signal) else {
                         told = true;
                         signal_came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
                         break;
-                    }
+                    };
                     // One that has not been looked at yet stands for both.
-                    let _ = arrive.try_send(());
+                    let _ = arrive[at].try_send(());
                 }
                 drop((stop, arrive));
                 if told
@@ -128,11 +132,6 @@ impl Stop {
     /// How a command fails that a signal has ended.
     pub(crate) fn interrupted(&self) -> Failure {
         Failure::silent(exit_code(&self.signal))
-    }
-
-    /// Blocks until a signal comes.
-    pub(crate) fn wait(&self) {
-        let _ = self.stopped.recv();
     }
 }
 

@@ -18,10 +18,10 @@ use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, R
 use ssntp::payload::NextState;
 
 use crate::connection::{Connection, closed};
+use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
-use crate::signals::Stop;
 
 /// Run the agent of a compute node or a network node
 ///
@@ -197,10 +197,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
     }
-    let (stop, toggle) = Stop::install_with(signal_hook::consts::SIGUSR1)?;
+    let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
     let mut client = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT, &stop)?
+        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?
         .tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
@@ -245,7 +245,12 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(agent.ended()) -> why => {
                 return Err(closed(why.unwrap_or(ClientError::Closed)));
             }
-            recv(stop.channel()) -> _ => break,
+            recv(daemon.stop().channel()) -> _ => break,
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut Running),
+                Err(_) => break,
+            },
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
             recv(toggle) -> signal => match signal {
                 Ok(()) => agent.toggle_offline(),
                 Err(_) => break,
@@ -254,6 +259,15 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     agent.stop();
     Ok(())
+}
+
+/// What SIGHUP is about.
+struct Running;
+
+impl Service for Running {
+    fn reload(&mut self) -> Result<(), Failure> {
+        Err(Failure::new("an agent has no files to read again"))
+    }
 }
 
 fn process(args: &Args) -> Result<ProcessDriver, Failure> {

@@ -12,9 +12,9 @@ use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
 use crate::connection::{Connection, closed};
+use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
-use crate::signals::Stop;
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
@@ -59,11 +59,13 @@ fn serve(args: Args) -> Result<(), Failure> {
             "--uuid, --tenant and --ip are needed to run one, --state to print its tables",
         ));
     };
-    let stop = Stop::install()?;
-    if !connection.settles_uuid(&stop)? {
+    let mut daemon = Daemon::install()?;
+    if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection.config_as(Role::CNCIAGENT, &stop)?.tracing(true);
+    let client = connection
+        .config_as(Role::CNCIAGENT, daemon.stop())?
+        .tracing(true);
     let mut config = CnciConfig::new(client, tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
@@ -74,12 +76,28 @@ fn serve(args: Args) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
-    select! {
-        recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
-        recv(stop.channel()) -> _ => {}
+    loop {
+        select! {
+            recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
+            recv(daemon.stop().channel()) -> _ => break,
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut Running),
+                Err(_) => break,
+            },
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+        }
     }
     cnci.stop();
     Ok(())
+}
+
+/// What SIGHUP is about.
+struct Running;
+
+impl Service for Running {
+    fn reload(&mut self) -> Result<(), Failure> {
+        Err(Failure::new("a concentrator has no files to read again"))
+    }
 }
 
 fn show(state: &Path, json: bool) -> Result<(), Failure> {

@@ -4,18 +4,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
+use crossbeam_channel::select;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::pki::{Identity, Trust};
-use ssntp::server::ServerConfig;
+use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::server::{Admission, announce};
+use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signal_stacks;
-use crate::signals::Stop;
 
 /// How long a node may say nothing of a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
@@ -90,7 +91,7 @@ enum ControllersName {
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
-    let stop = Stop::install()?;
+    let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {
             PlacementName::Strict => Policy::Strict,
@@ -101,10 +102,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             ControllersName::Master => ControllerMode::Master,
         });
     config = config.start_time(QUIET, args.start_limit.into());
-    if let Some(path) = args.config {
-        config = config.configuration_file(path);
+    if let Some(path) = &args.config {
+        config = config.configuration_file(path.clone());
     }
-    let mut server = ServerConfig::new(Identity::load(&args.cert)?, Trust::load(&args.ca)?)
+    let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+    let mut server = ServerConfig::new(identity, trust)
         .resumption(!args.no_resumption)
         .admission(args.admission.policy());
     if let Some(sessions) = args.max_sessions {
@@ -113,13 +115,40 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(uuid) = args.uuid {
         server = server.uuid(uuid);
     }
-    for address in args.listen {
-        server = server.listen(address);
+    for address in &args.listen {
+        server = server.listen(address.clone());
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
     announce(&server, args.json)?;
-    stop.wait();
+    let mut running = Running {
+        server: &server,
+        args: &args,
+    };
+    loop {
+        select! {
+            recv(daemon.stop().channel()) -> _ => break,
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut running),
+                Err(_) => break,
+            },
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
+        }
+    }
     server.stop();
     Ok(())
+}
+
+/// What SIGHUP is about: certificates alone. The configuration is the scheduler's
+/// own file, which controllers change.
+struct Running<'a> {
+    server: &'a Server,
+    args: &'a Args,
+}
+
+impl Service for Running<'_> {
+    fn reload(&mut self) -> Result<(), Failure> {
+        let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
+        self.server.renew(&identity, &trust).map_err(Failure::new)
+    }
 }

@@ -19,12 +19,12 @@ use uuid::Uuid;
 use super::dev::{self, Dev};
 use super::{listen, operands};
 use crate::application::Applications;
+use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
 use crate::receipt::Question;
 use crate::seconds::Seconds;
 use crate::signal_stacks;
-use crate::signals::Stop;
 
 /// Run a server that checks roles, filters and routes
 ///
@@ -172,9 +172,9 @@ fn forward(text: &str) -> Result<(FrameKind, Role), String> {
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     // The end of its terminal ends a server that somebody only tries.
-    let (stop, hang_ups) = match args.dev {
-        true => (Stop::install()?, crossbeam_channel::never()),
-        false => Stop::install_with(signal_hook::consts::SIGHUP)?,
+    let mut daemon = match args.dev {
+        true => Daemon::install_for_trying()?,
+        false => Daemon::install()?,
     };
     for address in args.listen.iter().filter(|_| args.dev) {
         dev::check_local(address)?;
@@ -251,12 +251,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut is_read = true;
     loop {
         crossbeam_channel::select! {
-            recv(stop.channel()) -> _ => break,
+            recv(daemon.stop().channel()) -> _ => break,
             recv(ended) -> _ => break,
-            recv(hang_ups) -> came => match came {
-                Ok(()) => reload(&server, &args),
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut Running { server: &server, args: &args }),
                 Err(_) => break,
             },
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, args: &args }),
             // Whoever has seen enough of it does not end a server.
             recv(show) -> frame => if let Ok(frame) = frame && is_read {
                 is_read = frame.print(&operands, args.json).is_ok();
@@ -288,33 +289,34 @@ fn introduce(dev: &Dev, is_current: bool, json: bool) -> Result<(), Failure> {
     lone_line(text, json.then(|| as_json.to_string()))
 }
 
-/// Reads its files again. What will not do is told, and the server goes on as it was.
-fn reload(server: &Server, args: &Args) {
-    if let Err(why) = try_reload(server, args) {
-        note(format_args!("ssntp: SIGHUP: not reloaded: {why}"));
-    }
+/// What SIGHUP is about.
+struct Running<'a> {
+    server: &'a Server,
+    args: &'a Args,
 }
 
-fn try_reload(server: &Server, args: &Args) -> Result<(), Failure> {
-    // Everything is read before anything is changed.
-    let configuration = args.config.as_deref().map(load_configuration).transpose()?;
-    if let (Some(cert), Some(ca)) = (&args.cert, &args.ca) {
-        let (identity, trust) = (Identity::load(cert)?, Trust::load(ca)?);
-        server.renew(&identity, &trust).map_err(Failure::new)?;
+impl Service for Running<'_> {
+    fn reload(&mut self) -> Result<(), Failure> {
+        // Everything is read before anything is changed.
+        let configuration = self.args.config.as_deref().map(load_configuration).transpose()?;
+        if let (Some(cert), Some(ca)) = (&self.args.cert, &self.args.ca) {
+            let (identity, trust) = (Identity::load(cert)?, Trust::load(ca)?);
+            self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        }
+        if let Some(yaml) = configuration {
+            let told = self.server.handle().with(move |cx| {
+                if *cx.configuration() == yaml {
+                    return Ok(0);
+                }
+                cx.set_configuration(yaml.clone());
+                // To those that it configures, as `ssntp operands` shows.
+                let to = Rules::spec().receivers(Command::CONFIGURE).unwrap_or(Role::NONE);
+                cx.multicast(to, &Frame::with_payload(Command::CONFIGURE, yaml))
+            });
+            told.and_then(|told| told).map_err(Failure::new)?;
+        }
+        Ok(())
     }
-    if let Some(yaml) = configuration {
-        let told = server.handle().with(move |cx| {
-            if *cx.configuration() == yaml {
-                return Ok(0);
-            }
-            cx.set_configuration(yaml.clone());
-            // To those that it configures, as `ssntp operands` shows.
-            let to = Rules::spec().receivers(Command::CONFIGURE).unwrap_or(Role::NONE);
-            cx.multicast(to, &Frame::with_payload(Command::CONFIGURE, yaml))
-        });
-        told.and_then(|told| told).map_err(Failure::new)?;
-    }
-    Ok(())
 }
 
 /// How many frames may wait to be shown.

@@ -15,10 +15,10 @@ use super::load_model;
 use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
+use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::signal_stacks;
-use crate::signals::Stop;
 
 /// Serve policy, register endpoints and keep state reports
 ///
@@ -67,7 +67,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
-    let (stop, reload) = Stop::install_with(signal_hook::consts::SIGHUP)?;
+    let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
@@ -89,20 +89,17 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     };
     loop {
         select! {
-            recv(stop.channel()) -> _ => break,
+            recv(daemon.stop().channel()) -> _ => break,
             // Nothing can be put in order any more.
             recv(server.running()) -> _ => {
                 std::mem::forget(server);
                 return Err(Failure::new("the server has panicked, as the log tells, and ends"));
             }
-            recv(reload) -> signal => {
-                if signal.is_err() {
-                    break;
-                }
-                if let Some(source) = &mut source {
-                    read_again(&server, source);
-                }
-            }
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut Running { server: &server, source: source.as_mut() }),
+                Err(_) => break,
+            },
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, source: source.as_mut() }),
             // This thread has nothing else to do, and a signal ends one that
             // hangs in a file system.
             recv(look) -> _ => {
@@ -116,6 +113,21 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     server.stop();
     Ok(())
+}
+
+/// What SIGHUP is about.
+struct Running<'a> {
+    server: &'a Server,
+    source: Option<&'a mut Source>,
+}
+
+impl Service for Running<'_> {
+    fn reload(&mut self) -> Result<(), Failure> {
+        if let Some(source) = &mut self.source {
+            read_again(self.server, source);
+        }
+        Ok(())
+    }
 }
 
 /// Makes what a source holds all the policy there is; a source that holds no
