@@ -24,11 +24,13 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
+use super::bans::Bans;
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
+use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
@@ -86,6 +88,9 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// The roles of those whose [`operators`](super::operators) commands are taken.
+    pub(super) operators: Role,
+    pub(super) bans: Bans,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
@@ -137,6 +142,8 @@ impl ServerCore {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            operators: config.operators,
+            bans: Bans::default(),
             frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
@@ -231,9 +238,10 @@ impl Core for ServerCore {
         });
     }
 
-    fn received(&mut self, id: ConnectionId, bytes: u64, _now: Instant) {
+    fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
+            session.heard = now;
         }
     }
 
@@ -246,6 +254,8 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Item>) {
         let rest = match &mut item {
+            // Each answer is delivered before the next one is made.
+            Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
             Item::Run(run) => run.split_off(most).map(Item::Run),
             _ => None,
         };
@@ -366,6 +376,9 @@ impl ServerCore {
         if self.state.environment.operands.is_request(kind) {
             return self.exchange(&info, item);
         }
+        if is_of_operators(kind) {
+            return self.operate(&info, &item);
+        }
         if !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(id, kind, frames);
         }
@@ -445,6 +458,7 @@ impl State {
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(certificate),
+            banned: self.bans.left(connect.source, certificate, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
         self.admission.judge(newcomer, &standing)
@@ -488,7 +502,7 @@ impl State {
             of_server: Arc::clone(&self.frames_lost),
         };
         self.sessions
-            .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
+            .insert(Session::new(Arc::clone(&info), gauge, bad_traces, self.now));
         (Grant { info, connected }, (place, loss))
     }
 

@@ -84,6 +84,14 @@ pub trait Handler: Send + 'static {
         let _ = cx.refuse(&request, "not_answered");
     }
 
+    /// An operator ([`ServerConfig::operators`](super::ServerConfig::operators))
+    /// wants to end sessions or to lift a ban: whether it may at present. The
+    /// default lets it.
+    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
+        let _ = (cx, from);
+        true
+    }
+
     /// A frame that a routing function queued was not released in time, or
     /// found the queue full.
     fn expired(&mut self, cx: &mut Context<'_>, held: HeldFrame) {
@@ -155,6 +163,12 @@ pub enum DisconnectReason {
     Replaced,
     /// Its queue was full.
     SlowConsumer,
+    /// An operator ended it, see
+    /// [`ServerConfig::operators`](super::ServerConfig::operators).
+    Kicked {
+        /// The operator.
+        by: Uuid,
+    },
     /// The application ended it.
     Application,
     /// The server stops.
@@ -170,6 +184,7 @@ impl fmt::Display for DisconnectReason {
             Self::Protocol(why) => write!(f, "protocol error: {why}"),
             Self::Replaced => f.write_str("the client connected again"),
             Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
+            Self::Kicked { by } => write!(f, "ended by the operator {by}"),
             Self::Application => f.write_str("ended by the application"),
             Self::Stopped => f.write_str("the server stops"),
         }

@@ -16,10 +16,11 @@
 //! 2. A request of the application goes to whoever is asked, and its answer to
 //!    the asker: see [`Handler::request`].
 //! 3. The [`Filter`] decides whether the sender's role may send it.
-//! 4. A controller's CONFIGURE is checked and becomes the configuration that
+//! 4. What operators ask, the server answers: see [`ServerConfig::operators`].
+//! 5. A controller's CONFIGURE is checked and becomes the configuration that
 //!    CONNECTED carries.
-//! 5. The [`Rules`] forward it, never back to its sender.
-//! 6. The [`Handler`] sees it.
+//! 6. The [`Rules`] forward it, never back to its sender.
+//! 7. The [`Handler`] sees it.
 //!
 //! ```no_run
 //! use ssntp::pki::{Identity, Trust};
@@ -50,6 +51,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
+//! | `operators`, `bans` | who sees and ends sessions, and who is kept out for some time |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
@@ -61,6 +63,7 @@
 
 mod accept;
 mod admission;
+mod bans;
 mod channel;
 mod config;
 mod core;
@@ -71,6 +74,7 @@ mod handler;
 #[cfg(feature = "testkit")]
 pub(crate) mod handler_test;
 mod held;
+mod operators;
 mod routing;
 mod sessions;
 #[cfg(test)]

@@ -293,9 +293,9 @@ mod tests {
         for kind in FrameKind::all() {
             // An error that only its receiver is concerned by comes from anybody.
             let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
-            let is_stream = (0x40..0x50).contains(&kind.operand);
+            let is_ours = (0x40..0x50).contains(&kind.operand);
             let expected =
-                !kind.is_handshake() && !anybody && !is_stream && kind != ErrorCode::INVALID_CONFIGURATION;
+                !kind.is_handshake() && !anybody && !is_ours && kind != ErrorCode::INVALID_CONFIGURATION;
             assert_eq!(rules.receivers(kind).is_some(), expected, "{kind}");
         }
         for (kind, to) in [

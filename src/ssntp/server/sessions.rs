@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use uuid::Uuid;
 
@@ -109,6 +110,10 @@ pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
     pub(super) counters: SessionCounters,
+    /// When it was admitted.
+    pub(super) since: Instant,
+    /// When something was received from it last.
+    pub(super) heard: Instant,
     /// The application has been told that it stands.
     pub(super) told: bool,
     bad_traces: Arc<AtomicU64>,
@@ -118,10 +123,17 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(info: Arc<SessionInfo>, gauge: Gauge, bad_traces: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(
+        info: Arc<SessionInfo>,
+        gauge: Gauge,
+        bad_traces: Arc<AtomicU64>,
+        now: Instant,
+    ) -> Self {
         Self {
             info,
             gauge,
+            since: now,
+            heard: now,
             counters: SessionCounters::default(),
             told: false,
             bad_traces,
@@ -298,7 +310,9 @@ mod tests {
             tracing: false,
         };
         let gauge = Outbox::new(Limits::default()).gauge();
-        Session::new(Arc::new(info), gauge, Arc::default())
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        Session::new(Arc::new(info), gauge, Arc::default(), now)
     }
 
     #[test]
