@@ -555,12 +555,21 @@ mod tests {
         for _ in 0..20 {
             let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
             let kept = KeptCertificate::new(issued.info());
-            assert_eq!(kept.serial().map(hexadecimal).as_ref(), Some(&issued.info().serial));
+            assert_eq!(
+                kept.serial().map(hexadecimal).as_ref(),
+                Some(&issued.info().serial)
+            );
             assert!(kept.0.facts.get().is_none());
             assert_eq!(*kept.glance(), *issued.info());
             assert!(kept.0.facts.get().is_none());
         }
-        for der in [&[][..], &[0x30], &[0x30, 0x80], &[0x30, 3, 0x30, 1, 0xa0], &[0xff; 40]] {
+        for der in [
+            &[][..],
+            &[0x30],
+            &[0x30, 0x80],
+            &[0x30, 3, 0x30, 1, 0xa0],
+            &[0xff; 40],
+        ] {
             let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
             assert_eq!(KeptCertificate::new(&nothing).serial(), None, "{der:?}");
         }

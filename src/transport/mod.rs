@@ -84,6 +84,8 @@ pub(crate) use self::newcomers::{Acceptance, Newcomer};
 pub use self::outbox::Limits;
 pub(crate) use self::outbox::{Gauge, Outbox, PushError};
 pub(crate) use self::outgoing::{Load, Outgoing};
+#[cfg(feature = "testkit")]
+pub(crate) use self::table::Numbers;
 pub(crate) use self::table::{ConnectionId, Table};
 pub(crate) use self::target::Target;
 #[cfg(feature = "fleet")]

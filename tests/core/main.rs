@@ -8,6 +8,7 @@
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
+//! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -24,6 +25,8 @@
 #[cfg(feature = "testkit")]
 mod embedding;
 mod flow;
+#[cfg(feature = "testkit")]
+mod operators;
 mod pages;
 mod pki;
 mod resumption;

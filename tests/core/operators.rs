@@ -139,7 +139,11 @@ fn a_list_has_each_session_once_and_pages_of_64() {
     assert_eq!((listed[3].frames_received, listed[4].frames_received), (1, 0));
     assert_eq!(listed[4].age_s, 7);
     let info = agent.info();
-    assert!(listed.iter().all(|entry| entry.serial == info.serial && entry.subject == info.subject));
+    assert!(
+        listed
+            .iter()
+            .all(|entry| entry.serial == info.serial && entry.subject == info.subject)
+    );
     assert!(listed.iter().all(|entry| entry.roles == "agent" && !entry.bound));
     assert_eq!(rig.sessions("").len(), 151);
     assert_eq!(rig.sessions("controller").len(), 1);
@@ -161,22 +165,43 @@ fn a_list_has_each_session_once_and_pages_of_64() {
         after: first.next,
     });
     agents.drain(..65);
-    let uuids: Vec<_> = second.entries.iter().filter_map(|entry| entry.uuid.uuid()).collect();
+    let uuids: Vec<_> = second
+        .entries
+        .iter()
+        .filter_map(|entry| entry.uuid.uuid())
+        .collect();
     assert_eq!(uuids, agents[..64]);
 }
 
 #[test]
 fn who_is_no_operator_is_refused_whatever_the_filter_says() {
     let questions = [
-        Frame::of(&ListSessions { id: "1".into(), ..ListSessions::default() }),
-        Frame::of(&ListBans { id: "1".into(), ..ListBans::default() }),
-        Frame::of(&Kick { id: "1".into(), uuid: Uuid::max().into(), ..Kick::default() }),
-        Frame::of(&Unban { id: "1".into(), uuid: Uuid::max().into(), ..Unban::default() }),
+        Frame::of(&ListSessions {
+            id: "1".into(),
+            ..ListSessions::default()
+        }),
+        Frame::of(&ListBans {
+            id: "1".into(),
+            ..ListBans::default()
+        }),
+        Frame::of(&Kick {
+            id: "1".into(),
+            uuid: Uuid::max().into(),
+            ..Kick::default()
+        }),
+        Frame::of(&Unban {
+            id: "1".into(),
+            uuid: Uuid::max().into(),
+            ..Unban::default()
+        }),
     ];
     let operators: fn(ServerConfig) -> ServerConfig = |config| config.operators(Role::CONTROLLER);
     let nobody: fn(ServerConfig) -> ServerConfig = |config| config;
-    let filtered: fn(ServerConfig) -> ServerConfig =
-        |config| config.operators(Role::CONTROLLER | Role::AGENT).filter(Filter::spec());
+    let filtered: fn(ServerConfig) -> ServerConfig = |config| {
+        config
+            .operators(Role::CONTROLLER | Role::AGENT)
+            .filter(Filter::spec())
+    };
     for (config, role, allowed) in [
         (operators, Role::CONTROLLER, true),
         (operators, Role::AGENT, false),
@@ -191,10 +216,17 @@ fn who_is_no_operator_is_refused_whatever_the_filter_says() {
             let [answer] = &rig.test.sent_to(asker)[..] else {
                 panic!("one answer to {question:?}");
             };
-            assert_eq!(answer.kind() != ErrorCode::INVALID_FRAME_TYPE, allowed, "{role} {question:?}");
+            assert_eq!(
+                answer.kind() != ErrorCode::INVALID_FRAME_TYPE,
+                allowed,
+                "{role} {question:?}"
+            );
             if !allowed {
                 let refused: InvalidFrameType = answer.payload().unwrap();
-                assert_eq!((refused.refused(), refused.reason.as_str()), (question.kind(), "role_not_allowed"));
+                assert_eq!(
+                    (refused.refused(), refused.reason.as_str()),
+                    (question.kind(), "role_not_allowed")
+                );
             }
         }
     }
@@ -219,9 +251,16 @@ fn an_application_may_let_operators_look_and_do_nothing() {
     let mut rig = Rig::with(Strict(false, told), |config| config.operators(Role::CONTROLLER));
     let agent = rig.agent();
     let uuid = rig.test.connect(&agent).unwrap().uuid();
-    let refused: InvalidFrameType = rig.ask(&Kick { id: "1".into(), ..by_uuid(uuid, 0) });
+    let refused: InvalidFrameType = rig.ask(&Kick {
+        id: "1".into(),
+        ..by_uuid(uuid, 0)
+    });
     assert_eq!(refused.refused(), FrameKind::from(Command::KICK));
-    let refused: InvalidFrameType = rig.ask(&Unban { id: "1".into(), uuid: uuid.into(), ..Unban::default() });
+    let refused: InvalidFrameType = rig.ask(&Unban {
+        id: "1".into(),
+        uuid: uuid.into(),
+        ..Unban::default()
+    });
     assert_eq!(refused.reason.as_str(), "role_not_allowed");
     assert!(rig.test.is_connected(uuid) && rig.bans().is_empty());
     assert_eq!(rig.sessions("agent").len(), 1);
@@ -234,11 +273,20 @@ fn a_kicked_client_is_told_and_may_come_again() {
     let agent = rig.agent();
     let uuid = rig.test.connect(&agent).unwrap().uuid();
     let kicked = rig.kick(by_uuid(uuid, 0));
-    assert_eq!((kicked.reason, kicked.count, kicked.uuids), (DONE, 1, vec![uuid.into()]));
+    assert_eq!(
+        (kicked.reason, kicked.count, kicked.uuids),
+        (DONE, 1, vec![uuid.into()])
+    );
     assert!(!rig.test.is_connected(uuid));
-    assert_eq!(rig.test.sent_to(uuid), [Frame::new(ErrorCode::CONNECTION_FAILURE)]);
+    assert_eq!(
+        rig.test.sent_to(uuid),
+        [Frame::new(ErrorCode::CONNECTION_FAILURE)]
+    );
     let by = rig.operator;
-    assert_eq!(reasons.try_iter().collect::<Vec<_>>(), [DisconnectReason::Kicked { by }]);
+    assert_eq!(
+        reasons.try_iter().collect::<Vec<_>>(),
+        [DisconnectReason::Kicked { by }]
+    );
     assert_eq!(rig.kick(by_uuid(uuid, 0)).reason, OperatorRefusal::NotConnected);
     rig.test.connect_as(&agent, uuid).unwrap();
 }
@@ -250,7 +298,11 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
     let uuid = rig.test.connect(&agent).unwrap().uuid();
     let kicked = rig.kick(by_uuid(uuid, 3600));
     assert_eq!((kicked.count, kicked.ban_s), (1, 3600));
-    assert!(kicked.detail.contains("another"), "an unbound client may: {}", kicked.detail);
+    assert!(
+        kicked.detail.contains("another"),
+        "an unbound client may: {}",
+        kicked.detail
+    );
     rig.pass(3599);
     let refused = rig.test.connect_as(&agent, uuid).unwrap_err();
     assert_eq!(refused, Refusal::Banned(Duration::from_secs(1)));
@@ -272,23 +324,38 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
 fn a_certificate_is_ended_and_banned_by_its_serial_number() {
     let mut rig = Rig::new();
     let (agent, other) = (rig.agent(), rig.agent());
-    let uuids: Vec<Uuid> = (0..70).map(|_| rig.test.connect_as(&agent, Uuid::new_v4()).unwrap().uuid()).collect();
+    let uuids: Vec<Uuid> = (0..70)
+        .map(|_| rig.test.connect_as(&agent, Uuid::new_v4()).unwrap().uuid())
+        .collect();
     let stays = rig.test.connect(&other).unwrap().uuid();
     let compact = agent.info().serial.replace(':', "").to_uppercase();
-    let kicked = rig.kick(Kick { serial: compact, ban_s: 60, ..Kick::default() });
+    let kicked = rig.kick(Kick {
+        serial: compact,
+        ban_s: 60,
+        ..Kick::default()
+    });
     assert_eq!((kicked.reason, kicked.count, kicked.uuids.len()), (DONE, 70, 64));
-    assert_eq!((&kicked.serial, &kicked.issuer), (&agent.info().serial, &agent.info().issuer));
+    assert_eq!(
+        (&kicked.serial, &kicked.issuer),
+        (&agent.info().serial, &agent.info().issuer)
+    );
     assert!(uuids.iter().all(|uuid| !rig.test.is_connected(*uuid)) && rig.test.is_connected(stays));
     let refused = rig.test.connect(&agent).unwrap_err();
     assert_eq!(refused, Refusal::Banned(Duration::from_secs(60)));
     rig.test.connect(&other).unwrap();
     // The same again lasts from now on, and takes no further place.
     rig.pass(30);
-    let again = Kick { issuer: agent.info().issuer.clone(), ..by_serial(&agent, 60) };
+    let again = Kick {
+        issuer: agent.info().issuer.clone(),
+        ..by_serial(&agent, 60)
+    };
     assert_eq!((rig.kick(again).reason, rig.bans().len()), (DONE, 1));
     rig.pass(59);
     assert!(rig.test.connect(&agent).is_err());
-    let lifted = Unban { serial: agent.info().serial.clone(), ..Unban::default() };
+    let lifted = Unban {
+        serial: agent.info().serial.clone(),
+        ..Unban::default()
+    };
     assert_eq!(rig.unban(lifted.clone()), DONE);
     assert_eq!(rig.unban(lifted), OperatorRefusal::NotBanned);
     rig.test.connect(&agent).unwrap();
@@ -304,19 +371,74 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
     let serial = agent.info().serial.clone();
     for (kick, reason) in [
         (Kick::default(), &invalid),
-        (Kick { serial: serial.clone(), ..by_uuid(uuid, 0) }, &invalid),
-        (Kick { issuer: "CN=x".into(), ..by_uuid(uuid, 0) }, &invalid),
-        (Kick { uuid: "agent-7".into(), ..Kick::default() }, &invalid),
-        (Kick { serial: "xyz".into(), ..Kick::default() }, &invalid),
-        (Kick { issuer: "x".repeat(1025), ..by_serial(&agent, 1) }, &invalid),
+        (
+            Kick {
+                serial: serial.clone(),
+                ..by_uuid(uuid, 0)
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                issuer: "CN=x".into(),
+                ..by_uuid(uuid, 0)
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                uuid: "agent-7".into(),
+                ..Kick::default()
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                serial: "xyz".into(),
+                ..Kick::default()
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                issuer: "x".repeat(1025),
+                ..by_serial(&agent, 1)
+            },
+            &invalid,
+        ),
         (by_uuid(uuid, 366 * 24 * 3600), &invalid),
         (by_uuid(uuid, u64::MAX), &invalid),
         (by_uuid(Uuid::new_v4(), 0), &OperatorRefusal::NotConnected),
-        (Kick { serial: "77".into(), ..Kick::default() }, &OperatorRefusal::NotConnected),
-        (Kick { serial: "77".into(), ban_s: 60, ..Kick::default() }, &OperatorRefusal::NotConnected),
-        (Kick { issuer: "CN=x".into(), ..by_serial(&agent, 0) }, &OperatorRefusal::NotConnected),
+        (
+            Kick {
+                serial: "77".into(),
+                ..Kick::default()
+            },
+            &OperatorRefusal::NotConnected,
+        ),
+        (
+            Kick {
+                serial: "77".into(),
+                ban_s: 60,
+                ..Kick::default()
+            },
+            &OperatorRefusal::NotConnected,
+        ),
+        (
+            Kick {
+                issuer: "CN=x".into(),
+                ..by_serial(&agent, 0)
+            },
+            &OperatorRefusal::NotConnected,
+        ),
         (by_uuid(rig.operator, 60), &OperatorRefusal::OwnSession),
-        (Kick { serial: own.serial.clone(), ..Kick::default() }, &OperatorRefusal::OwnSession),
+        (
+            Kick {
+                serial: own.serial.clone(),
+                ..Kick::default()
+            },
+            &OperatorRefusal::OwnSession,
+        ),
     ] {
         let kicked = rig.kick(kick.clone());
         assert_eq!(&kicked.reason, reason, "{kick:?}: {}", kicked.detail);
@@ -328,8 +450,15 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
         Frame::with_payload(Command::KICK, "kick: ["),
         Frame::with_payload(Command::UNBAN, "unban: {}"),
         Frame::with_payload(Command::LIST_BANS, vec![0xff]),
-        Frame::of(&ListSessions { id: "1".into(), roles: "king".into(), after: 0 }),
-        Frame::of(&ListSessions { id: "x".repeat(65).as_str().into(), ..ListSessions::default() }),
+        Frame::of(&ListSessions {
+            id: "1".into(),
+            roles: "king".into(),
+            after: 0,
+        }),
+        Frame::of(&ListSessions {
+            id: "x".repeat(65).as_str().into(),
+            ..ListSessions::default()
+        }),
     ] {
         rig.test.receive(rig.operator, &question);
         let refused: InvalidFrameType = rig.test.sent_to(rig.operator)[0].payload().unwrap();
@@ -341,12 +470,26 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
 fn one_serial_number_of_two_issuers_needs_the_issuer() {
     let mut rig = Rig::new();
     for issuer in ["CN=one", "CN=two"] {
-        let kick = Kick { serial: "0a".into(), issuer: issuer.into(), ban_s: 60, ..Kick::default() };
+        let kick = Kick {
+            serial: "0a".into(),
+            issuer: issuer.into(),
+            ban_s: 60,
+            ..Kick::default()
+        };
         assert_eq!(rig.kick(kick).reason, DONE);
     }
-    let both = Unban { serial: "a".into(), ..Unban::default() };
+    let both = Unban {
+        serial: "a".into(),
+        ..Unban::default()
+    };
     assert_eq!(rig.unban(both.clone()), OperatorRefusal::Ambiguous);
-    assert_eq!(rig.unban(Unban { issuer: "CN=one".into(), ..both.clone() }), DONE);
+    assert_eq!(
+        rig.unban(Unban {
+            issuer: "CN=one".into(),
+            ..both.clone()
+        }),
+        DONE
+    );
     assert_eq!(rig.unban(both), DONE);
 }
 
@@ -363,7 +506,10 @@ fn bans_are_bounded_and_listed_in_pages() {
     assert!(rig.test.is_connected(uuid), "it is done whole or not at all");
     let (mut after, mut pages, mut listed) = (0, 0, Vec::new());
     loop {
-        let page: Bans = rig.ask(&ListBans { id: "b".into(), after });
+        let page: Bans = rig.ask(&ListBans {
+            id: "b".into(),
+            after,
+        });
         pages += 1;
         listed.extend(page.entries.into_iter().filter_map(|ban| ban.uuid.uuid()));
         after = page.next;
@@ -371,7 +517,10 @@ fn bans_are_bounded_and_listed_in_pages() {
             break;
         }
     }
-    assert_eq!((pages, listed), (16, (1..=1024).map(Uuid::from_u128).collect::<Vec<_>>()));
+    assert_eq!(
+        (pages, listed),
+        (16, (1..=1024).map(Uuid::from_u128).collect::<Vec<_>>())
+    );
     rig.pass(60);
     assert!(rig.bans().is_empty());
     assert_eq!(rig.kick(by_uuid(uuid, 60)).reason, DONE);

@@ -94,7 +94,10 @@ fn what_operators_ask_and_are_told() {
     let list: ListSessions = current(&fixture("ours_ListSessions"));
     assert_eq!((list.roles.as_str(), list.after), ("agent,netagent", 0));
     let sessions: Sessions = current(&fixture("ours_Sessions"));
-    assert_eq!((sessions.total, sessions.next, sessions.entries.len()), (2000, 12, 1));
+    assert_eq!(
+        (sessions.total, sessions.next, sessions.entries.len()),
+        (2000, 12, 1)
+    );
     assert_eq!(sessions.entries[0].uuid, NODE);
     assert!(sessions.entries[0].bound);
     let kick: Kick = current(&fixture("ours_Kick"));

@@ -412,7 +412,9 @@ mod tests {
             let verdict = policy.judge(candidate(true), &banned(standing));
             assert_eq!(verdict, Err(Refusal::Banned(left)));
         }
-        let verdict = policy.require_bound_uuid(true).judge(candidate(false), &banned(empty()));
+        let verdict = policy
+            .require_bound_uuid(true)
+            .judge(candidate(false), &banned(empty()));
         assert_eq!(verdict, Err(Refusal::UnboundCertificate));
     }
 

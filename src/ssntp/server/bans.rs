@@ -105,7 +105,11 @@ impl Serial {
             return None;
         }
         let digits = text.bytes().filter(|byte| *byte != b':');
-        let digits = digits.map(|byte| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok()));
+        let digits = digits.map(|byte| {
+            char::from(byte)
+                .to_digit(16)
+                .and_then(|digit| u8::try_from(digit).ok())
+        });
         let mut digits: Vec<u8> = digits.collect::<Option<_>>()?;
         if digits.len() % 2 == 1 {
             digits.insert(0, 0);
@@ -183,7 +187,10 @@ mod tests {
         // One that is banned already takes no more room.
         assert!(bans.add(who(8), Uuid::max(), now, later(15)));
         assert_eq!(bans.standing(later(9)).count(), MAX_BANS);
-        assert_eq!(bans.standing(later(9)).last().map(|ban| ban.by), Some(Uuid::max()));
+        assert_eq!(
+            bans.standing(later(9)).last().map(|ban| ban.by),
+            Some(Uuid::max())
+        );
         assert!(bans.add(next, Uuid::nil(), later(10), later(30)));
         assert_eq!(bans.standing(later(20)).count(), 1);
     }

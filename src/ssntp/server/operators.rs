@@ -150,7 +150,12 @@ impl State {
         let meant = |session: &&Session| {
             session.info.role.intersects(roles) && session.info.id.0.sequence() > asked.after
         };
-        let mut ids: Vec<_> = self.sessions.iter().filter(meant).map(|session| session.info.id).collect();
+        let mut ids: Vec<_> = self
+            .sessions
+            .iter()
+            .filter(meant)
+            .map(|session| session.info.id)
+            .collect();
         let is_last = ids.len() <= PAGE;
         if !is_last {
             // There may be thousands behind the page.
@@ -255,7 +260,9 @@ impl State {
         let infos = sessions.iter().filter_map(|id| self.sessions.get(*id));
         if matches!(who, Banned::Uuid(_))
             && !ban.is_zero()
-            && infos.clone().any(|session| session.info.certificate().uuid.is_none())
+            && infos
+                .clone()
+                .any(|session| session.info.certificate().uuid.is_none())
         {
             detail = "its certificate is not bound to its UUID: it may come back under another one, unless \
                       the serial number is banned"
@@ -327,7 +334,13 @@ impl State {
                 let text = format!("the name of its issuer is longer than {MAX_ISSUER} bytes");
                 Err((OperatorRefusal::InvalidData, text))
             }
-            [one] => Ok((Banned::Certificate { serial, issuer: one.clone() }, sessions)),
+            [one] => Ok((
+                Banned::Certificate {
+                    serial,
+                    issuer: one.clone(),
+                },
+                sessions,
+            )),
             several => Err(ambiguous(several)),
         }
     }
@@ -410,9 +423,13 @@ impl Target {
     fn means(&self, banned: &Banned) -> bool {
         match (self, banned) {
             (Self::Uuid(uuid), Banned::Uuid(banned)) => uuid == banned,
-            (Self::Certificate { serial, issuer }, Banned::Certificate { serial: own, issuer: of }) => {
-                serial == own && issuer.as_ref().is_none_or(|issuer| issuer == of)
-            }
+            (
+                Self::Certificate { serial, issuer },
+                Banned::Certificate {
+                    serial: own,
+                    issuer: of,
+                },
+            ) => serial == own && issuer.as_ref().is_none_or(|issuer| issuer == of),
             _ => false,
         }
     }
