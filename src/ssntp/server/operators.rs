@@ -44,11 +44,7 @@ const MAX_NAME: usize = 256;
 
 /// Whether it is a frame that the server takes from operators.
 pub(super) fn is_of_operators(kind: FrameKind) -> bool {
-    kind.frame_type == FrameType::COMMAND
-        && matches!(
-            Command(kind.operand),
-            Command::LIST_SESSIONS | Command::KICK | Command::LIST_BANS | Command::UNBAN
-        )
+    kind.frame_type == FrameType::COMMAND && kind.is_of_operators()
 }
 
 /// Why nothing is done, and in words.
