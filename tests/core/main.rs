@@ -7,6 +7,7 @@
 //! | `resumption` | a session that is resumed |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `figures` | what a server tells of itself |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
@@ -24,6 +25,7 @@
 
 #[cfg(feature = "testkit")]
 mod embedding;
+mod figures;
 mod flow;
 #[cfg(feature = "testkit")]
 mod operators;

@@ -27,6 +27,7 @@ use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, 
 use super::bans::Bans;
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
+use super::figures::Tally;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
@@ -91,6 +92,7 @@ pub(super) struct State {
     /// The roles of those whose [`operators`](super::operators) commands are taken.
     pub(super) operators: Role,
     pub(super) bans: Bans,
+    pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
@@ -144,6 +146,7 @@ impl ServerCore {
             certificates: Certificates::default(),
             operators: config.operators,
             bans: Bans::default(),
+            tally: Tally::new(now),
             frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
@@ -180,6 +183,16 @@ impl ServerCore {
         call: impl FnOnce(&mut Context<'_>),
     ) {
         self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+    }
+
+    /// The same, with the application.
+    pub(super) fn call_handler(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        self.at(now, actions, |core| core.guarded("a call", call));
     }
 
     /// Runs code of the application; a panic in it is logged and goes no
@@ -230,6 +243,7 @@ impl Core for ServerCore {
                 return;
             };
             session.told = true;
+            core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
@@ -241,7 +255,7 @@ impl Core for ServerCore {
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
-            session.heard = now;
+            session.received = Some(now);
         }
     }
 
@@ -300,6 +314,7 @@ impl Core for ServerCore {
                     });
                 }
                 for held in std::mem::take(&mut core.state.expired) {
+                    core.state.tally.expired += 1;
                     core.guarded("expired", |handler, cx| handler.expired(cx, held));
                 }
             });
@@ -319,6 +334,7 @@ impl Core for ServerCore {
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             while let Some(held) = core.state.held.expire(now) {
+                core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
             }
             if core.timer.take_if(|at| *at <= now).is_some() {
@@ -369,6 +385,12 @@ impl ServerCore {
             }
             return;
         }
+        let bytes = match &item {
+            Item::Run(run) => run.wire().len(),
+            Item::Traced(frame) => frame.encoded_len(),
+            Item::Unsupported(_) => 0,
+        };
+        self.state.tally.received(kind, frames, bytes as u64);
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
@@ -411,7 +433,7 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, |_| item.clone());
+                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -429,7 +451,7 @@ impl ServerCore {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state.environment);
                 self.state
-                    .fan_out(info.id, role, |session| fan.for_session(session));
+                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
             }
             Some(Rule::Function(_)) => self
                 .state
@@ -526,6 +548,7 @@ impl State {
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.
         if session.told {
+            self.tally.closed(&session, &reason, self.now);
             self.departed.push((session.info, reason));
         }
     }

@@ -180,7 +180,7 @@ impl State {
             roles: info.role.to_string(),
             address: info.address.to_string(),
             age_s: seconds(session.since),
-            idle_s: seconds(session.heard),
+            idle_s: seconds(session.received.unwrap_or(session.since)),
             serial: certificate.serial.clone(),
             subject: beginning(&certificate.subject),
             issuer: beginning(&certificate.issuer),

@@ -110,10 +110,9 @@ pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
     pub(super) counters: SessionCounters,
-    /// When it was admitted.
     pub(super) since: Instant,
-    /// When something was received from it last.
-    pub(super) heard: Instant,
+    /// When bytes were last received from it.
+    pub(super) received: Option<Instant>,
     /// The application has been told that it stands.
     pub(super) told: bool,
     bad_traces: Arc<AtomicU64>,
@@ -127,14 +126,14 @@ impl Session {
         info: Arc<SessionInfo>,
         gauge: Gauge,
         bad_traces: Arc<AtomicU64>,
-        now: Instant,
+        since: Instant,
     ) -> Self {
         Self {
             info,
             gauge,
-            since: now,
-            heard: now,
             counters: SessionCounters::default(),
+            since,
+            received: None,
             told: false,
             bad_traces,
             promised: (0, Load::default()),
@@ -154,14 +153,14 @@ impl Session {
     }
 
     pub(super) fn counters(&self) -> SessionCounters {
-        let (sent, waiting) = (self.gauge.sent(), self.gauge.waiting());
+        let books = self.gauge.books();
         SessionCounters {
-            frames_sent: sent.frames,
-            bytes_sent: sent.bytes,
-            frames_waiting: waiting.frames,
-            bytes_waiting: waiting.bytes,
-            frames_dropped: self.gauge.dropped(),
-            frames_lost: self.gauge.lost(),
+            frames_sent: books.sent.frames,
+            bytes_sent: books.sent.bytes,
+            frames_waiting: books.waiting.frames,
+            bytes_waiting: books.waiting.bytes,
+            frames_dropped: books.dropped,
+            frames_lost: books.lost,
             bad_traces: self.bad_traces.load(Ordering::Relaxed),
             ..self.counters
         }
@@ -240,6 +239,13 @@ impl Sessions {
     /// The ids of all, oldest first.
     pub(super) fn ids(&self) -> Vec<SessionId> {
         self.by_id.ids().into_iter().map(SessionId).collect()
+    }
+
+    /// How many sessions have each role.
+    pub(super) fn by_role(&self) -> Vec<(Role, usize)> {
+        let each = self.by_role.iter().enumerate();
+        each.map(|(bit, sessions)| (Role::from_bits(1 << bit), sessions.len()))
+            .collect()
     }
 
     /// Every session with at least one of the roles, each once.
