@@ -17,6 +17,7 @@ use super::editing::{self, Editor};
 use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
+use super::figures::ServerFigures;
 use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
@@ -27,7 +28,7 @@ use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
-    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress, Room, after,
     memory_for_queues, plain, threads,
 };
 
@@ -116,6 +117,7 @@ impl Server {
         let handle = ServerHandle {
             events: events.clone(),
             keeper: asked(),
+            occupancy: None,
         };
         let mut server = Self {
             handle,
@@ -145,6 +147,7 @@ impl Server {
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
         let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
+        server.handle.occupancy = Some(acceptance.occupancy());
         server.acceptance = Some(acceptance);
         Ok(server)
     }
@@ -331,6 +334,8 @@ impl HandshakeContext {
 pub struct ServerHandle {
     events: ServingEvents,
     keeper: Option<keeper::Ask>,
+    /// Of its handshakes; there when the server is.
+    occupancy: Option<Arc<Occupancy>>,
 }
 
 impl fmt::Debug for ServerHandle {
@@ -380,6 +385,26 @@ impl ServerHandle {
             return Err(CallError::OnDispatcher);
         }
         serving::copy_policy(&self.events).ok_or(CallError::Stopped)
+    }
+
+    /// What the server knows about itself: see [`ServerFigures`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn figures(&self) -> Result<ServerFigures, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        let agents = self.agents()?;
+        let taken = self.events.look(|serving, view| serving.figures(view));
+        let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
+        figures.agents = agents;
+        figures.dispatcher = dispatcher;
+        if let Some(occupancy) = &self.occupancy {
+            figures.handshakes = occupancy.running();
+            figures.max_handshakes = occupancy.max();
+        }
+        Ok(figures)
     }
 
     /// The clients, in the order in which they connected.
