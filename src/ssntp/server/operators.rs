@@ -270,11 +270,12 @@ impl State {
         }
         let (uuid, serial, issuer) = who.named();
         if let Some(more) = self.log.admit(by.uuid, "kick", self.now) {
-            let what = [uuid.as_str(), &serial, &issuer].map(excerpt);
-            let [uuid, serial, issuer] = what;
+            let banned = match asked.ban_s {
+                0 => String::new(),
+                seconds => format!(", banned for {seconds} s"),
+            };
             warn!(target: "ssntp::server",
-                "{by}: kicks {uuid}{serial} {issuer}: {} sessions end, banned for {} s{more}",
-                sessions.len(), asked.ban_s
+                "{by}: kicks {}: {} sessions end{banned}{more}", who.shown(), sessions.len()
             );
         }
         Ok(Kicked {
@@ -350,6 +351,7 @@ impl State {
             return;
         };
         if session.promise(item.load(), step) {
+            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
             self.actions.push(Action::Send { to: id.0, item });
         }
         self.end(id, DisconnectReason::Kicked { by }, false);
@@ -371,11 +373,10 @@ impl State {
         match meant.as_slice() {
             [] => Err((OperatorRefusal::NotBanned, "there is no such ban".into())),
             [ban] => {
-                let (number, (uuid, serial, issuer)) = (ban.number, ban.who.named());
+                let (number, who) = (ban.number, ban.who.shown());
                 self.bans.lift(number);
                 if let Some(more) = self.log.admit(by.uuid, "unban", self.now) {
-                    let [uuid, serial, issuer] = [uuid.as_str(), &serial, &issuer].map(excerpt);
-                    warn!(target: "ssntp::server", "{by}: lifts the ban of {uuid}{serial} {issuer}{more}");
+                    warn!(target: "ssntp::server", "{by}: lifts the ban of {who}{more}");
                 }
                 Ok(())
             }
@@ -432,6 +433,16 @@ impl Target {
 }
 
 impl Banned {
+    /// As logs show it.
+    fn shown(&self) -> String {
+        match self {
+            Self::Uuid(uuid) => format!("UUID {uuid}"),
+            Self::Certificate { serial, issuer } => {
+                format!("certificate {} of {}", serial.shown(), excerpt(issuer))
+            }
+        }
+    }
+
     /// UUID, serial number and issuer, as payloads have them.
     fn named(&self) -> (Id, String, String) {
         match self {

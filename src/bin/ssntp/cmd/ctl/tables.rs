@@ -168,9 +168,9 @@ fn serial(serial: &str) -> String {
 /// A time in its largest whole unit, as `--ban` takes it.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
-        ..60 => format!("{seconds}s"),
-        ..3600 => format!("{}m", seconds / 60),
-        ..86_400 => format!("{}h", seconds / 3600),
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
         _ => format!("{}d", seconds / 86_400),
     }
 }
