@@ -9,7 +9,9 @@
 //! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `figures` | what a server tells of itself |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
+//! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -26,7 +28,10 @@
 mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
+mod figures;
 mod flow;
+#[cfg(feature = "testkit")]
+mod operators;
 mod pages;
 mod pki;
 mod resumption;
