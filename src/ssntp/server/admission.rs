@@ -249,9 +249,11 @@ impl Certificates {
 
     /// How many certificates there are, and the most sessions that one has.
     pub(super) fn counted(&self) -> (usize, usize) {
-        let known = self.lock();
-        let counts = known.sessions.values();
-        (counts.len(), counts.copied().max().unwrap_or_default())
+        let sessions = self.lock();
+        (
+            sessions.sessions.len(),
+            sessions.sessions.values().copied().max().unwrap_or_default(),
+        )
     }
 
     // Held for a look-up at a time, and by one thread: a place is taken and
