@@ -1,6 +1,6 @@
 //! The facts that a certificate states about its holder.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
+use x509_parser::asn1_rs::Header;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
@@ -177,6 +178,16 @@ impl CertificateInfo {
         rfc3339(self.not_after)
     }
 
+    /// How many whole days of its lifetime are left at that time: 0 on its last
+    /// day, and less once it has expired.
+    pub fn days_left(&self, at: SystemTime) -> i64 {
+        let days = |distance: Duration| i64::try_from(distance.as_secs() / 86_400).unwrap_or(i64::MAX);
+        match self.not_after.duration_since(at) {
+            Ok(left) => days(left),
+            Err(since) => -1 - days(since.duration()),
+        }
+    }
+
     /// Whether the certificate is valid at that time.
     ///
     /// # Errors
@@ -204,7 +215,8 @@ impl PartialEq for CertificateInfo {
 impl Eq for CertificateInfo {}
 
 /// A certificate that has been read, kept as its DER: less than half of what
-/// the facts take. They are read again once somebody asks. Clones share both,
+/// the facts take. They are read again once somebody asks. With it are those between
+/// it and a trusted authority, where its holder showed any. Clones share all of it,
 /// and two that are equal have the same DER.
 #[derive(Clone)]
 pub(crate) struct KeptCertificate(Arc<Kept>);
@@ -212,14 +224,30 @@ pub(crate) struct KeptCertificate(Arc<Kept>);
 struct Kept {
     der: Box<[u8]>,
     facts: OnceLock<Box<CertificateInfo>>,
+    intermediates: Option<Arc<[CertificateDer<'static>]>>,
 }
 
 impl KeptCertificate {
-    pub(crate) fn new(certificate: &CertificateInfo) -> Self {
+    pub(crate) fn new(
+        certificate: &CertificateInfo,
+        intermediates: Option<Arc<[CertificateDer<'static>]>>,
+    ) -> Self {
         Self(Arc::new(Kept {
             der: Box::from(&certificate.der[..]),
             facts: OnceLock::new(),
+            intermediates,
         }))
+    }
+
+    /// It and those that its holder showed with it.
+    pub(crate) fn chain(&self) -> Vec<CertificateDer<'_>> {
+        let intermediates = self
+            .0
+            .intermediates
+            .iter()
+            .flat_map(|shown| shown.iter().cloned());
+        let leaf = CertificateDer::from(&self.0.der[..]);
+        std::iter::once(leaf).chain(intermediates).collect()
     }
 
     /// Whether it is the same one.
@@ -228,12 +256,37 @@ impl KeptCertificate {
     }
 
     pub(crate) fn info(&self) -> &CertificateInfo {
-        self.0.facts.get_or_init(|| {
-            let der = CertificateDer::from(&self.0.der[..]);
-            // The same bytes were read before.
-            let info = CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der));
-            Box::new(info)
-        })
+        self.0.facts.get_or_init(|| Box::new(self.read()))
+    }
+
+    /// The same without keeping it: for who goes through the certificates of all
+    /// sessions.
+    pub(crate) fn glance(&self) -> Cow<'_, CertificateInfo> {
+        match self.0.facts.get() {
+            Some(info) => Cow::Borrowed(info),
+            None => Cow::Owned(self.read()),
+        }
+    }
+
+    fn read(&self) -> CertificateInfo {
+        let der = CertificateDer::from(&self.0.der[..]);
+        // The same bytes were read before.
+        CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
+    }
+
+    /// The bytes of its serial number. Nothing else is read, since whoever looks
+    /// for one goes through thousands.
+    pub(crate) fn serial(&self) -> Option<&[u8]> {
+        let inside = |bytes| Header::from_der(bytes).ok();
+        let (certificate, _) = inside(&self.0.der)?;
+        let (to_be_signed, _) = inside(certificate)?;
+        let (mut first, mut header) = inside(to_be_signed)?;
+        // The version, which the oldest certificates do not have.
+        if header.is_contextspecific() {
+            let len = header.length().definite().ok()?;
+            (first, header) = inside(first.get(len..)?)?;
+        }
+        first.get(..header.length().definite().ok()?)
     }
 }
 
@@ -369,7 +422,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+pub(super) fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
     let moment = if seconds < 0 {
@@ -382,7 +435,7 @@ fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
 
 /// Only for times that were read from a certificate, so that whole seconds
 /// from the year 0 to 9999 are enough.
-fn rfc3339(time: SystemTime) -> String {
+pub(super) fn rfc3339(time: SystemTime) -> String {
     let seconds = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
@@ -410,7 +463,7 @@ pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
 
 /// In one piece: a server reads a certificate in each handshake, and many small
 /// strings would be left as holes in its memory.
-fn hexadecimal(bytes: &[u8]) -> String {
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(3 * bytes.len());
     for (at, byte) in bytes.iter().enumerate() {
         if at > 0 {
@@ -514,11 +567,39 @@ mod tests {
             CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
         };
         let (one, other) = (issue(), issue());
-        let kept = KeptCertificate::new(&one);
+        let kept = KeptCertificate::new(&one, None);
         assert!(kept.is(&one) && !kept.is(&other));
         // Every fact of it, where `==` looks at the DER alone.
         assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
         assert_eq!(kept.info().roles, Role::AGENT);
+    }
+
+    #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+    #[test]
+    fn a_kept_certificate_tells_its_serial_number_without_being_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        for _ in 0..20 {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            let kept = KeptCertificate::new(issued.info(), None);
+            assert_eq!(
+                kept.serial().map(hexadecimal).as_ref(),
+                Some(&issued.info().serial)
+            );
+            assert!(kept.0.facts.get().is_none());
+            assert_eq!(*kept.glance(), *issued.info());
+            assert!(kept.0.facts.get().is_none());
+        }
+        for der in [
+            &[][..],
+            &[0x30],
+            &[0x30, 0x80],
+            &[0x30, 3, 0x30, 1, 0xa0],
+            &[0xff; 40],
+        ] {
+            let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
+            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
+        }
     }
 
     #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -543,7 +624,7 @@ mod tests {
     #[test]
     fn what_is_no_certificate_states_nothing() {
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
-        let kept = KeptCertificate::new(&nothing);
+        let kept = KeptCertificate::new(&nothing, None);
         assert_eq!(kept.info().roles, Role::NONE);
         assert!(kept.info().check_validity(now()).is_err());
     }

@@ -4,10 +4,14 @@
 //! |---|---|
 //! | `pki` | certificates, good ones and each kind of bad one |
 //! | `transport` | the two threads of a link, in clear and as TLS |
+//! | `revocation` | certificates that count no longer |
 //! | `resumption` | a session that is resumed |
+//! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `figures` | what a server tells of itself |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
+//! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -21,12 +25,17 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
+mod figures;
 mod flow;
+#[cfg(feature = "testkit")]
+mod operators;
 mod pages;
 mod pki;
 mod resumption;
+mod revocation;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;

@@ -208,6 +208,21 @@ impl DialFault {
         }
     }
 
+    /// A word for it, out of a list that is fixed: `connect`, `lost`,
+    /// `server_certificate`, `server_name`, `own_certificate`, and those of
+    /// [`TlsError::word`] and [`Refusal::word`].
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Connect(_) => "connect",
+            Self::Lost(_) => "lost",
+            Self::Tls(e) => e.word(),
+            Self::ServerCertificate(_) => "server_certificate",
+            Self::ServerName(_) => "server_name",
+            Self::OwnCertificate(_) => "own_certificate",
+            Self::Refused(refusal) => refusal.word(),
+        }
+    }
+
     /// What a TLS handshake failed with.
     pub(super) fn of_tls(error: TlsError) -> Self {
         match error {
@@ -240,6 +255,9 @@ impl DialFault {
             rustls::Error::InvalidCertificate(C::UnknownIssuer) => Some(Self::ServerCertificate(
                 "it was issued by an authority that is not trusted".into(),
             )),
+            rustls::Error::InvalidCertificate(C::Revoked) => {
+                Some(Self::ServerCertificate("it is revoked".into()))
+            }
             rustls::Error::InvalidCertificate(C::BadSignature) => {
                 Some(Self::ServerCertificate(Fault::BadSignature.to_string()))
             }

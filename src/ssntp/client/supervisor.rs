@@ -8,7 +8,6 @@
 //!    └ the last one is ruled out ──▶ the end
 //! ```
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -78,7 +77,7 @@ impl Supervisor {
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
             failures: Mutex::new(Vec::new()),
-            counts: Counts::default(),
+            counts: Counts::new(),
             cancel,
         });
         let servers = config.servers().into_iter().map(|target| Server {
@@ -187,7 +186,7 @@ impl Supervisor {
 
     /// What a failed attempt means for later ones.
     fn note(&mut self, at: usize, error: &DialError) -> Result<(), ClientError> {
-        self.state.counts.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        self.state.counts.failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
             return Err(ClientError::Aborted {
                 server: error.server.clone(),
