@@ -438,7 +438,7 @@ impl ServerHandle {
     }
 
     /// What the server knows about itself, at one moment: see [`Figures`]. The
-    /// dispatcher takes about a microsecond for each session.
+    /// dispatcher takes less than a microsecond for each session.
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
