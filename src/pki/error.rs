@@ -113,6 +113,17 @@ pub enum Fault {
     SeveralKeys(usize),
     /// Something else where a certificate should be, or a broken one.
     BadCertificate(String),
+    /// No section holds a revocation list.
+    NoRevocationList,
+    /// Something else where a revocation list should be, or a broken one.
+    BadRevocationList(String),
+    /// The authority has revoked the certificate.
+    Revoked {
+        /// Whose certificate it is.
+        subject: String,
+        /// Its serial number.
+        serial: String,
+    },
     /// A SAN begins with `urn:uuid:` and is no UUID, is the nil UUID, or
     /// contradicts another one.
     BadUuid(String),
@@ -187,6 +198,11 @@ impl fmt::Display for Fault {
             }
             Self::SeveralKeys(count) => write!(f, "{count} private keys in it, there must be one"),
             Self::BadCertificate(why) => write!(f, "not a certificate: {why}"),
+            Self::NoRevocationList => f.write_str("no revocation list in it"),
+            Self::BadRevocationList(why) => write!(f, "not a revocation list: {why}"),
+            Self::Revoked { subject, serial } => {
+                write!(f, "the certificate of {subject:?}, serial {serial}, is revoked")
+            }
             Self::BadUuid(uri) => write!(f, "the certificate's SAN {uri:?} is not its one valid UUID"),
             Self::NotAuthority { subject } => {
                 write!(
@@ -256,6 +272,16 @@ pub enum BadRequest {
     /// The authority's name has a form that cannot be repeated exactly in
     /// what it issues.
     AuthorityName,
+    /// A text that is no serial number.
+    Serial(String),
+    /// A text that is no reason to revoke a certificate.
+    Reason(String),
+    /// An authority cannot revoke itself.
+    OwnSerial,
+    /// The key usage of the authority's certificate lacks cRLSign.
+    NoListSigner,
+    /// A certificate says something that a new one would not: what that is.
+    Renewal(String),
 }
 
 impl fmt::Display for BadRequest {
@@ -280,6 +306,20 @@ impl fmt::Display for BadRequest {
                 )
             }
             Self::AuthorityName => f.write_str("the authority's name is in an unsupported form"),
+            Self::Serial(text) => write!(
+                f,
+                "{text:?} is not a serial number: hexadecimal with colons, after 0x, or of 16 digits and more"
+            ),
+            Self::Reason(text) => write!(
+                f,
+                "{text:?} is not a reason (unspecified, key-compromise, affiliation-changed, superseded, \
+                 cessation-of-operation, privilege-withdrawn)"
+            ),
+            Self::OwnSerial => f.write_str("this is the authority's own certificate, which no list revokes"),
+            Self::NoListSigner => {
+                f.write_str("the authority's certificate does not allow it to sign revocation lists")
+            }
+            Self::Renewal(why) => write!(f, "the certificate cannot be renewed as it is: {why}"),
         }
     }
 }

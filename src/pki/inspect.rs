@@ -369,7 +369,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+pub(super) fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
     let moment = if seconds < 0 {
@@ -382,7 +382,7 @@ fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
 
 /// Only for times that were read from a certificate, so that whole seconds
 /// from the year 0 to 9999 are enough.
-fn rfc3339(time: SystemTime) -> String {
+pub(super) fn rfc3339(time: SystemTime) -> String {
     let seconds = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
@@ -410,7 +410,7 @@ pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
 
 /// In one piece: a server reads a certificate in each handshake, and many small
 /// strings would be left as holes in its memory.
-fn hexadecimal(bytes: &[u8]) -> String {
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(3 * bytes.len());
     for (at, byte) in bytes.iter().enumerate() {
         if at > 0 {

@@ -56,7 +56,7 @@ impl<'a> Version1<'a> {
             {
                 continue;
             }
-            if self.is_signed_by(issuer.public_key().raw, algorithms).is_some() {
+            if is_signed_by(self.1, issuer.public_key().raw, algorithms) {
                 return Ok(());
             }
             found = CertificateError::BadSignature;
@@ -88,11 +88,14 @@ impl<'a> Version1<'a> {
             false => Err(CertificateError::BadSignature.into()),
         }
     }
+}
 
-    fn is_signed_by(&self, key: &[u8], algorithms: &WebPkiSupportedAlgorithms) -> Option<()> {
+/// Whether the public key's owner signed the certificate or revocation list.
+pub(super) fn is_signed_by(der: &[u8], key: &[u8], algorithms: &WebPkiSupportedAlgorithms) -> bool {
+    let verified = || {
         let key = PublicKey::read(key)?;
-        // Certificate ::= SEQUENCE { what is signed, algorithm, signature }
-        let (content, _) = element(self.1)?;
+        // Both are SEQUENCE { what is signed, algorithm, signature }
+        let (content, _) = element(der)?;
         let (_, rest) = element(content)?;
         let signed = content.get(..content.len() - rest.len())?;
         let (algorithm, rest) = element(rest)?;
@@ -105,7 +108,8 @@ impl<'a> Version1<'a> {
         });
         let mut verified = fits.map(|usable| usable.verify_signature(key.bits, signed, signature));
         verified.any(|verified| verified.is_ok()).then_some(())
-    }
+    };
+    verified().is_some()
 }
 
 /// A public key as cryptography takes it.

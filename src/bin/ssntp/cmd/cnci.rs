@@ -11,7 +11,8 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::connection::{Connection, closed};
+use crate::connection::{Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
@@ -19,7 +20,8 @@ use crate::output::{Output, lone_line, printable};
 /// Run the agent of a concentrator instance, or print its tables
 ///
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
+/// moved: the tables are all there is. SIGINT and SIGTERM end it; SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. With --state
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -63,10 +65,8 @@ fn serve(args: Args) -> Result<(), Failure> {
     if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection
-        .config_as(Role::CNCIAGENT, daemon.stop())?
-        .tracing(true);
-    let mut config = CnciConfig::new(client, tenant, ip);
+    let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
     }
@@ -76,27 +76,40 @@ fn serve(args: Args) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
+    let mut running = Running {
+        cnci: &cnci,
+        renewal,
+    };
+    daemon.watch(running.renewal.watched(), &running);
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
     cnci.stop();
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What is read again.
+struct Running<'a> {
+    cnci: &'a Cnci,
+    renewal: Renewal,
+}
 
-impl Service for Running {
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("a concentrator has no files to read again"))
+        let cnci = self.cnci;
+        self.renewal.reload(|identity, trust| cnci.renew(identity, trust))
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 
