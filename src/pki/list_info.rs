@@ -1,4 +1,5 @@
-//! The facts in a revocation list.
+//! The facts in a revocation list, entry by entry: for people, and for the authority
+//! that signs the next one. What peers are checked by is in `revocation`.
 
 use std::fmt;
 use std::path::Path;
@@ -52,12 +53,8 @@ impl RevocationListInfo {
         if !inspect::is_pem(bytes) && bytes.first() == Some(&SEQUENCE) {
             return Ok(vec![Self::from_der(&bytes.to_vec().into())?]);
         }
-        // What is broken is told of as it is of certificates.
-        store::Sections::read(bytes)?;
-        let mut text = bytes;
-        let lists = rustls_pemfile::crls(&mut text);
-        let read = lists.map(|list| Self::from_der(&list.map_err(|e| Fault::BadPem(e.to_string()))?));
-        let lists: Vec<_> = read.collect::<Result<_, _>>()?;
+        let lists = store::Sections::read(bytes)?.revocation_lists;
+        let lists: Vec<_> = lists.iter().map(Self::from_der).collect::<Result<_, _>>()?;
         match lists.is_empty() {
             true => Err(Fault::NoRevocationList),
             false => Ok(lists),

@@ -19,6 +19,8 @@
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
 //! | `limits` | what certificates of a chain limit in each other |
+//! | `revocation` | [`RevocationLists`]: certificates that count no longer |
+//! | `signature` | signatures that are checked apart from a chain |
 //! | `version_1` | certificates of X.509 version 1, for protocols without roles |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
@@ -67,8 +69,10 @@ mod provider;
 mod renew;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod request;
+mod revocation;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod revoke;
+mod signature;
 mod store;
 mod trust;
 mod version_1;
@@ -77,7 +81,7 @@ mod version_1;
 /// needs is in [`crate::rustls`].
 #[doc(no_inline)]
 pub use rustls::{
-    pki_types::{CertificateDer, PrivateKeyDer},
+    pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
     sign::{CertifiedKey, SigningKey},
 };
 
@@ -96,6 +100,7 @@ pub(crate) use self::provider::ticketer;
 pub use self::renew::{RenewalRequest, Renewed};
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
+pub use self::revocation::{RevocationList, RevocationLists};
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::revoke::SignedRevocationList;
 pub use self::store::load_certificates;

@@ -20,7 +20,7 @@ use rcgen::{
 use x509_parser::extensions::ParsedExtension;
 
 use super::issue::{DAY, PUBLIC, crypto};
-use super::version_1::is_signed_by;
+use super::signature::is_signed_by;
 use super::{
     Authority, BadRequest, CertificateInfo, Error, Fault, RevocationListInfo, Revoked, Serial, inspect,
     provider, store,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `pki` | certificates, good ones and each kind of bad one |
 //! | `transport` | the two threads of a link, in clear and as TLS |
+//! | `revocation` | certificates that count no longer |
 //! | `resumption` | a session that is resumed |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
@@ -27,6 +28,7 @@ mod flow;
 mod pages;
 mod pki;
 mod resumption;
+mod revocation;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;

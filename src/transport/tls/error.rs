@@ -54,6 +54,7 @@ fn words(fault: &CertificateError) -> Option<&'static str> {
         CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
+        CertificateError::Revoked => "is revoked",
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "does not hold the name that was dialled"
         }
