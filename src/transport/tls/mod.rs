@@ -42,7 +42,7 @@ use std::time::Instant;
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
@@ -242,6 +242,19 @@ impl Connector {
     pub fn forget(&self, name: &str) {
         if let (Some(kept), Ok(name)) = (&self.kept, ServerName::try_from(name)) {
             kept.forget(&name);
+        }
+    }
+
+    /// Whether a server that has proved `name` with these certificates, its own
+    /// first, would be taken now: for a session that began under another trust.
+    ///
+    /// # Errors
+    /// What a handshake would fail with.
+    pub(crate) fn verify(&self, chain: &[CertificateDer<'_>], name: &str) -> Result<(), TlsError> {
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
+        match &self.recheck {
+            Some(recheck) => Ok(recheck.check(chain, Some(&name), UnixTime::now())?),
+            None => Ok(()),
         }
     }
 
