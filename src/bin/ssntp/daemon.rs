@@ -138,6 +138,14 @@ impl Daemon {
         self.warn();
     }
 
+    /// Keeps in mind what came of files that the service looks after itself.
+    #[cfg(all(feature = "cli", feature = "opflex"))]
+    pub(crate) fn note_reload(&mut self, done: Option<Result<(), String>>) {
+        if let Some(done) = done {
+            self.last_reload = Some((now(), done));
+        }
+    }
+
     /// When it last read its files again, and what was in the way.
     #[expect(dead_code, reason = "for what the process tells of itself")]
     pub(crate) fn last_reload(&self) -> Option<&(SystemTime, Result<(), String>)> {

@@ -133,6 +133,18 @@ impl Acceptor {
         Ok(self)
     }
 
+    /// Whether a client that has shown these certificates, its own first, would be
+    /// taken now: for a session that began under another trust.
+    ///
+    /// # Errors
+    /// What a handshake would fail with.
+    pub(crate) fn verify(&self, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
+        match &self.recheck {
+            Some(recheck) => Ok(recheck.check(chain, None, UnixTime::now())?),
+            None => Ok(()),
+        }
+    }
+
     /// Runs the server's side of a TLS handshake. Blocks until it is done or
     /// `deadline` has passed.
     ///
