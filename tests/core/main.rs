@@ -6,6 +6,7 @@
 //! | `transport` | the two threads of a link, in clear and as TLS |
 //! | `revocation` | certificates that count no longer |
 //! | `resumption` | a session that is resumed |
+//! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
@@ -22,6 +23,7 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
 mod flow;

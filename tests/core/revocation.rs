@@ -11,7 +11,7 @@ use rcgen::{
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateDer, CertificateInfo, CertificateRequest,
-    CertificateRevocationListDer, Error, Fault, Identity, RevocationLists, Trust,
+    CertificateRevocationListDer, Error, Fault, Identity, PrivateKeyDer, RevocationLists, Trust,
 };
 use ssntp::rustls::{self, AlertDescription, CertificateError};
 use ssntp::transport::memory;
@@ -230,6 +230,48 @@ fn either_side_of_a_handshake_refuses_who_is_revoked_and_says_so() {
 }
 
 #[test]
+fn who_is_refused_for_a_clock_or_for_a_late_list_may_try_again() {
+    // `client::DialFault` has the alerts after which a client stays away.
+    let day = Duration::from_secs(86_400);
+    let authority = authority();
+    let [server, agent] = [Role::SERVER, Role::AGENT].map(|role| issue(&authority, role));
+    let plain = Acceptor::mutual(&server, &authority.trust()).unwrap();
+    // A server whose clock is behind sees a certificate that is not valid yet.
+    for from in [SystemTime::now() + day, SystemTime::now() - 2 * day] {
+        let request = CertificateRequest::new(Role::AGENT).valid_from(from).days(1);
+        let agent = authority.issue(&request).unwrap().identity();
+        let connector = Connector::mutual(&agent, &authority.trust()).unwrap();
+        let told = alert(meet(&plain, &connector).1);
+        assert_eq!(told, Some(AlertDescription::CertificateExpired));
+    }
+    let mut valid = Duration::from_secs(2);
+    let late = loop {
+        let over = SystemTime::now() + valid;
+        let since = over.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let mut params = Lister::of(&authority).params(&[]);
+        params.next_update = rcgen::date_time_ymd(1970, 1, 1) + since;
+        let list = RevocationLists::from_der(&[Lister::of(&authority).sign(&params)]).unwrap();
+        // On a machine that is busy it may be late already.
+        if let Ok(trust) = authority
+            .trust()
+            .with_revocation_lists(&list.enforce_expiry(true))
+        {
+            while let Ok(left) = over.duration_since(SystemTime::now()) {
+                std::thread::sleep(left + Duration::from_secs(1));
+            }
+            break Acceptor::mutual(&server, &trust).unwrap();
+        }
+        valid *= 2;
+        assert!(valid < LIMIT, "every list was late");
+    };
+    let connector = Connector::mutual(&agent, &authority.trust()).unwrap();
+    let (accepted, connected) = meet(&late, &connector);
+    let why = accepted.unwrap().to_string();
+    assert!(why.contains("should have been replaced"), "{why}");
+    assert_eq!(alert(connected), Some(AlertDescription::HandshakeFailure));
+}
+
+#[test]
 fn the_list_of_a_namesake_says_nothing_of_anybody_else() {
     // An authority and the one that replaces it have one name.
     let (old, new) = (authority(), authority());
@@ -366,13 +408,13 @@ fn a_damaged_list_is_refused_or_says_what_it_said() {
     }
 }
 
-/// An authority of a name, and what it issues.
-struct Issuing {
-    der: CertificateDer<'static>,
-    lister: Lister,
+/// An authority of a name, and its lists.
+pub(crate) struct Issuing {
+    pub(crate) der: CertificateDer<'static>,
+    pub(crate) lister: Lister,
 }
 
-fn issuing(name: &str, above: Option<&Issuing>, usages: &[KeyUsagePurpose]) -> Issuing {
+pub(crate) fn issuing(name: &str, above: Option<&Issuing>, usages: &[KeyUsagePurpose]) -> Issuing {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -390,14 +432,16 @@ fn issuing(name: &str, above: Option<&Issuing>, usages: &[KeyUsagePurpose]) -> I
     }
 }
 
-fn issued(above: &Issuing) -> Vec<CertificateDer<'static>> {
+/// An agent that shows the authority's certificate with its own.
+pub(crate) fn issued(above: &Issuing) -> Identity {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "peer");
     let arc = rcgen::ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, 1]);
     params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth, arc];
     let certificate = params.signed_by(&key, &above.lister.0).unwrap();
-    vec![certificate.der().clone(), above.der.clone()]
+    let chain = vec![certificate.der().clone(), above.der.clone()];
+    Identity::from_der(chain, PrivateKeyDer::Pkcs8(key.serialize_der().into())).unwrap()
 }
 
 #[test]
@@ -405,7 +449,8 @@ fn the_whole_chain_counts_and_so_does_the_list_of_an_authority_in_between() {
     let root = issuing("root", None, &[]);
     let between = issuing("between", Some(&root), &[]);
     let namesake = issuing("between", Some(&root), &[]);
-    let (chain, of_namesake) = (issued(&between), issued(&namesake));
+    let [one, other] = [&between, &namesake].map(issued);
+    let (chain, of_namesake) = (one.chain(), other.chain());
     let trust = Trust::from_der(std::slice::from_ref(&root.der)).unwrap();
     let info = |der: &CertificateDer<'static>| CertificateInfo::from_der(der).unwrap();
     let verify = |lists: &RevocationLists, chain: &[CertificateDer<'static>]| {
@@ -415,13 +460,13 @@ fn the_whole_chain_counts_and_so_does_the_list_of_an_authority_in_between() {
     let is_revoked = |verified: Result<(), Fault>, subject: &str| matches!(verified, Err(Fault::Revoked { subject: of, .. }) if of == subject);
     // The root revokes the one in between, with all that it issued.
     let of_root = root.lister.list(&[&info(&between.der)]);
-    assert!(is_revoked(verify(&of_root, &chain), "CN=between"));
-    assert_eq!(verify(&of_root, &of_namesake), Ok(()));
+    assert!(is_revoked(verify(&of_root, chain), "CN=between"));
+    assert_eq!(verify(&of_root, of_namesake), Ok(()));
     // The one in between revokes one certificate of its own.
     let own = between.lister.list(&[&info(&chain[0]), &info(&of_namesake[0])]);
-    assert!(!verify(&own, &chain).is_ok());
-    assert_eq!(verify(&own, &of_namesake), Ok(()));
-    assert_eq!(verify(&own, &issued(&between)), Ok(()));
+    assert!(!verify(&own, chain).is_ok());
+    assert_eq!(verify(&own, of_namesake), Ok(()));
+    assert_eq!(verify(&own, issued(&between).chain()), Ok(()));
 }
 
 #[test]

@@ -177,8 +177,9 @@ impl Server {
         };
         let events = &self.handle.events;
         let clients = serving::tls_replaced(events, generation).ok_or(CallError::Stopped)?;
+        let now = time_of_day();
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
-            let why = acceptor.verify(&shown).err()?;
+            let why = acceptor.objection(&shown, now)?;
             Some((connection, why))
         });
         let untrusted: Vec<_> = untrusted.collect();
@@ -258,10 +259,14 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
 /// same server has given to its policy, which has changed less often than that,
 /// and exact in the numbers of JSON.
 fn first_revision() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "no clock but this outlives a process")]
-    let wall = SystemTime::now();
-    let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    since_1970.as_micros().try_into().unwrap_or(u64::MAX)
+    let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
+    since_1970.unwrap_or_default().as_micros().try_into().unwrap_or(u64::MAX)
+}
+
+/// Certificates are valid by this clock, and no other outlives a process.
+#[expect(clippy::disallowed_methods, reason = "the time of day")]
+fn time_of_day() -> SystemTime {
+    SystemTime::now()
 }
 
 /// What a listener is, and so what its clients dialled.

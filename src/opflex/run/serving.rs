@@ -19,7 +19,6 @@ use crate::opflex::peer::{ConnectionId, host};
 use crate::opflex::server::{self, ServerCore, Store, WalkId};
 use crate::printable::excerpt;
 use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
-use crate::transport::tls::TlsError;
 use crate::transport::{self, EndReason, Gauge, Outgoing};
 
 /// The way into a server's dispatcher.
@@ -123,7 +122,7 @@ pub(super) fn tls_replaced(events: &ServingEvents, generation: u64) -> Option<Ve
 
 /// Ends the connections of clients that are not trusted any more, each for its
 /// reason.
-pub(super) fn end_untrusted(events: &ServingEvents, untrusted: Vec<(ConnectionId, TlsError)>) {
+pub(super) fn end_untrusted(events: &ServingEvents, untrusted: Vec<(ConnectionId, String)>) {
     let call = move |serving: &mut Serving, now, actions: &mut Vec<Action>| {
         for (connection, why) in untrusted {
             let name = serving.peers.name(connection).map(str::to_owned);

@@ -38,7 +38,7 @@ mod transmit;
 mod verifier;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
@@ -133,16 +133,16 @@ impl Acceptor {
         Ok(self)
     }
 
-    /// Whether a client that has shown these certificates, its own first, would be
-    /// taken now: for a session that began under another trust.
-    ///
-    /// # Errors
-    /// What a handshake would fail with.
-    pub(crate) fn verify(&self, chain: &[CertificateDer<'_>]) -> Result<(), TlsError> {
-        match &self.recheck {
-            Some(recheck) => Ok(recheck.check(chain, None, UnixTime::now())?),
-            None => Ok(()),
-        }
+    /// What a handshake at that time would have against a client with these
+    /// certificates, its own first. Nothing where it asks for none, was configured
+    /// elsewhere, or cannot judge them.
+    pub(crate) fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let checked = self
+            .recheck
+            .as_ref()?
+            .check(chain, None, UnixTime::since_unix_epoch(since));
+        error::objection(&checked.err()?)
     }
 
     /// Runs the server's side of a TLS handshake. Blocks until it is done or

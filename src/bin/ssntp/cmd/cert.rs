@@ -441,7 +441,10 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
         let info = CertificateInfo::from_der(&certificate);
         certificates.push(info.map_err(|fault| Failure::new(format_args!("{origin}: {fault}")))?);
     }
-    let key = key_state(&args.file);
+    let key = match certificates.is_empty() {
+        true => Key::None,
+        false => key_state(&args.file),
+    };
     let now = now();
     let mut output = Output::new();
     if args.json {
