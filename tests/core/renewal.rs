@@ -16,6 +16,7 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trus
 use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Context, Handler, Rules, Server, ServerHandle, SessionInfo};
 use ssntp::testkit::Testkit;
+use ssntp::transport::Limits;
 use ssntp::{Command, Frame, Role, ServerConfig, Uuid};
 
 const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
@@ -128,7 +129,12 @@ fn a_pair_that_is_renewed_under_load_loses_no_frame() {
     let server = Server::start(config, Notes(sender)).unwrap();
     let start = |role| {
         let config = kit.client_config(role).unwrap().operands(operands());
-        Client::connect(config.renewal_spread(Duration::from_millis(20))).unwrap()
+        // Short queues, so that senders wait for room when the session ends.
+        let queue = Limits {
+            frames: 200,
+            bytes: 1 << 20,
+        };
+        Client::connect(config.queue(queue).renewal_spread(Duration::from_millis(20))).unwrap()
     };
     let clients = [start(Role::AGENT), start(Role::CONTROLLER)];
     let handles = clients.each_ref().map(Client::handle);
