@@ -9,6 +9,7 @@
 //! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
@@ -29,6 +30,8 @@ mod embedding;
 mod flow;
 mod pages;
 mod pki;
+#[cfg(feature = "testkit")]
+mod renewal;
 mod resumption;
 mod revocation;
 mod server;
