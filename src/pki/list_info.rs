@@ -257,8 +257,19 @@ mod tests {
         assert_eq!(read("0xabc").unwrap(), "0a:bc");
         assert_eq!(read("0123456789abcdef").unwrap(), "01:23:45:67:89:ab:cd:ef");
         for name in [
-            "", "cafe", "deed01", "agent-7", ":", "a:b", "zz:zz", "0x", "0x0", "00:00", "\u{fc}\u{fc}:00",
-            "fedcba9876543210g", "0x00112233445566778899aabbccddeeff0011223344",
+            "",
+            "cafe",
+            "deed01",
+            "agent-7",
+            ":",
+            "a:b",
+            "zz:zz",
+            "0x",
+            "0x0",
+            "00:00",
+            "\u{fc}\u{fc}:00",
+            "fedcba9876543210g",
+            "0x00112233445566778899aabbccddeeff0011223344",
         ] {
             assert!(read(name).is_err(), "{name}");
         }

@@ -283,18 +283,37 @@ mod tests {
         let (directory, authority) = authority();
         let path = directory.path().join("agent.pem");
         let other = Authority::new(&AuthorityRequest::default()).unwrap();
-        other.issue(&CertificateRequest::new(Role::AGENT)).unwrap().save(&path).unwrap();
+        other
+            .issue(&CertificateRequest::new(Role::AGENT))
+            .unwrap()
+            .save(&path)
+            .unwrap();
         let refused = authority.renew(&path, &RenewalRequest::default());
-        assert!(matches!(refused, Err(Error::Content { fault: Fault::BadSignature, .. })));
+        assert!(matches!(
+            refused,
+            Err(Error::Content {
+                fault: Fault::BadSignature,
+                ..
+            })
+        ));
         let mut coming = RenewalRequest::default();
         coming.issued_by = Some(other.trust());
         let renewed = authority.renew(&path, &coming).unwrap();
-        authority.trust().verify(renewed.issued.identity().chain()).unwrap();
+        authority
+            .trust()
+            .verify(renewed.issued.identity().chain())
+            .unwrap();
         let revoked = Revoked::now(Serial::from(renewed.issued.info()), RevocationReason::UNSPECIFIED);
         authority.revoke(directory.path(), &[revoked], 30).unwrap();
         let before = fs::read(&path).unwrap();
         let refused = authority.renew(&path, &RenewalRequest::default());
-        assert!(matches!(refused, Err(Error::Content { fault: Fault::Revoked { .. }, .. })));
+        assert!(matches!(
+            refused,
+            Err(Error::Content {
+                fault: Fault::Revoked { .. },
+                ..
+            })
+        ));
         assert_eq!(fs::read(&path).unwrap(), before);
     }
 

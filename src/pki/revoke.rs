@@ -217,10 +217,12 @@ impl Authority {
         if usage.is_some_and(|usage| !usage.value.crl_sign()) {
             return Err(BadRequest::NoListSigner.into());
         }
-        let identifier = own.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-            ParsedExtension::SubjectKeyIdentifier(identifier) => Some(identifier.0.to_vec()),
-            _ => None,
-        });
+        let identifier = own
+            .iter_extensions()
+            .find_map(|extension| match extension.parsed_extension() {
+                ParsedExtension::SubjectKeyIdentifier(identifier) => Some(identifier.0.to_vec()),
+                _ => None,
+            });
         Ok(identifier.map_or(KeyIdMethod::Sha256, KeyIdMethod::PreSpecified))
     }
 }
@@ -297,16 +299,29 @@ mod tests {
         let empty = authority.revoke(directory.path(), &[], 30).unwrap();
         assert!(empty.info().revoked.is_empty() && empty.added().is_empty());
         let first = authority.revoke(directory.path(), &[one.clone()], 30).unwrap();
-        let second = authority.revoke(directory.path(), &[one.clone(), other.clone()], 7).unwrap();
-        assert_eq!(second.added(), std::slice::from_ref(&other), "one was there already");
+        let second = authority
+            .revoke(directory.path(), &[one.clone(), other.clone()], 7)
+            .unwrap();
+        assert_eq!(
+            second.added(),
+            std::slice::from_ref(&other),
+            "one was there already"
+        );
         let kept = RevocationListInfo::load(directory.path().join("crl.pem")).unwrap();
         assert_eq!(kept, [second.info().clone()]);
         assert!(kept[0].revokes(&one.serial) && kept[0].revokes(&other.serial));
         assert_eq!(kept[0].revoked[0].reason, RevocationReason::KEY_COMPROMISE);
         assert!(empty.info().number < first.info().number && first.info().number < second.info().number);
-        let days = kept[0].next_update.unwrap().duration_since(kept[0].this_update).unwrap();
+        let days = kept[0]
+            .next_update
+            .unwrap()
+            .duration_since(kept[0].this_update)
+            .unwrap();
         assert_eq!(days, Duration::from_secs(7 * DAY));
-        let mode = fs::metadata(directory.path().join("crl.pem")).unwrap().permissions().mode();
+        let mode = fs::metadata(directory.path().join("crl.pem"))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o644);
     }
 
@@ -321,7 +336,9 @@ mod tests {
                 let directory = directory.path();
                 scope.spawn(move || {
                     for one in part {
-                        authority.revoke(directory, std::slice::from_ref(one), 30).unwrap();
+                        authority
+                            .revoke(directory, std::slice::from_ref(one), 30)
+                            .unwrap();
                     }
                 });
             }
@@ -354,8 +371,14 @@ mod tests {
         let other = Authority::new(&AuthorityRequest::default()).unwrap();
         let issue = |of: &Authority| of.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
         assert_eq!(authority.check_issued(issue(&authority).info()), Ok(()));
-        assert_eq!(authority.check_issued(issue(&other).info()), Err(Fault::BadSignature));
-        assert_eq!(authority.check_issued(authority.info()), Err(Fault::AuthorityAsPeer));
+        assert_eq!(
+            authority.check_issued(issue(&other).info()),
+            Err(Fault::BadSignature)
+        );
+        assert_eq!(
+            authority.check_issued(authority.info()),
+            Err(Fault::AuthorityAsPeer)
+        );
         let named = Authority::new(&AuthorityRequest::default().name("Other")).unwrap();
         assert!(matches!(
             authority.check_issued(issue(&named).info()),

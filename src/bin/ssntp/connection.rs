@@ -200,7 +200,9 @@ impl Reached {
             files: self.files,
             watched,
         };
-        let mut config = ClientConfig::new(identity, trust).addresses(self.connect).role(role);
+        let mut config = ClientConfig::new(identity, trust)
+            .addresses(self.connect)
+            .role(role);
         if let Some(name) = self.server_name {
             config = config.server_name(name);
         }
@@ -245,7 +247,9 @@ impl Renewal {
         if self.watched.have_changed()
             && let Err(why) = self.reload(|identity, trust| client.renew(identity, trust))
         {
-            note(format_args!("ssntp: files have changed, which is not taken: {why}"));
+            note(format_args!(
+                "ssntp: files have changed, which is not taken: {why}"
+            ));
         }
     }
 }
@@ -335,7 +339,13 @@ impl Connection {
 
     /// Whether the command line or the certificate says the UUID.
     pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
-        let bound = || Ok::<_, Failure>(Identity::load(self.server.reach(stop)?.files.cert)?.uuid().is_some());
+        let bound = || {
+            Ok::<_, Failure>(
+                Identity::load(self.server.reach(stop)?.files.cert)?
+                    .uuid()
+                    .is_some(),
+            )
+        };
         Ok(self.uuid.is_some() || bound()?)
     }
 }

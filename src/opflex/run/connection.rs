@@ -170,7 +170,9 @@ impl Peers {
 
     /// Each connection, and what certificates its peer has shown.
     pub(super) fn shown(&self) -> impl Iterator<Item = (ConnectionId, &Shown)> {
-        self.open.iter().map(|(connection, peer)| (*connection, &peer.shown))
+        self.open
+            .iter()
+            .map(|(connection, peer)| (*connection, &peer.shown))
     }
 
     /// Who is there.

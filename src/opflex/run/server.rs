@@ -260,7 +260,11 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
 /// and exact in the numbers of JSON.
 fn first_revision() -> u64 {
     let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
-    since_1970.unwrap_or_default().as_micros().try_into().unwrap_or(u64::MAX)
+    since_1970
+        .unwrap_or_default()
+        .as_micros()
+        .try_into()
+        .unwrap_or(u64::MAX)
 }
 
 /// Certificates are valid by this clock, and no other outlives a process.

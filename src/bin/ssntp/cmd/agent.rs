@@ -277,7 +277,8 @@ struct Running<'a> {
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let agent = self.agent;
-        self.renewal.reload(|identity, trust| agent.renew(identity, trust))
+        self.renewal
+            .reload(|identity, trust| agent.renew(identity, trust))
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

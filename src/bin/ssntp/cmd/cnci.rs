@@ -76,10 +76,7 @@ fn serve(args: Args) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
-    let mut running = Running {
-        cnci: &cnci,
-        renewal,
-    };
+    let mut running = Running { cnci: &cnci, renewal };
     daemon.watch(running.renewal.watched(), &running);
     loop {
         select! {

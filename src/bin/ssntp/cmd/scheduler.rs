@@ -120,7 +120,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let lifetimes = files.lifetimes(&identity, &trust);
     let mut server = ServerConfig::new(identity, trust)
         .resumption(!args.no_resumption)
-        .admission(args.admission.policy());
+        .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }

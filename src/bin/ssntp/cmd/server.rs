@@ -128,6 +128,10 @@ pub(super) struct Admission {
     /// which is the most it may be]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,
+    /// Let a session go on beyond the end of its client's certificate [default: it
+    /// ends with it]
+    #[arg(long)]
+    pub(super) outlive_certificates: bool,
 }
 
 impl Admission {
@@ -210,7 +214,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let dev = args.dev.then(Dev::prepare).transpose()?;
     let files = args.files();
     let watched = Watched::of(match &dev {
-        None => files.iter().flat_map(CredentialFiles::paths).chain(args.config.clone()).collect(),
+        None => files
+            .iter()
+            .flat_map(CredentialFiles::paths)
+            .chain(args.config.clone())
+            .collect(),
         Some(_) => Vec::new(),
     });
     let (identity, trust) = match (&dev, &files) {
@@ -232,6 +240,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
         .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);

@@ -149,7 +149,10 @@ impl ClientTls {
             lifetimes.push(Lifetime::of_identity(&own, cert));
             identity = Some(own);
         }
-        let trust = self.tls_ca.as_deref().map(|ca| self.crl.trust(ca, &mut lifetimes));
+        let trust = self
+            .tls_ca
+            .as_deref()
+            .map(|ca| self.crl.trust(ca, &mut lifetimes));
         let trust = trust.transpose()?;
         let check = match &trust {
             None => ServerCheck::Nothing,
