@@ -5,6 +5,7 @@
 //!  SIGINT, SIGTERM ─▶ Stop ────────▶ the end
 //!  SIGHUP ─▶ hang_ups ─▶ reload ───▶ Service::reload
 //!  every two seconds ─▶ looks ─▶ look
+//!  it does its work ─▶ ready, stopping ─▶ the service manager
 //! ```
 //!
 //! A daemon's loop has an arm for each of these beside its own. Nothing here waits,
@@ -18,6 +19,7 @@ use signal_hook::consts::SIGHUP;
 
 use crate::failure::Failure;
 use crate::output::note;
+use crate::service_manager::ServiceManager;
 use crate::signals::Stop;
 
 /// Between two looks.
@@ -35,6 +37,7 @@ pub(crate) trait Service {
 /// A process that runs until it is told to end.
 #[derive(Debug)]
 pub(crate) struct Daemon {
+    manager: ServiceManager,
     stop: Stop,
     hang_ups: Receiver<()>,
     looks: Receiver<Instant>,
@@ -66,6 +69,7 @@ impl Daemon {
             stop,
             hang_ups,
             looks: tick(LOOK),
+            manager: ServiceManager::of_this_process(),
         }
     }
 
@@ -85,12 +89,26 @@ impl Daemon {
         &self.looks
     }
 
+    /// Tells the service manager that the daemon does its work, and has it watched:
+    /// [`ServiceManager::ready`].
+    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+        self.manager.ready(work);
+    }
+
+    /// Tells the service manager that the daemon ends: before its service does.
+    pub(crate) fn stopping(&mut self) {
+        self.manager.stopping();
+    }
+
     /// Has the service read its files again. What will not do is told, and the
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
-        if let Err(why) = service.reload() {
-            note(format_args!("ssntp: SIGHUP: not reloaded: {why}"));
+        self.manager.reloading();
+        let failure = service.reload().err().map(|why| format!("not reloaded: {why}"));
+        if let Some(failure) = &failure {
+            note(format_args!("ssntp: SIGHUP: {failure}"));
         }
+        self.manager.reloaded(failure.as_deref());
     }
 
     /// Does what is due now and then.

@@ -19,6 +19,7 @@ use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
+use crate::cluster::Pulse;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::proto::Frame;
@@ -133,6 +134,7 @@ pub struct Cnci {
     uuid: Uuid,
     stop: Option<Sender<()>>,
     ended: Receiver<ClientError>,
+    pulse: Pulse,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -178,11 +180,13 @@ impl Cnci {
         .map_err(|e| CnciError::State(state, e))?;
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded(1);
+        let (pulse, asked) = Pulse::new();
         let runner = Runner {
             client,
             concentrator,
             held: VecDeque::new(),
             stopped,
+            asked,
             log: LogLimit::default(),
             _lock: lock,
         };
@@ -195,6 +199,7 @@ impl Cnci {
             uuid,
             stop: Some(stop),
             ended,
+            pulse,
             thread: Some(thread.map_err(CnciError::Thread)?),
         })
     }
@@ -208,6 +213,11 @@ impl Cnci {
     /// concentrator with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.ended
+    }
+
+    /// Asks its thread whether it still does its work.
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// Ends it and waits for its threads.
@@ -255,6 +265,7 @@ struct Runner {
     /// Answers that found no session, or no room.
     held: VecDeque<Frame>,
     stopped: Receiver<()>,
+    asked: Receiver<Sender<bool>>,
     log: LogLimit<()>,
     _lock: Option<File>,
 }
@@ -289,6 +300,10 @@ impl Runner {
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },
                 recv(self.stopped) -> _ => break None,
+                // It has a pulse for as long as it has this thread.
+                recv(self.asked) -> answer => if let Ok(answer) = answer {
+                    let _ = answer.send(self.client.is_connected());
+                },
                 recv(retry) -> _ => self.send_held(),
             }
         };

@@ -17,11 +17,12 @@ use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, Simu
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
-use crate::connection::{Connection, closed};
+use crate::connection::{Connection, closed, connected};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::service_manager::VARIABLES;
 
 /// Run the agent of a compute node or a network node
 ///
@@ -237,6 +238,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         format!("agent {uuid}"),
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
     )?;
+    let pulse = agent.pulse();
+    daemon.ready(move || pulse.ask().map(connected));
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -257,6 +260,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             },
         }
     }
+    daemon.stopping();
     agent.stop();
     Ok(())
 }
@@ -315,6 +319,9 @@ impl AfterEvacuation {
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => warn!("{}: {e}", program.display()),

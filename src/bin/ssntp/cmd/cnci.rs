@@ -11,7 +11,7 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::connection::{Connection, closed};
+use crate::connection::{Connection, closed, connected};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
@@ -76,6 +76,8 @@ fn serve(args: Args) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
+    let pulse = cnci.pulse();
+    daemon.ready(move || pulse.ask().map(connected));
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
@@ -87,6 +89,7 @@ fn serve(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut Running),
         }
     }
+    daemon.stopping();
     cnci.stop();
     Ok(())
 }

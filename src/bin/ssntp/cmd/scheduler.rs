@@ -12,7 +12,7 @@ use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{Admission, announce};
+use super::server::{Admission, announce, sessions};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
@@ -121,6 +121,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
     announce(&server, args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || sessions(&handle));
     let mut running = Running {
         server: &server,
         args: &args,
@@ -135,6 +137,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    daemon.stopping();
     server.stop();
     Ok(())
 }
