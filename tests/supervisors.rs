@@ -669,7 +669,8 @@ fn what_is_sent_to_the_agents_group_or_session_is_not_for_instances() {
     // Whoever ends all but the agent itself, as a unit by default does, ends
     // its instances.
     let unit =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/ssntp-agent.service")).unwrap();
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/systemd/ssntp-agent.service"))
+            .unwrap();
     assert!(unit.lines().any(|line| line == "KillMode=process"), "{unit}");
 }
 

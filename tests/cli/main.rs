@@ -30,6 +30,7 @@ mod opflex;
 mod processes;
 mod readme;
 mod scheduler;
+mod service_manager;
 mod session;
 mod shell;
 mod signal_stacks;

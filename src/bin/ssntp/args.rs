@@ -35,6 +35,8 @@ pub(crate) enum Command {
     #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),
     #[cfg(feature = "cli")]
+    Completions(cmd::completions::Args),
+    #[cfg(feature = "cli")]
     Context(cmd::context::Args),
     #[cfg(feature = "cli")]
     Ctl(cmd::ctl::Args),
@@ -44,6 +46,9 @@ pub(crate) enum Command {
     Demo(cmd::demo::Args),
     #[cfg(feature = "cli")]
     Listen(cmd::listen::Args),
+    #[cfg(feature = "cli")]
+    #[command(hide = true)]
+    Manual(cmd::completions::ManualArgs),
     #[cfg(feature = "cli")]
     Operands(cmd::operands::Args),
     #[cfg(all(feature = "cli", feature = "opflex"))]

@@ -474,6 +474,14 @@ pub(crate) fn closed(why: ClientError) -> Failure {
     Failure::new(why)
 }
 
+/// What a client that is its program's work does, for whoever looks after it.
+pub(crate) fn connected(is_connected: bool) -> String {
+    match is_connected {
+        true => "connected".to_owned(),
+        false => "not connected".to_owned(),
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
 fn now() -> Instant {
     Instant::now()

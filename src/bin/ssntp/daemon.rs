@@ -6,6 +6,7 @@
 //!  SIGHUP ─▶ hang_ups ─▶ reload ──────────────────▶ Service::reload
 //!  every two seconds ─▶ looks ─▶ look ─ changed? ──────┘
 //!                                  └ about to end? ─▶ a warning in the log
+//!  it does its work ─▶ ready, stopping ─▶ the service manager
 //! ```
 //!
 //! A daemon's loop has an arm for each of these beside its own. Nothing here waits,
@@ -19,6 +20,7 @@ use signal_hook::consts::SIGHUP;
 
 use crate::credentials::{Expiry, Lifetime};
 use crate::failure::Failure;
+use crate::service_manager::ServiceManager;
 use crate::signals::Stop;
 use crate::watched::{LOOK, Watched};
 
@@ -41,6 +43,7 @@ pub(crate) trait Service {
 /// A process that runs until it is told to end.
 #[derive(Debug)]
 pub(crate) struct Daemon {
+    manager: ServiceManager,
     stop: Stop,
     hang_ups: Receiver<()>,
     looks: Receiver<Instant>,
@@ -82,6 +85,7 @@ impl Daemon {
             expiry: Expiry::default(),
             last_reload: None,
             failing: None,
+            manager: ServiceManager::of_this_process(),
         }
     }
 
@@ -108,13 +112,28 @@ impl Daemon {
         self.expect(service);
     }
 
+    /// Tells the service manager that the daemon does its work, and has it watched:
+    /// [`ServiceManager::ready`].
+    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+        self.manager.ready(work);
+    }
+
+    /// Tells the service manager that the daemon ends: before its service does.
+    pub(crate) fn stopping(&mut self) {
+        self.manager.stopping();
+    }
+
     /// Has the service read its files again. What will not do is told, and the
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
+        self.manager.reloading();
         self.watched.read_now();
-        if let Err(why) = self.read_again(service) {
-            log::warn!("SIGHUP: not reloaded: {why}");
+        let failure = self.read_again(service).err();
+        let failure = failure.map(|why| format!("not reloaded: {why}"));
+        if let Some(failure) = &failure {
+            log::warn!("SIGHUP: {failure}");
         }
+        self.manager.reloaded(failure.as_deref());
     }
 
     /// Does what is due now and then: has the service read files that have changed,

@@ -14,6 +14,7 @@
 //! | `output` | the standard output, which may be closed at any time |
 //! | `receipt` | how a server tells a sender who received a frame |
 //! | `seconds` | times on the command line |
+//! | `service_manager` | what systemd is told of a daemon |
 //! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
 //! | `watched` | files that are read again when they change |
@@ -48,6 +49,8 @@ mod output;
 mod receipt;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod seconds;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod service_manager;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 mod signal_stacks;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]

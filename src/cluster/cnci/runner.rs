@@ -19,6 +19,7 @@ use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
+use crate::cluster::Pulse;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::pki::{Identity, Trust};
@@ -134,6 +135,7 @@ pub struct Cnci {
     client: ClientHandle,
     stop: Option<Sender<()>>,
     ended: Receiver<ClientError>,
+    pulse: Pulse,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -180,11 +182,13 @@ impl Cnci {
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded(1);
         let handle = client.handle();
+        let (pulse, asked) = Pulse::new();
         let runner = Runner {
             client,
             concentrator,
             held: VecDeque::new(),
             stopped,
+            asked,
             log: LogLimit::default(),
             _lock: lock,
         };
@@ -197,6 +201,7 @@ impl Cnci {
             client: handle,
             stop: Some(stop),
             ended,
+            pulse,
             thread: Some(thread.map_err(CnciError::Thread)?),
         })
     }
@@ -225,6 +230,11 @@ impl Cnci {
     /// concentrator with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.ended
+    }
+
+    /// Asks its thread whether it still does its work.
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// Ends it and waits for its threads.
@@ -272,6 +282,7 @@ struct Runner {
     /// Answers that found no session, or no room.
     held: VecDeque<Frame>,
     stopped: Receiver<()>,
+    asked: Receiver<Sender<bool>>,
     log: LogLimit<()>,
     _lock: Option<File>,
 }
@@ -306,6 +317,10 @@ impl Runner {
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },
                 recv(self.stopped) -> _ => break None,
+                // It has a pulse for as long as it has this thread.
+                recv(self.asked) -> answer => if let Ok(answer) = answer {
+                    let _ = answer.send(self.client.is_connected());
+                },
                 recv(retry) -> _ => self.send_held(),
             }
         };

@@ -17,12 +17,13 @@ use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, Simu
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
-use crate::connection::{Connection, Renewal, closed};
+use crate::connection::{Connection, Renewal, closed, connected};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::service_manager::VARIABLES;
 
 /// Run the agent of a compute node or a network node
 ///
@@ -244,6 +245,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         renewal,
     };
     daemon.watch(running.renewal.watched(), &running);
+    let pulse = agent.pulse();
+    daemon.ready(move || pulse.ask().map(connected));
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -264,6 +267,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             },
         }
     }
+    daemon.stopping();
     agent.stop();
     Ok(())
 }
@@ -331,6 +335,9 @@ impl AfterEvacuation {
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => warn!("{}: {e}", program.display()),

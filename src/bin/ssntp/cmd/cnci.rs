@@ -11,7 +11,7 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::connection::{Connection, Renewal, closed};
+use crate::connection::{Connection, Renewal, closed, connected};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -78,6 +78,8 @@ fn serve(args: Args) -> Result<(), Failure> {
     )?;
     let mut running = Running { cnci: &cnci, renewal };
     daemon.watch(running.renewal.watched(), &running);
+    let pulse = cnci.pulse();
+    daemon.ready(move || pulse.ask().map(connected));
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
@@ -89,6 +91,7 @@ fn serve(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    daemon.stopping();
     cnci.stop();
     Ok(())
 }

@@ -7,6 +7,7 @@
 //! | `agent` | run the agent of a node |
 //! | `bench` | measure a server |
 //! | `cert` | make, show and check certificates |
+//! | `completions` | for shells; `manual`: pages for packages |
 //! | `context` | name servers and how to reach them |
 //! | `ctl/` | command a cluster, and show it |
 //! | `decode` | name the fields of frames |
@@ -26,6 +27,8 @@ pub(crate) mod bench;
 pub(crate) mod cert;
 #[cfg(feature = "cli")]
 pub(crate) mod cnci;
+#[cfg(feature = "cli")]
+pub(crate) mod completions;
 #[cfg(feature = "cli")]
 pub(crate) mod context;
 #[cfg(feature = "cli")]
@@ -67,6 +70,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "cli")]
         Command::Cnci(args) => cnci::run(args),
         #[cfg(feature = "cli")]
+        Command::Completions(args) => completions::run(&args),
+        #[cfg(feature = "cli")]
         Command::Context(args) => context::run(args),
         #[cfg(feature = "cli")]
         Command::Ctl(args) => ctl::run(args),
@@ -76,6 +81,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Demo(args) => demo::run(args),
         #[cfg(feature = "cli")]
         Command::Listen(args) => listen::run(args),
+        #[cfg(feature = "cli")]
+        Command::Manual(args) => completions::manual(&args),
         #[cfg(feature = "cli")]
         Command::Operands(args) => operands::run(&args),
         #[cfg(all(feature = "cli", feature = "opflex"))]

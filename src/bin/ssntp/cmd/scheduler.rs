@@ -11,7 +11,7 @@ use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{Admission, announce};
+use super::server::{Admission, announce, sessions};
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -134,6 +134,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
     announce(&server, args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || sessions(&handle));
     let mut running = Running {
         server: &server,
         files,
@@ -150,6 +152,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    daemon.stopping();
     server.stop();
     Ok(())
 }

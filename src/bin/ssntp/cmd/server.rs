@@ -10,7 +10,7 @@ use ssntp::payload::{Configure, Payload};
 use ssntp::proto::{Command, Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{
     AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, Rules, Server, ServerConfig,
-    SessionInfo, SlowConsumer,
+    ServerHandle, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -263,6 +263,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let (Some(dev), Some(is_current)) = (&dev, is_current) {
         introduce(dev, is_current, args.json)?;
     }
+    let handle = server.handle();
+    daemon.ready(move || sessions(&handle));
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
@@ -291,6 +293,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
     }
     drop(shown);
+    daemon.stopping();
     server.stop();
     Ok(())
 }
@@ -504,6 +507,12 @@ pub(crate) fn announce(server: &Server, json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
     let text = format!("listening at {}", addresses.join(", "));
     lone_line(text, json.then(|| json!({ "listening": addresses }).to_string()))
+}
+
+/// What a server's dispatcher does, as soon as it comes to say so.
+pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
+    let sessions = server.with(|cx| cx.directory().len()).ok()?;
+    Some(format!("{sessions} sessions"))
 }
 
 /// Reads a cluster configuration and checks it; its bytes go out unchanged.

@@ -89,6 +89,11 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     let server = Server::start(config).map_err(Failure::new)?;
     announce(&server, args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || {
+        let clients = handle.with(|cx| cx.core().session_count()).ok()?;
+        Some(format!("{clients} clients"))
+    });
     let look = match &source {
         Some(_) => crossbeam_channel::tick(LOOK),
         None => crossbeam_channel::never(),
@@ -118,6 +123,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             recv(look) -> _ => daemon.note_reload(running.look()),
         }
     }
+    daemon.stopping();
     server.stop();
     Ok(())
 }
