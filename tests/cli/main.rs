@@ -30,6 +30,7 @@ mod processes;
 mod readme;
 mod scheduler;
 mod session;
+mod settings;
 mod shell;
 mod signal_stacks;
 mod signals;

@@ -17,7 +17,6 @@ use crossbeam_channel::{Receiver, tick};
 use signal_hook::consts::SIGHUP;
 
 use crate::failure::Failure;
-use crate::output::note;
 use crate::signals::Stop;
 
 /// Between two looks.
@@ -89,7 +88,7 @@ impl Daemon {
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
         if let Err(why) = service.reload() {
-            note(format_args!("ssntp: SIGHUP: not reloaded: {why}"));
+            log::warn!("SIGHUP: not reloaded: {why}");
         }
     }
 

@@ -17,11 +17,14 @@ use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, Simu
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
+#[cfg(feature = "cli")]
+use super::config::Problems;
 use crate::connection::{Connection, closed};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -36,6 +39,8 @@ use crate::seconds::Seconds;
 /// is for --after-evacuation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// Where it keeps its instances and, unless the certificate or --uuid
@@ -171,6 +176,18 @@ impl PolicyArgs {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca) = self.connection.files();
+        problems.credentials(cert, ca, Role::AGENT | Role::NETAGENT);
+        problems.of("policy", Some(self.policy.policy()));
+        problems
+    }
+}
+
 /// How often the program after an evacuation is looked at.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
@@ -192,7 +209,7 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
@@ -247,10 +264,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             }
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut Running(&mut settings)),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running(&mut settings)),
             recv(toggle) -> signal => match signal {
                 Ok(()) => agent.toggle_offline(),
                 Err(_) => break,
@@ -262,11 +279,15 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// What SIGHUP is about.
-struct Running;
+struct Running<'a>(&'a mut Settings);
 
-impl Service for Running {
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("an agent has no files to read again"))
+        match self.0.read_again()? {
+            Some((_, now)) => self.0.take(now, &[]),
+            None => return Err(Failure::new("an agent has no files to read again")),
+        }
+        Ok(())
     }
 }
 

@@ -11,10 +11,12 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
+use super::config::Problems;
 use crate::connection::{Connection, closed};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
@@ -23,6 +25,8 @@ use crate::output::{Output, lone_line, printable};
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// The tenant
@@ -42,17 +46,33 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let connects = connection.server.says_something() || connection.has_uuid();
     let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
         Some(state) if args.show || !runs => show(state, args.json),
-        _ => serve(args),
+        _ => serve(args, settings),
     }
 }
 
-fn serve(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca) = self.connection.files();
+        problems.credentials(cert, ca, Role::CNCIAGENT);
+        for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
+            problems.of(
+                key,
+                (!is_there).then(|| Err::<(), _>(Failure::new("it is needed"))),
+            );
+        }
+        problems
+    }
+}
+
+fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -81,10 +101,10 @@ fn serve(args: Args) -> Result<(), Failure> {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut Running(&mut settings)),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running(&mut settings)),
         }
     }
     cnci.stop();
@@ -92,11 +112,15 @@ fn serve(args: Args) -> Result<(), Failure> {
 }
 
 /// What SIGHUP is about.
-struct Running;
+struct Running<'a>(&'a mut Settings);
 
-impl Service for Running {
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("a concentrator has no files to read again"))
+        match self.0.read_again()? {
+            Some((_, now)) => self.0.take(now, &[]),
+            None => return Err(Failure::new("a concentrator has no files to read again")),
+        }
+        Ok(())
     }
 }
 

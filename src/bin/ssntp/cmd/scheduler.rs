@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
+use ssntp::Role;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::pki::{Identity, Trust};
@@ -12,10 +13,12 @@ use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{Admission, announce};
+use super::config::Problems;
+use super::server::{Admission, announce, load_configuration};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 
 /// How long a node may say nothing of a workload that it was given.
@@ -24,9 +27,12 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
 /// what they say
 ///
-/// Prints one line with its address once it accepts clients.
+/// Prints one line with its address once it accepts clients. SIGHUP makes it read
+/// --ca, --cert and --config-file again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
@@ -37,7 +43,8 @@ pub(crate) struct Args {
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
-    /// The cluster configuration. It is rewritten whenever a controller
+    /// The cluster's configuration, which clients get; the scheduler's own settings
+    /// are for --config-file. It is rewritten whenever a controller
     /// changes it, so that the next start has it; where there is no such file
     /// yet, the cluster begins without a configuration
     #[arg(long, value_name = "FILE")]
@@ -89,7 +96,19 @@ enum ControllersName {
     Master,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.credentials(&Some(self.cert.clone()), &Some(self.ca.clone()), Role::SCHEDULER);
+        // One that is not there yet will be made.
+        let config = self.config.as_deref().filter(|path| path.exists());
+        problems.of("config", config.map(load_configuration));
+        problems
+    }
+}
+
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
@@ -124,6 +143,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut running = Running {
         server: &server,
         args: &args,
+        settings: &mut settings,
     };
     loop {
         select! {
@@ -144,11 +164,21 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
-        self.server.renew(&identity, &trust).map_err(Failure::new)
+        let read = self.settings.read_again()?;
+        let args = match &read {
+            Some((crate::args::Command::Scheduler(args), _)) => args,
+            _ => self.args,
+        };
+        let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+        self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &["ca", "cert"]);
+        }
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use ssntp::client::Backoff;
 use ssntp::cluster::controller::ControllerConfig;
 use ssntp::pki::Identity;
 
-use crate::connection::ServerArgs;
+use crate::connection::{self, ServerArgs};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -66,6 +66,10 @@ impl Options {
         if !goes_on {
             config = config.first_attempts(ATTEMPTS);
         }
-        Ok(ControllerConfig::new(config))
+        let config = ControllerConfig::new(config);
+        Ok(match connection::traceparent() {
+            Some(parent) => config.traceparent(parent),
+            None => config,
+        })
     }
 }

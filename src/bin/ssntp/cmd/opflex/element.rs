@@ -11,6 +11,7 @@ use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings
 use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
+use super::super::config::Problems;
 use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_object, print_properties};
@@ -18,6 +19,7 @@ use super::tls::ClientTls;
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
+use crate::settings::ConfigFile;
 use crate::signals::Stop;
 
 /// Resolve policy, declare endpoints and report state
@@ -26,6 +28,8 @@ use crate::signals::Stop;
 /// what was resolved; with it, it stays and prints what changes.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     connect: Vec<Address>,
@@ -103,6 +107,20 @@ struct Wanted {
 }
 
 impl Args {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls", Some(self.tls.connector()));
+        problems.of("resolve", Some(self.wanted()));
+        for (key, file) in [
+            ("start-policy", &self.start_policy),
+            ("declare", &self.declare),
+            ("report", &self.report),
+        ] {
+            problems.of(key, file.as_deref().map(load_objects));
+        }
+        problems
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let mut wanted = policies(&self.resolve)?;
         for three in self.resolve_ident.chunks(3) {

@@ -10,6 +10,7 @@ use ssntp::opflex::model::Edit;
 use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
+use super::super::config::Problems;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
@@ -18,6 +19,7 @@ use super::tls::ServerTls;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 
 /// Serve policy, register endpoints and keep state reports
@@ -27,6 +29,8 @@ use crate::signal_stacks;
 /// cannot be read changes nothing. SIGHUP has it read at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
@@ -65,7 +69,21 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls-cert", Some(self.tls.acceptor()));
+        let schema = self.model.as_deref().map(load_model).transpose();
+        let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
+        match schema {
+            Ok(schema) => problems.of("policy", read(schema)),
+            Err(failure) => problems.of("model", Some(Err::<(), _>(failure))),
+        }
+        problems
+    }
+}
+
+pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
@@ -96,10 +114,10 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
                 return Err(Failure::new("the server has panicked, as the log tells, and ends"));
             }
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running { server: &server, source: source.as_mut() }),
+                Ok(()) => daemon.reload(&mut Running { server: &server, source: source.as_mut(), settings: &mut settings }),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, source: source.as_mut() }),
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, source: source.as_mut(), settings: &mut settings }),
             // This thread has nothing else to do, and a signal ends one that
             // hangs in a file system.
             recv(look) -> _ => {
@@ -119,12 +137,16 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 struct Running<'a> {
     server: &'a Server,
     source: Option<&'a mut Source>,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         if let Some(source) = &mut self.source {
             read_again(self.server, source);
+        }
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
         }
         Ok(())
     }
@@ -141,10 +163,10 @@ fn read_again(server: &Server, source: &mut Source) {
             "{}: read again: {changed} objects changed",
             source.path().display()
         ),
-        Err(failure) => {
-            failure.report();
-            log::error!("{}: the policy stays as it was", source.path().display());
-        }
+        Err(failure) => log::error!(
+            "{failure}; {}: the policy stays as it was",
+            source.path().display()
+        ),
     }
 }
 
