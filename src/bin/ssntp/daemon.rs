@@ -13,6 +13,7 @@
 //! but for the disk, and a file system that hangs stops nothing but this.
 
 use std::ffi::c_int;
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, tick};
@@ -35,6 +36,9 @@ pub(crate) trait Service {
     /// # Errors
     /// What cannot be read; everything is as it was then.
     fn reload(&mut self) -> Result<(), Failure>;
+
+    /// The files that it has read.
+    fn files(&self) -> Vec<PathBuf>;
 
     /// How long what it has read counts.
     fn lifetimes(&self) -> Vec<Lifetime>;
@@ -183,6 +187,7 @@ impl Daemon {
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
+            self.watched.follow(service.files());
             self.expect(service);
         }
         done
@@ -208,7 +213,6 @@ fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::PathBuf;
 
     use super::*;
 
@@ -226,6 +230,10 @@ mod tests {
                 Ok(_) => Ok(()),
                 Err(e) => Err(Failure::new(e)),
             }
+        }
+
+        fn files(&self) -> Vec<PathBuf> {
+            vec![self.path.clone()]
         }
 
         fn lifetimes(&self) -> Vec<Lifetime> {

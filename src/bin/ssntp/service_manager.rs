@@ -163,7 +163,13 @@ impl Notices {
     }
 
     /// Asks for the daemon's work again and again, and passes the answers on.
-    fn pulse(&self, work: &dyn Fn() -> Option<String>, every: Duration, is_watched: bool, ended: &Receiver<()>) {
+    fn pulse(
+        &self,
+        work: &dyn Fn() -> Option<String>,
+        every: Duration,
+        is_watched: bool,
+        ended: &Receiver<()>,
+    ) {
         let mut last = String::new();
         loop {
             let work = work();
@@ -280,7 +286,10 @@ mod tests {
                 // What was sent before has been sent by now, and now it hangs.
                 asks.recv().unwrap();
                 heard.set_nonblocking(true).unwrap();
-                assert_eq!(heard.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+                assert_eq!(
+                    heard.recv(&mut [0; 64]).unwrap_err().kind(),
+                    io::ErrorKind::WouldBlock
+                );
                 heard.set_nonblocking(false).unwrap();
                 answer.send(said).unwrap();
                 if let Some(sent) = sent {

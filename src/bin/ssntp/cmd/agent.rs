@@ -17,6 +17,8 @@ use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, Simu
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
+#[cfg(feature = "cli")]
+use super::config::Problems;
 use crate::connection::{Connection, Renewal, closed, connected};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -24,6 +26,7 @@ use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -39,6 +42,8 @@ use crate::service_manager::VARIABLES;
 /// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// Where it keeps its instances and, unless the certificate or --uuid
@@ -174,6 +179,18 @@ impl PolicyArgs {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
+        problems.of("policy", Some(self.policy.policy()));
+        problems
+    }
+}
+
 /// How often the program after an evacuation is looked at.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
@@ -195,7 +212,7 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
@@ -243,8 +260,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut running = Running {
         agent: &agent,
         renewal,
+        settings: &mut settings,
     };
-    daemon.watch(running.renewal.watched(), &running);
+    daemon.watch(running.renewal.watched(running.settings), &running);
     let pulse = agent.pulse();
     daemon.ready(move || pulse.ask().map(connected));
     let mut after = AfterEvacuation::new(args.after_evacuation);
@@ -272,17 +290,26 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is read again: certificates. The policy of the node is its start's.
+/// What is read again: certificates, and what a file says for the next
+/// start. The policy of the node is its start's.
 struct Running<'a> {
     agent: &'a Agent,
     renewal: Renewal,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
+        }
         let agent = self.agent;
         self.renewal
             .reload(|identity, trust| agent.renew(identity, trust))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.renewal.files(self.settings)
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

@@ -11,11 +11,13 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
+use super::config::Problems;
 use crate::connection::{Connection, Renewal, closed, connected};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
@@ -25,6 +27,8 @@ use crate::output::{Output, lone_line, printable};
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// The tenant
@@ -44,17 +48,33 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let connects = connection.server.says_something() || connection.has_uuid();
     let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
         Some(state) if args.show || !runs => show(state, args.json),
-        _ => serve(args),
+        _ => serve(args, settings),
     }
 }
 
-fn serve(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::CNCIAGENT);
+        for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
+            problems.of(
+                key,
+                (!is_there).then(|| Err::<(), _>(Failure::new("it is needed"))),
+            );
+        }
+        problems
+    }
+}
+
+fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -76,8 +96,12 @@ fn serve(args: Args) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
-    let mut running = Running { cnci: &cnci, renewal };
-    daemon.watch(running.renewal.watched(), &running);
+    let mut running = Running {
+        cnci: &cnci,
+        renewal,
+        settings: &mut settings,
+    };
+    daemon.watch(running.renewal.watched(running.settings), &running);
     let pulse = cnci.pulse();
     daemon.ready(move || pulse.ask().map(connected));
     loop {
@@ -100,12 +124,20 @@ fn serve(args: Args) -> Result<(), Failure> {
 struct Running<'a> {
     cnci: &'a Cnci,
     renewal: Renewal,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
+        }
         let cnci = self.cnci;
         self.renewal.reload(|identity, trust| cnci.renew(identity, trust))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.renewal.files(self.settings)
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {
