@@ -130,14 +130,10 @@ impl Daemon {
     /// Has the service read its files again. What will not do is told, and the
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
-        self.manager.reloading();
         self.watched.read_now();
-        let failure = self.read_again(service).err();
-        let failure = failure.map(|why| format!("not reloaded: {why}"));
-        if let Some(failure) = &failure {
-            log::warn!("SIGHUP: {failure}");
+        if let Err(why) = self.read_again(service) {
+            log::warn!("SIGHUP: not reloaded: {why}");
         }
-        self.manager.reloaded(failure.as_deref());
     }
 
     /// Does what is due now and then: has the service read files that have changed,
@@ -182,7 +178,10 @@ impl Daemon {
     }
 
     fn read_again(&mut self, service: &mut impl Service) -> Result<(), String> {
+        self.manager.reloading();
         let done = service.reload().map_err(|why| why.to_string());
+        let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
+        self.manager.reloaded(failure.as_deref());
         self.last_reload = Some((now(), done.clone()));
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
