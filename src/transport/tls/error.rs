@@ -46,6 +46,16 @@ impl fmt::Display for TlsError {
     }
 }
 
+impl TlsError {
+    /// Whether the peer's certificate is in a revocation list.
+    pub(crate) fn is_revoked(&self) -> bool {
+        matches!(
+            self,
+            Self::Tls(rustls::Error::InvalidCertificate(CertificateError::Revoked))
+        )
+    }
+}
+
 /// What is wrong with a certificate, where rustls would print the name of a
 /// variant.
 fn words(fault: &CertificateError) -> Option<&'static str> {
