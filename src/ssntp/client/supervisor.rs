@@ -368,6 +368,7 @@ impl Supervisor {
         } = established;
         self.state.configure(&configuration);
         self.state.hold_requests(false);
+        lock(&self.state.in_use).clone_from(&self.proven);
         let Some(outbox) = self.state.uplink.up(&server) else {
             say_goodbye(&mut halves);
             return DisconnectReason::Closed;
@@ -392,6 +393,7 @@ impl Supervisor {
             Ok(link) => link,
             Err(e) => {
                 drop(inbound);
+                *lock(&self.state.in_use) = None;
                 self.state.uplink.down();
                 self.state.cancel_requests();
                 self.state.counts.finish();
@@ -400,7 +402,6 @@ impl Supervisor {
                 return reason;
             }
         };
-        lock(&self.state.in_use).clone_from(&self.proven);
         if let Some(inbound) = &mut *inbound {
             inbound.deliver(ClientEvent::Connected(server), 0);
         }
