@@ -486,9 +486,9 @@ impl Supervisor {
                 recv(due) -> _ => return DisconnectReason::Renewed,
                 recv(self.news) -> _ => {
                     self.adopt();
-                    if let Err(e) = self.credentials.connector.verify(chain, name) {
-                        self.is_revoked = e.is_revoked();
-                        return DisconnectReason::Certificate(e.to_string());
+                    if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
+                        self.is_revoked = revoked;
+                        return DisconnectReason::Certificate(why);
                     }
                     self.plan();
                 }

@@ -46,13 +46,19 @@ impl fmt::Display for TlsError {
     }
 }
 
-impl TlsError {
-    /// Whether the peer's certificate is in a revocation list.
-    pub(crate) fn is_revoked(&self) -> bool {
-        matches!(
-            self,
-            Self::Tls(rustls::Error::InvalidCertificate(CertificateError::Revoked))
-        )
+/// What an error says against a peer's certificate. Nothing where it says as much
+/// about this host: that the certificate is not valid yet, or that something else is
+/// missing to judge it.
+pub(super) fn objection(error: &rustls::Error) -> Option<String> {
+    use CertificateError as E;
+    match error {
+        rustls::Error::InvalidCertificate(E::NotValidYet | E::NotValidYetContext { .. }) => None,
+        rustls::Error::InvalidCertificate(E::Other(fault)) => Some(fault.to_string()),
+        rustls::Error::InvalidCertificate(fault) => Some(match words(fault) {
+            Some(words) => format!("the certificate {words}"),
+            None => error.to_string(),
+        }),
+        _ => None,
     }
 }
 
@@ -64,6 +70,7 @@ fn words(fault: &CertificateError) -> Option<&'static str> {
         CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
+        CertificateError::Revoked => "is revoked",
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "does not hold the name that was dialled"
         }

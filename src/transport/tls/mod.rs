@@ -38,7 +38,7 @@ mod transmit;
 mod verifier;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
@@ -46,7 +46,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, ServerConfig};
+use rustls::{CertificateError, ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
@@ -131,6 +131,18 @@ impl Acceptor {
             self.resuming = Some(Arc::new(config));
         }
         Ok(self)
+    }
+
+    /// What a handshake at that time would have against a client with these
+    /// certificates, its own first. Nothing where it asks for none, was configured
+    /// elsewhere, or cannot judge them.
+    pub(crate) fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let checked = self
+            .recheck
+            .as_ref()?
+            .check(chain, None, UnixTime::since_unix_epoch(since));
+        error::objection(&checked.err()?)
     }
 
     /// Runs the server's side of a TLS handshake. Blocks until it is done or
@@ -245,17 +257,16 @@ impl Connector {
         }
     }
 
-    /// Whether a server that has proved `name` with these certificates, its own
-    /// first, would be taken now: for a session that began under another trust.
-    ///
-    /// # Errors
-    /// What a handshake would fail with.
-    pub(crate) fn verify(&self, chain: &[CertificateDer<'_>], name: &str) -> Result<(), TlsError> {
-        let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
-        match &self.recheck {
-            Some(recheck) => Ok(recheck.check(chain, Some(&name), UnixTime::now())?),
-            None => Ok(()),
-        }
+    /// What a handshake would have now against a server that has proved `name`
+    /// with these certificates, its own first, and whether that is a revocation:
+    /// for a session that began under another trust. Nothing where it was
+    /// configured elsewhere, or cannot judge them.
+    pub(crate) fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
+        let name = ServerName::try_from(name).ok()?;
+        let checked = self.recheck.as_ref()?.check(chain, Some(&name), UnixTime::now());
+        let fault = checked.err()?;
+        let revoked = fault == rustls::Error::InvalidCertificate(CertificateError::Revoked);
+        Some((error::objection(&fault)?, revoked))
     }
 
     /// Runs the client's side of a TLS handshake with a server that has to
