@@ -21,6 +21,7 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+mod dependencies;
 #[cfg(feature = "testkit")]
 mod embedding;
 mod flow;
