@@ -71,6 +71,8 @@ pub(crate) use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline, left};
 pub(crate) use self::duplex::Duplex;
 pub use self::duplex::PeerAddress;
+#[cfg(feature = "admin")]
+pub(crate) use self::duplex::is_timeout;
 #[cfg(all(test, feature = "opflex"))]
 pub(crate) use self::flow::Credit;
 pub(crate) use self::flow::{Budget, PATIENCE};
