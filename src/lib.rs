@@ -117,6 +117,7 @@
 pub mod admin;
 #[cfg(feature = "cluster")]
 pub mod cluster;
+mod histogram;
 mod log_limit;
 #[cfg(feature = "opflex")]
 pub mod opflex;
@@ -133,6 +134,7 @@ mod ssntp;
 pub mod testkit;
 pub mod transport;
 
+pub use histogram::Histogram;
 pub use role::{ParseRoleError, Role};
 pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
 pub use ssntp::proto::{self, Command, ErrorCode, Event, Frame, Status};

@@ -81,12 +81,14 @@
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
 //! | `keeper` | the thread that writes its file |
+//! | `figures` | [`SchedulerFigures`]: what it knows about itself |
 
 mod answers;
 mod cncis;
 mod config;
 mod configuration;
 mod controllers;
+mod figures;
 mod held;
 mod instances;
 mod keeper;
@@ -107,6 +109,7 @@ use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
+pub use self::figures::{InstanceFigures, NodeFigures, SchedulerFigures, StartFigures};
 use self::held::HeldStarts;
 use self::instances::{Instances, StartLimits};
 use self::moves::Moves;

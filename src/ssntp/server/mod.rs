@@ -58,6 +58,7 @@
 //! | `exchange` | requests: who answers, and to whom the answer goes |
 //! | `handler_test` | a handler under test, in virtual time |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
+//! | `figures` | [`Figures`]: what it knows about itself |
 
 mod accept;
 mod admission;
@@ -66,6 +67,7 @@ mod config;
 mod core;
 mod delivery;
 mod exchange;
+mod figures;
 mod filter;
 mod handler;
 #[cfg(feature = "testkit")]
@@ -99,6 +101,9 @@ pub use self::admission::AdmissionPolicy;
 pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
+pub use self::figures::{
+    ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
+};
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;

@@ -38,6 +38,7 @@
 
 pub(crate) mod events;
 mod feed;
+mod figures;
 mod life;
 mod runner;
 #[cfg(test)]
@@ -52,6 +53,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) use self::events::{Events, Queue};
 pub(crate) use self::feed::Feed;
+pub use self::figures::{BudgetFigures, DispatcherFigures};
 pub(crate) use self::life::{Admission, Threads};
 pub(crate) use self::runner::{Runner, Settings};
 use super::flow::Credit;

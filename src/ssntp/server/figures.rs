@@ -1,0 +1,210 @@
+//! What a server knows about itself: one snapshot, for pages that show it.
+//!
+//! ```text
+//!  handshake threads ── Counts ───────────────┐
+//!                                             ▼
+//!  ServerHandle::figures ── Look ──▶ dispatcher: core, flow, books ──▶ Figures
+//!                                     (copies numbers, clones `Arc`s)
+//! ```
+//!
+//! Nothing is formatted, read from a certificate or asked of the system while
+//! the dispatcher is at it. What changes with every frame is counted where it is
+//! looked at anyway, a run of frames at a time, and without a clock: times are
+//! those that the dispatcher tells its core.
+//!
+//! Words that say why something happened, as `refused` and `ended` have them, are
+//! from fixed lists, so that as many series come of them at most.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use super::handler::DisconnectReason;
+use super::sessions::{SessionCounters, SessionInfo};
+use crate::Role;
+use crate::proto::FrameKind;
+use crate::transport::{BudgetFigures, DispatcherFigures};
+
+/// A snapshot of a server, see
+/// [`ServerHandle::figures`](super::ServerHandle::figures).
+///
+/// What counts, counts from the server's start. Wall-clock times are those of the
+/// moment of the snapshot: where the clock is set, later snapshots say other times
+/// of the same moments.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Figures {
+    /// The server's UUID.
+    pub uuid: Uuid,
+    /// The roles that it advertises.
+    pub role: Role,
+    /// When this was taken.
+    pub taken: SystemTime,
+    /// When the server began.
+    pub started: SystemTime,
+    /// Whether it is stopping, and admits nobody any more.
+    pub stopping: bool,
+
+    /// Every session that stands, in no order.
+    pub sessions: Vec<SessionFigures>,
+    /// The last 256 sessions that ended, the latest last. Those that were ended
+    /// as slow consumers are among them, with that reason.
+    pub closed: Vec<ClosedSession>,
+    /// How many sessions have each role, for each role of the protocol. One with
+    /// two roles is in both.
+    pub by_role: Vec<(Role, usize)>,
+    /// Sessions, those included whose threads still end: what
+    /// [`max_sessions`](Self::max_sessions) is compared with.
+    pub standing: usize,
+    /// The most of them.
+    pub max_sessions: usize,
+    /// How many different certificates the sessions have.
+    pub certificates: usize,
+    /// The most sessions that any certificate has.
+    pub most_of_certificate: usize,
+    /// The most that one may have.
+    pub max_of_certificate: usize,
+    /// Sessions that began.
+    pub admitted: u64,
+    /// Sessions that ended, by the word for the reason
+    /// ([`DisconnectReason::word`]).
+    pub ended: BTreeMap<&'static str, u64>,
+
+    /// Newcomers.
+    pub handshakes: HandshakeFigures,
+    /// Frames of each kind that was ever seen, by type, then operand.
+    pub frames: Vec<KindFigures>,
+    /// Frames received of types or operands that are not supported. Each is
+    /// answered with InvalidFrameType, but for ERRORs.
+    pub unsupported: u64,
+    /// Frames that the role filter discarded.
+    pub filtered: u64,
+    /// InvalidFrameType frames that the server itself has answered with.
+    pub answered: u64,
+    /// Frames dropped because a queue was full.
+    pub dropped: u64,
+    /// Frames that sessions which are gone have lost, see
+    /// [`Context::frames_lost`](super::Context::frames_lost).
+    pub lost: u64,
+    /// Frames that routing functions have queued for later, now.
+    pub held: usize,
+    /// Held frames that expired, or found no room.
+    pub expired: u64,
+
+    /// The thread that does everything.
+    pub dispatcher: DispatcherFigures,
+    /// The memory of all queues to clients.
+    pub queues: BudgetFigures,
+    /// The memory of all that was received and is not dealt with.
+    pub received: BudgetFigures,
+}
+
+/// One session that stands.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SessionFigures {
+    /// Who it is; [`SessionInfo::certificate`] has serial, issuer and end.
+    pub info: Arc<SessionInfo>,
+    /// When it began.
+    pub since: SystemTime,
+    /// What it has carried, and what waits in its queue.
+    pub counters: SessionCounters,
+    /// When bytes were last received from it, as the dispatcher took them.
+    pub last_received: Option<SystemTime>,
+    /// When a frame was last queued for it. With nothing that waits it has been
+    /// sent as well, then or a moment later.
+    pub last_queued: Option<SystemTime>,
+    /// Why, and for how long, nothing more is read from it.
+    pub held_back: Option<(HeldBack, Duration)>,
+    /// Whether it takes what is sent to it.
+    pub pace: Pace,
+}
+
+/// Why a session is not read from, and its client so held back by its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeldBack {
+    /// What it sent waits for room in another session's queue.
+    Line,
+    /// The dispatcher has yet to deal with what it sent. A busy session is in
+    /// this state now and then, for some milliseconds.
+    Credit,
+}
+
+/// How a session takes what is sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pace {
+    /// Nobody waits for it.
+    Keeps,
+    /// Its queue is at its mark, and others wait for it for so long, or since it
+    /// was last seen to take enough.
+    Awaited(Duration),
+    /// It took too little for as long as the configured patience. Nobody waits
+    /// for it, and its queue fills up.
+    Slow,
+}
+
+impl Pace {
+    /// Whether it is a slow consumer, or becomes one unless it takes more.
+    pub fn is_slow(self) -> bool {
+        self != Self::Keeps
+    }
+}
+
+/// One session that has ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClosedSession {
+    /// Who it was.
+    pub info: Arc<SessionInfo>,
+    /// Why it ended.
+    pub reason: DisconnectReason,
+    /// When it began.
+    pub since: SystemTime,
+    /// When it ended.
+    pub until: SystemTime,
+    /// What it had carried by then, and what waited in its queue.
+    pub counters: SessionCounters,
+}
+
+/// What newcomers have come to.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct HandshakeFigures {
+    /// Under way.
+    pub running: usize,
+    /// The most of them.
+    pub limit: usize,
+    /// That led to a session, with a full TLS handshake.
+    pub full: u64,
+    /// That led to a session, with a TLS session that was resumed.
+    pub resumed: u64,
+    /// That did not, by the word for the reason: `tls`, `certificate`, `revoked`,
+    /// `expired`, `timeout`, `lost`, `cut` (for another newcomer, as it was slow),
+    /// `stopping`, `thread` (none could be started), or one of
+    /// [`Refusal::word`](crate::proto::Refusal::word).
+    pub refused: BTreeMap<&'static str, u64>,
+}
+
+/// The frames of one kind.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KindFigures {
+    /// The kind, of the protocol or of the application: frames of unknown kinds
+    /// are in [`Figures::unsupported`].
+    pub kind: FrameKind,
+    /// Its name, as logs show it.
+    pub name: String,
+    /// Frames received.
+    pub frames_received: u64,
+    /// Their bytes, headers included.
+    pub bytes_received: u64,
+    /// Frames forwarded, answered or sent by the application: one for each
+    /// receiver.
+    pub frames_sent: u64,
+    /// Their bytes, headers included and traces not.
+    pub bytes_sent: u64,
+}
