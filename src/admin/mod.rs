@@ -6,7 +6,7 @@
 //!                      (ssntp-accept)    (admin-shake)  │  ▲
 //!                                               is wanted  is there, at most a second old
 //!                                                       ▼  │
-//!                              ssntp-figures: Source::snapshot, Source::sessions
+//!                              ssntp-figures ── asks ──▶ the source: a server's handle
 //! ```
 //!
 //! | page | what it shows |
@@ -18,9 +18,9 @@
 //! | `/closed` | the sessions that ended last, each with its reason |
 //! | `/info` | version, addresses, limits |
 //!
-//! What a page shows comes from a [`Source`]. It is asked by one thread alone, on
-//! demand and at most once a second, whatever is asked of the pages; pages wait for
-//! it for a second. So nobody who asks costs a dispatcher more than that, and a
+//! What pages show is a [`Snapshot`], which a function of the application makes: for
+//! a server it is made of its figures. One thread calls it, on demand and at most
+//! once a second, whatever is asked of the pages; they wait for it for a second. So nobody who asks costs a dispatcher more than that, and a
 //! dispatcher that does not answer costs nobody more than a second, and shows as 503.
 //!
 //! | what | bound | when it is reached |
@@ -37,45 +37,47 @@
 //! shows cannot: the `Host` that is asked for has to be an address or `localhost`.
 //!
 //! ```no_run
-//! use ssntp::admin::{Admin, AdminConfig, Snapshot, Source};
-//!
-//! struct Shop;
-//!
-//! impl Source for Shop {
-//!     fn snapshot(&self) -> Result<Snapshot, String> {
-//!         let mut shop = Snapshot::default();
-//!         let orders = "Orders that were taken.";
-//!         shop.metrics.counter("shop_orders_total", orders).sample(&[("kind", "book")], 7u64);
-//!         Ok(shop)
-//!     }
-//! }
-//!
-//! let admin = Admin::start(AdminConfig::new("localhost:9100".parse()?), Shop)?;
-//! println!("see http://{}/metrics", admin.addresses()[0]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! use ssntp::admin::{Admin, AdminConfig, Snapshot};
+//! # fn pages(server: ssntp::Server) -> Result<(), Box<dyn std::error::Error>> {
+//! let handle = server.handle();
+//! let shown = move || {
+//!     let figures = handle.figures().map_err(|e| e.to_string())?;
+//!     let mut shown = Snapshot::of_server(&figures);
+//!     let orders = "Orders that were taken.";
+//!     shown.metrics.counter("shop_orders_total", orders).sample(&[("kind", "book")], 7u64);
+//!     Ok(shown)
+//! };
+//! let admin = Admin::start(AdminConfig::new("localhost:9100".parse()?), shown)?;
+//! println!("see {}/metrics", admin.urls()[0]);
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! | file | holds |
 //! |---|---|
 //! | `config` | [`AdminConfig`], [`AdminError`] |
-//! | `source` | what pages show: [`Source`], [`Snapshot`], [`Row`] |
-//! | `sampler` | the thread that asks the source, and what it found last |
+//! | `snapshot` | what pages show: [`Snapshot`], [`Row`] |
 //! | `metrics` | [`Metrics`], and their text |
-//! | `process` | what the system says of this process |
+//! | `server`, `cluster`, `opflex` | what pages show of what this library runs |
+//! | `sampler` | the thread that asks for it, and what it was told last |
 //! | `pages` | a path to its page |
 //! | `http` | a request's head, and an answer |
 //! | `connection` | one connection, from its TLS handshake to its end |
 //! | `limited` | a stream with a deadline |
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod config;
 mod connection;
 mod http;
 mod limited;
 mod metrics;
+#[cfg(feature = "opflex")]
+mod opflex;
 mod pages;
-mod process;
 mod sampler;
-mod source;
+mod server;
+mod snapshot;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -85,7 +87,7 @@ use self::connection::Door;
 pub use self::metrics::{Family, Histogram, Metrics, Value};
 use self::pages::Pages;
 use self::sampler::Sampler;
-pub use self::source::{Row, Snapshot, Source};
+pub use self::snapshot::{Row, Snapshot};
 use crate::Role;
 use crate::pki::{Identity, Trust};
 use crate::transport::tls::Acceptor;
@@ -114,16 +116,18 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the address and serves pages from then on.
+    /// Binds the address and serves pages from then on. What they show `source`
+    /// says, or why it cannot be said: then `/healthz`, and what needs it, answer
+    /// 503 with this.
     ///
     /// # Errors
     /// [`AdminError`]; nothing runs then.
-    pub fn start(config: AdminConfig, source: impl Source) -> Result<Self, AdminError> {
+    pub fn start(config: AdminConfig, source: impl Fn() -> Result<Snapshot, String> + Send + Sync + 'static) -> Result<Self, AdminError> {
         let (listeners, doors) = config.listen()?;
         let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
         let acceptor = config.tls.as_ref().map(|(i, t)| acceptor(i, t)).transpose()?;
         let acceptor = Arc::new(Mutex::new(acceptor));
-        let sampler = Sampler::start(Arc::new(source)).map_err(AdminError::Thread)?;
+        let sampler = Sampler::start(Box::new(source)).map_err(AdminError::Thread)?;
         let pages = Arc::new(Pages::new(sampler.figures()));
         let mut admin = Self {
             addresses,

@@ -1,16 +1,18 @@
 //! A path to its page.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::http::{Answer, Refused, Request};
 use super::metrics::TEXT;
-use super::process::Process;
-use super::sampler::Figures;
+use super::sampler::{AGE, Figures};
+use super::{Metrics, now};
 use crate::Role;
+use crate::transport::ProcessFigures;
 
 /// Sessions of one answer: the most, and where nobody says.
 const MOST_SESSIONS: usize = 1000;
@@ -29,7 +31,7 @@ const INDEX: &str = "\
 #[derive(Debug)]
 pub(super) struct Pages {
     figures: Arc<Figures>,
-    process: Process,
+    process: Mutex<Option<(Instant, ProcessFigures)>>,
     stopping: AtomicBool,
 }
 
@@ -37,7 +39,7 @@ impl Pages {
     pub(super) fn new(figures: Arc<Figures>) -> Self {
         Self {
             figures,
-            process: Process::default(),
+            process: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -94,7 +96,8 @@ impl Pages {
     /// Where the source does not answer there is at least what the system says of
     /// the process, which is when that is wanted most.
     fn metrics(&self) -> Answer {
-        let mut metrics = self.process.metrics();
+        let mut metrics = Metrics::default();
+        self.process(&mut metrics);
         let snapshot = self.figures.snapshot();
         let help = "Whether the daemon has said within the last second what it knows.";
         metrics.gauge("ssntp_answering", help).set(snapshot.is_ok());
@@ -104,9 +107,21 @@ impl Pages {
         text(TEXT, metrics.to_text())
     }
 
+    /// What the system says of this process, at most a second old: to count its
+    /// descriptors takes a while where there are many.
+    fn process(&self, metrics: &mut Metrics) {
+        let mut kept = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = match kept.take() {
+            Some((at, process)) if now().saturating_duration_since(at) < AGE => (at, process),
+            _ => (now(), ProcessFigures::read()),
+        };
+        metrics.add_process(&kept.insert(process).1);
+    }
+
     fn sessions(&self, request: &Request) -> Result<Answer, Refused> {
         let asked = Asked::read(&request.query)?;
-        let rows = self.figures.sessions().map_err(|why| Refused::new(503, why))?;
+        let snapshot = self.figures.snapshot().map_err(|why| Refused::new(503, why))?;
+        let rows = &snapshot.sessions;
         let mut matching = rows.iter().filter(|row| {
             asked.role.is_none_or(|role| row.role().intersects(role))
                 && asked.uuid.is_none_or(|uuid| row.uuid() == Some(uuid))

@@ -6,17 +6,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Row, Snapshot, Source, now};
+use super::{Snapshot, now};
 use crate::transport::{after, left, threads};
 
 /// How old what a page shows may be, and so how often the source is asked at most.
-const AGE: Duration = Duration::from_secs(1);
+pub(super) const AGE: Duration = Duration::from_secs(1);
 /// How long a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a page shows, or why there is nothing.
-type Found<T> = Result<Arc<T>, String>;
-pub(super) type Rows = Vec<Box<dyn Row>>;
+/// What says what pages show.
+pub(super) type Source = dyn Fn() -> Result<Snapshot, String> + Send + Sync;
+type Found = Result<Arc<Snapshot>, String>;
 
 /// What the source said last.
 #[derive(Debug)]
@@ -28,69 +28,35 @@ pub(super) struct Figures {
 
 #[derive(Debug, Default)]
 struct State {
-    snapshot: Kept<Snapshot>,
-    sessions: Kept<Rows>,
-    closed: bool,
-}
-
-/// One of the source's answers.
-struct Kept<T> {
     wanted: bool,
     /// Since when the source is at it.
     asked: Option<Instant>,
     /// What it said, and when.
-    found: Option<(Instant, Found<T>)>,
-}
-
-impl<T> Default for Kept<T> {
-    fn default() -> Self {
-        Self {
-            wanted: false,
-            asked: None,
-            found: None,
-        }
-    }
-}
-
-impl<T> std::fmt::Debug for Kept<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept")
-            .field("wanted", &self.wanted)
-            .finish_non_exhaustive()
-    }
+    found: Option<(Instant, Found)>,
+    closed: bool,
 }
 
 impl Figures {
     /// What the process says of itself. Waits for it, a second at most.
-    pub(super) fn snapshot(&self) -> Found<Snapshot> {
-        self.find(|state| &mut state.snapshot)
-    }
-
-    /// Who is connected. Waits for it, a second at most.
-    pub(super) fn sessions(&self) -> Found<Rows> {
-        self.find(|state| &mut state.sessions)
-    }
-
-    fn find<T>(&self, of: fn(&mut State) -> &mut Kept<T>) -> Found<T> {
+    pub(super) fn snapshot(&self) -> Found {
         let deadline = after(now(), PATIENCE);
         let mut state = self.lock();
         loop {
             if state.closed {
                 return Err("it is stopping".into());
             }
-            let kept = of(&mut state);
             let now = now();
-            if let Some((at, found)) = &kept.found
+            if let Some((at, found)) = &state.found
                 && now.saturating_duration_since(*at) < AGE
             {
                 return found.clone();
             }
             let Ok(left) = left(deadline) else {
-                let asked = kept.asked.map_or(PATIENCE, |at| now.saturating_duration_since(at));
+                let asked = state.asked.map_or(PATIENCE, |at| now.saturating_duration_since(at));
                 return Err(format!("it has not answered for {:.1} s", asked.as_secs_f64()));
             };
-            if !kept.wanted && kept.asked.is_none() {
-                kept.wanted = true;
+            if !state.wanted && state.asked.is_none() {
+                state.wanted = true;
                 self.changed.notify_all();
             }
             let waited = self.changed.wait_timeout(state, left);
@@ -98,37 +64,31 @@ impl Figures {
         }
     }
 
-    /// Has the source asked whenever something is wanted, until this is closed.
-    fn run(&self, source: &dyn Source) {
+    /// Asks the source whenever something is wanted, until this is closed.
+    fn run(&self, source: &Source) {
+        let mut state = self.lock();
         loop {
-            let mut state = self.lock();
-            while !(state.closed || state.snapshot.wanted || state.sessions.wanted) {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
             if state.closed {
                 return;
             }
+            if !std::mem::take(&mut state.wanted) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.asked = Some(now());
             drop(state);
-            self.ask(|state| &mut state.snapshot, || source.snapshot());
-            self.ask(|state| &mut state.sessions, || source.sessions());
+            // A fault of an application's figures is no reason to show none any more.
+            let found = catch_unwind(AssertUnwindSafe(source));
+            let found = found.unwrap_or_else(|_| Err("it panicked".into())).map(Arc::new);
+            state = self.lock();
+            state.asked = None;
+            // What it said before is let go of without the lock: it may be large.
+            let before = state.found.replace((now(), found));
+            self.changed.notify_all();
+            drop(state);
+            drop(before);
+            state = self.lock();
         }
-    }
-
-    fn ask<T>(&self, of: fn(&mut State) -> &mut Kept<T>, ask: impl FnOnce() -> Result<T, String>) {
-        let mut state = self.lock();
-        let kept = of(&mut state);
-        if !std::mem::take(&mut kept.wanted) {
-            return;
-        }
-        kept.asked = Some(now());
-        drop(state);
-        // A fault of an application's figures is no reason to show none any more.
-        let found = catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| Err("it panicked".into()));
-        let mut state = self.lock();
-        let kept = of(&mut state);
-        kept.asked = None;
-        kept.found = Some((now(), found.map(Arc::new)));
-        self.changed.notify_all();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -144,7 +104,7 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    pub(super) fn start(source: Arc<dyn Source>) -> io::Result<Self> {
+    pub(super) fn start(source: Box<Source>) -> io::Result<Self> {
         let figures = Arc::new(Figures {
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -177,21 +137,20 @@ mod tests {
 
     use super::*;
 
-    struct Counting(Sender<()>, Receiver<()>);
-
-    impl Source for Counting {
-        fn snapshot(&self) -> Result<Snapshot, String> {
-            self.0.send(()).unwrap();
-            // Disconnected means that nobody holds it up.
-            let _ = self.1.recv();
+    /// Tells of each time that it is asked, and answers once nobody holds it up.
+    fn counting(asked: Sender<()>, hold: Receiver<()>) -> Sampler {
+        let source = move || {
+            asked.send(()).unwrap();
+            let _ = hold.recv();
             Ok(Snapshot::default())
-        }
+        };
+        Sampler::start(Box::new(source)).unwrap()
     }
 
     #[test]
     fn whatever_is_asked_the_source_is_asked_once() {
         let (asked, questions) = bounded(1000);
-        let sampler = Sampler::start(Arc::new(Counting(asked, crossbeam_channel::bounded(0).1))).unwrap();
+        let sampler = counting(asked, bounded(0).1);
         let began = now();
         let figures = sampler.figures();
         let threads = (0..8).map(|_| {
@@ -210,7 +169,7 @@ mod tests {
     fn a_source_that_does_not_answer_holds_a_page_up_for_a_second() {
         let (asked, _questions) = bounded(10);
         let (held, hold) = bounded(0);
-        let sampler = Sampler::start(Arc::new(Counting(asked, hold))).unwrap();
+        let sampler = counting(asked, hold);
         let why = sampler.figures().snapshot().unwrap_err();
         assert!(why.contains("has not answered for"), "{why}");
         drop(held);

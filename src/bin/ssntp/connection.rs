@@ -227,6 +227,12 @@ impl Connection {
         })
     }
 
+    /// The identity and the trust, for what listens beside the client.
+    pub(crate) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
+        let reached = self.server.reach(stop)?;
+        Ok((Identity::load(&reached.cert)?, Trust::load(&reached.ca)?))
+    }
+
     /// The identity, the trust and the one address, for what is no client of
     /// the library's.
     pub(crate) fn parts(&self, stop: &Stop) -> Result<(Identity, Trust, Address), Failure> {

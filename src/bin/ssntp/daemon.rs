@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, tick};
 use signal_hook::consts::SIGHUP;
 
+#[cfg(feature = "admin")]
+use crate::admin::Notes;
 use crate::failure::Failure;
 use crate::output::note;
 use crate::signals::Stop;
@@ -38,6 +40,8 @@ pub(crate) struct Daemon {
     stop: Stop,
     hang_ups: Receiver<()>,
     looks: Receiver<Instant>,
+    #[cfg(feature = "admin")]
+    notes: Notes,
 }
 
 impl Daemon {
@@ -66,6 +70,8 @@ impl Daemon {
             stop,
             hang_ups,
             looks: tick(LOOK),
+            #[cfg(feature = "admin")]
+            notes: Notes::default(),
         }
     }
 
@@ -85,12 +91,21 @@ impl Daemon {
         &self.looks
     }
 
+    /// What the pages of `--admin` show of this process.
+    #[cfg(feature = "admin")]
+    pub(crate) fn notes(&self) -> Notes {
+        self.notes.clone()
+    }
+
     /// Has the service read its files again. What will not do is told, and the
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
-        if let Err(why) = service.reload() {
+        let failure = service.reload().err().map(|why| why.to_string());
+        if let Some(why) = &failure {
             note(format_args!("ssntp: SIGHUP: not reloaded: {why}"));
         }
+        #[cfg(feature = "admin")]
+        self.notes.reloaded(failure);
     }
 
     /// Does what is due now and then.

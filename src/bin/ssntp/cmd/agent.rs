@@ -6,17 +6,22 @@ mod fleet;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::{Receiver, after, never, select};
 use log::warn;
 use ssntp::Role;
+#[cfg(feature = "admin")]
+use ssntp::admin::Snapshot;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
+#[cfg(feature = "admin")]
+use crate::admin::{About, AdminArgs, Figures};
 use crate::connection::{Connection, closed};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -97,6 +102,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    #[cfg(feature = "admin")]
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -231,11 +239,22 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(mb) = args.disk {
         config = config.disk_mb(mb);
     }
-    let agent = Agent::start(config).map_err(Failure::new)?;
+    let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
     let uuid = agent.uuid();
     lone_line(
         format!("agent {uuid}"),
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
+    )?;
+    #[cfg(feature = "admin")]
+    let pages = args.admin.start(
+        About {
+            daemon: "agent",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&agent),
+        args.json,
     )?;
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
@@ -257,8 +276,21 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             },
         }
     }
-    agent.stop();
+    #[cfg(feature = "admin")]
+    pages.stopping();
+    drop(agent);
     Ok(())
+}
+
+/// What its pages show. They do not keep it alive.
+#[cfg(feature = "admin")]
+fn figures(agent: &Arc<Agent>) -> Figures {
+    let agent = Arc::downgrade(agent);
+    Box::new(move || {
+        let agent = agent.upgrade().ok_or("it is stopping")?;
+        let figures = agent.figures().map_err(|e| e.to_string())?;
+        Ok(Snapshot::of_agent(&figures))
+    })
 }
 
 /// What SIGHUP is about.

@@ -2,15 +2,18 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use comfy_table::{Table, presets};
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::Role;
+use ssntp::admin::Snapshot;
 use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
+use crate::admin::{About, AdminArgs, Figures};
 use crate::connection::{Connection, closed};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -37,6 +40,8 @@ pub(crate) struct Args {
     /// Print the tables in --state, of a concentrator that runs or not, and end
     #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
     show: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -70,11 +75,21 @@ fn serve(args: Args) -> Result<(), Failure> {
     if let Some(state) = args.state {
         config = config.state(state);
     }
-    let cnci = Cnci::start(config).map_err(Failure::new)?;
+    let cnci = Arc::new(Cnci::start(config).map_err(Failure::new)?);
     let uuid = cnci.uuid();
     lone_line(
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
+    )?;
+    let pages = args.admin.start(
+        About {
+            daemon: "cnci",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&cnci),
+        args.json,
     )?;
     loop {
         select! {
@@ -87,8 +102,19 @@ fn serve(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut Running),
         }
     }
-    cnci.stop();
+    pages.stopping();
+    drop(cnci);
     Ok(())
+}
+
+/// What its pages show. They do not keep it alive.
+fn figures(cnci: &Arc<Cnci>) -> Figures {
+    let cnci = Arc::downgrade(cnci);
+    Box::new(move || {
+        let cnci = cnci.upgrade().ok_or("it is stopping")?;
+        let figures = cnci.figures().map_err(|e| e.to_string())?;
+        Ok(Snapshot::of_cnci(&figures))
+    })
 }
 
 /// What SIGHUP is about.

@@ -13,6 +13,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::server::{Admission, announce};
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
@@ -68,6 +69,8 @@ pub(crate) struct Args {
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -106,7 +109,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.configuration_file(path.clone());
     }
     let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
-    let mut server = ServerConfig::new(identity, trust)
+    let mut server = ServerConfig::new(identity.clone(), trust.clone())
         .resumption(!args.no_resumption)
         .admission(args.admission.policy());
     if let Some(sessions) = args.max_sessions {
@@ -121,8 +124,19 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
     announce(&server, args.json)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "scheduler",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_scheduler(server.handle()),
+        args.json,
+    )?;
     let mut running = Running {
         server: &server,
+        pages: &pages,
         args: &args,
     };
     loop {
@@ -135,6 +149,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -143,12 +158,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 /// own file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     args: &'a Args,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
-        self.server.renew(&identity, &trust).map_err(Failure::new)
+        self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        self.pages.renew(&identity, &trust)
     }
 }

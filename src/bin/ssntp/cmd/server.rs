@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::dev::{self, Dev};
 use super::{listen, operands};
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::application::Applications;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -106,6 +107,8 @@ pub(crate) struct Args {
     /// The server's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// End when the standard input does: for whoever starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -213,7 +216,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let is_shown = args.show || args.dev;
     let operands = args.applications.operands()?;
     let application = Application::new(&rules, &operands, is_shown.then(|| shown.clone()));
-    let mut config = ServerConfig::new(identity, trust)
+    let mut config = ServerConfig::new(identity.clone(), trust.clone())
         .rules(application.rules())
         .filter(filter)
         .max_payload(args.max_payload)
@@ -244,6 +247,16 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let (Some(dev), Some(is_current)) = (&dev, is_current) {
         introduce(dev, is_current, args.json)?;
     }
+    let pages = args.admin.start(
+        About {
+            daemon: "server",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_server(server.handle()),
+        args.json,
+    )?;
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
@@ -254,10 +267,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(daemon.stop().channel()) -> _ => break,
             recv(ended) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running { server: &server, args: &args }),
+                Ok(()) => daemon.reload(&mut Running { server: &server, pages: &pages, args: &args }),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, args: &args }),
+            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, pages: &pages, args: &args }),
             // Whoever has seen enough of it does not end a server.
             recv(show) -> frame => if let Ok(frame) = frame && is_read {
                 is_read = frame.print(&operands, args.json).is_ok();
@@ -265,6 +278,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
     }
     drop(shown);
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -292,6 +306,7 @@ fn introduce(dev: &Dev, is_current: bool, json: bool) -> Result<(), Failure> {
 /// What SIGHUP is about.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     args: &'a Args,
 }
 
@@ -302,6 +317,7 @@ impl Service for Running<'_> {
         if let (Some(cert), Some(ca)) = (&self.args.cert, &self.args.ca) {
             let (identity, trust) = (Identity::load(cert)?, Trust::load(ca)?);
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
+            self.pages.renew(&identity, &trust)?;
         }
         if let Some(yaml) = configuration {
             let told = self.server.handle().with(move |cx| {

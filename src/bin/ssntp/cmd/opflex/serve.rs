@@ -15,6 +15,7 @@ use super::load_model;
 use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
+use crate::admin::{self, About, AdminArgs};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -60,6 +61,8 @@ pub(super) struct Args {
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -72,6 +75,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
     config.tls = args.tls.acceptor()?;
+    let (admin, tls) = (args.admin, args.tls);
     config.keep = args.persist;
     config.control = args.control;
     config.inspector = args.inspector.socket();
@@ -83,6 +87,16 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     let server = Server::start(config).map_err(Failure::new)?;
     announce(&server, args.json)?;
+    let pages = admin.start(
+        About {
+            daemon: "opflex",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || tls.credentials(),
+        admin::of_opflex(server.handle()),
+        args.json,
+    )?;
     let look = match &source {
         Some(_) => crossbeam_channel::tick(LOOK),
         None => crossbeam_channel::never(),
@@ -111,6 +125,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             }
         }
     }
+    pages.stopping();
     server.stop();
     Ok(())
 }

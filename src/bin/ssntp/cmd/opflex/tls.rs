@@ -33,6 +33,15 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
+    /// What the pages of `--admin` prove themselves with, and whom they trust, where
+    /// both are known.
+    pub(super) fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
+        match (&self.tls_cert, &self.tls_ca) {
+            (Some(cert), Some(ca)) => Ok(Some((self.key.identity(cert)?, Trust::load(ca)?))),
+            _ => Ok(None),
+        }
+    }
+
     pub(super) fn acceptor(&self) -> Result<Option<Acceptor>, Failure> {
         let Some(cert) = &self.tls_cert else {
             return Ok(None);

@@ -1,30 +1,12 @@
-//! What pages show.
+//! What pages show, whoever says it.
+
+use std::fmt;
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::Metrics;
 use crate::Role;
-
-/// Who knows what the pages show: a daemon, or an application of this library.
-///
-/// # Threads
-/// It is asked by one thread, which may wait: pages give up after a second.
-pub trait Source: Send + Sync + 'static {
-    /// Everything but the sessions, as it is now. Asked for at most once a second.
-    ///
-    /// # Errors
-    /// Why it cannot be said: `/healthz`, and what needs it, answer 503 with this.
-    fn snapshot(&self) -> Result<Snapshot, String>;
-
-    /// Who is connected, by growing [`Row::key`]. Asked for at most once a second.
-    ///
-    /// # Errors
-    /// As of [`snapshot`](Self::snapshot).
-    fn sessions(&self) -> Result<Vec<Box<dyn Row>>, String> {
-        Ok(Vec::new())
-    }
-}
 
 /// What a process says of itself, as it was at one moment.
 #[derive(Debug, Default)]
@@ -38,12 +20,14 @@ pub struct Snapshot {
     pub info: Map<String, Value>,
     /// For `/metrics`, beside those of the process.
     pub metrics: Metrics,
+    /// For `/sessions`: who is connected, by growing [`Row::key`].
+    pub sessions: Vec<Box<dyn Row>>,
     /// For `/closed`, the last one first.
     pub closed: Vec<Value>,
 }
 
 /// One who is connected, for `/sessions`.
-pub trait Row: Send + Sync {
+pub trait Row: fmt::Debug + Send + Sync {
     /// Its place among all: a number that no other one has, then or later.
     fn key(&self) -> u64;
     /// Its UUID, where it has one.
