@@ -33,9 +33,10 @@ pub struct Histogram {
 impl Histogram {
     /// Counts one.
     pub fn record(&mut self, took: Duration) {
+        let micros = took.as_secs().saturating_mul(1_000_000);
+        let micros = micros.saturating_add(took.subsec_nanos().div_ceil(1000).into());
         // The least power of two that is not below it.
-        let micros = took.as_nanos().div_ceil(1000);
-        let bits = u128::BITS - micros.saturating_sub(1).leading_zeros();
+        let bits = u64::BITS - micros.saturating_sub(1).leading_zeros();
         self.counts[(bits as usize).min(BOUNDS)] += 1;
         self.sum = self.sum.saturating_add(took);
     }

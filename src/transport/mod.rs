@@ -86,7 +86,7 @@ pub(crate) use self::halves::{Halves, Receive, Received, Transmit, drain, refuse
 pub(crate) use self::link::{EndReason, Link, LinkConfig, Sink};
 pub(crate) use self::listener::Listener;
 pub use self::newcomers::default_max_handshakes;
-pub(crate) use self::newcomers::{Acceptance, Newcomer};
+pub(crate) use self::newcomers::{Acceptance, Newcomer, Occupancy};
 pub use self::outbox::Limits;
 pub(crate) use self::outbox::{Gauge, Outbox, PushError};
 pub(crate) use self::outgoing::{Load, Outgoing};

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
+use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
@@ -396,6 +397,8 @@ pub(super) struct Environment {
     resumption: bool,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
+    /// What newcomers have come to.
+    pub(super) handshakes: HandshakeTally,
 }
 
 impl Environment {
@@ -414,6 +417,7 @@ impl Environment {
             ),
             resumption: config.resumption,
             newcomers: Mutex::default(),
+            handshakes: HandshakeTally::default(),
         }))
     }
 

@@ -26,6 +26,7 @@ use uuid::Uuid;
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
+use super::figures::Tally;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
@@ -86,6 +87,7 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
@@ -137,6 +139,7 @@ impl ServerCore {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            tally: Tally::new(now),
             frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
@@ -173,6 +176,16 @@ impl ServerCore {
         call: impl FnOnce(&mut Context<'_>),
     ) {
         self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+    }
+
+    /// The same, with the application.
+    pub(super) fn call_handler(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        self.at(now, actions, |core| core.guarded("a call", call));
     }
 
     /// Runs code of the application; a panic in it is logged and goes no
@@ -223,6 +236,7 @@ impl Core for ServerCore {
                 return;
             };
             session.told = true;
+            core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
@@ -231,9 +245,10 @@ impl Core for ServerCore {
         });
     }
 
-    fn received(&mut self, id: ConnectionId, bytes: u64, _now: Instant) {
+    fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
+            session.received = Some(now);
         }
     }
 
@@ -290,6 +305,7 @@ impl Core for ServerCore {
                     });
                 }
                 for held in std::mem::take(&mut core.state.expired) {
+                    core.state.tally.expired += 1;
                     core.guarded("expired", |handler, cx| handler.expired(cx, held));
                 }
             });
@@ -309,6 +325,7 @@ impl Core for ServerCore {
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             while let Some(held) = core.state.held.expire(now) {
+                core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
             }
             if core.timer.take_if(|at| *at <= now).is_some() {
@@ -359,6 +376,12 @@ impl ServerCore {
             }
             return;
         }
+        let bytes = match &item {
+            Item::Run(run) => run.wire().len(),
+            Item::Traced(frame) => frame.encoded_len(),
+            Item::Unsupported(_) => 0,
+        };
+        self.state.tally.received(kind, frames, bytes as u64);
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
@@ -398,7 +421,7 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, |_| item.clone());
+                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -416,7 +439,7 @@ impl ServerCore {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state.environment);
                 self.state
-                    .fan_out(info.id, role, |session| fan.for_session(session));
+                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
             }
             Some(Rule::Function(_)) => self
                 .state
@@ -488,7 +511,7 @@ impl State {
             of_server: Arc::clone(&self.frames_lost),
         };
         self.sessions
-            .insert(Session::new(Arc::clone(&info), gauge, bad_traces));
+            .insert(Session::new(Arc::clone(&info), gauge, bad_traces, self.now));
         (Grant { info, connected }, (place, loss))
     }
 
@@ -512,6 +535,7 @@ impl State {
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.
         if session.told {
+            self.tally.closed(&session, &reason, self.now);
             self.departed.push((session.info, reason));
         }
     }
