@@ -14,7 +14,9 @@ impl Snapshot {
     pub fn of_agent(figures: &AgentFigures) -> Self {
         let mut snapshot = Self::of_client(&figures.client);
         snapshot.info.insert("status".into(), json!(figures.status));
-        snapshot.info.insert("limits".into(), json!({ "instances": figures.max_instances }));
+        snapshot
+            .info
+            .insert("limits".into(), json!({ "instances": figures.max_instances }));
         snapshot.metrics.add_agent(figures);
         snapshot
     }
@@ -24,8 +26,16 @@ impl Snapshot {
         let mut snapshot = Self::of_client(&figures.client);
         let gauges = [
             ("ssntp_cnci_tunnels", "Tunnels to nodes.", figures.tunnels),
-            ("ssntp_cnci_peers", "The tenant's other concentrators.", figures.peers),
-            ("ssntp_cnci_public_ips", "Public addresses that are assigned.", figures.public_ips),
+            (
+                "ssntp_cnci_peers",
+                "The tenant's other concentrators.",
+                figures.peers,
+            ),
+            (
+                "ssntp_cnci_public_ips",
+                "Public addresses that are assigned.",
+                figures.public_ips,
+            ),
             (
                 "ssntp_cnci_held_frames",
                 "Answers that wait for a session, or for room.",
@@ -52,13 +62,25 @@ impl Metrics {
     fn add_scheduler(&mut self, figures: &SchedulerFigures) {
         let starts = &figures.starts;
         let help = "Nodes that are connected, by status.";
-        self.add_states("ssntp_scheduler_nodes", help, "status", &figures.nodes.by_status());
+        self.add_states(
+            "ssntp_scheduler_nodes",
+            help,
+            "status",
+            &figures.nodes.by_status(),
+        );
         let help = "Instances, by how far they are.";
-        self.add_states("ssntp_scheduler_instances", help, "state", &figures.instances.by_state());
+        self.add_states(
+            "ssntp_scheduler_instances",
+            help,
+            "state",
+            &figures.instances.by_state(),
+        );
         let help = "STARTs that have come, those of instances that are moved among them.";
-        self.counter("ssntp_scheduler_starts_received_total", help).set(starts.received);
+        self.counter("ssntp_scheduler_starts_received_total", help)
+            .set(starts.received);
         let help = "STARTs that were given to a node.";
-        self.counter("ssntp_scheduler_starts_given_total", help).set(starts.given);
+        self.counter("ssntp_scheduler_starts_given_total", help)
+            .set(starts.given);
         let help = "STARTs by what became of them: started, or the reason of their failure.";
         let mut outcomes = self.counter("ssntp_scheduler_starts_total", help);
         outcomes.sample(&[("outcome", "started")], starts.started);
@@ -70,9 +92,21 @@ impl Metrics {
             .sample(&[("outcome", "started")], &starts.start_time)
             .sample(&[("outcome", "failed")], &starts.failure_time);
         let gauges = [
-            ("ssntp_scheduler_held_starts", "STARTs that wait for a READY.", starts.held),
-            ("ssntp_scheduler_held_starts_bytes", "Bytes of the STARTs that wait.", starts.held_bytes),
-            ("ssntp_scheduler_held_starts_limit", "The most STARTs that wait.", starts.max_held),
+            (
+                "ssntp_scheduler_held_starts",
+                "STARTs that wait for a READY.",
+                starts.held,
+            ),
+            (
+                "ssntp_scheduler_held_starts_bytes",
+                "Bytes of the STARTs that wait.",
+                starts.held_bytes,
+            ),
+            (
+                "ssntp_scheduler_held_starts_limit",
+                "The most STARTs that wait.",
+                starts.max_held,
+            ),
             (
                 "ssntp_scheduler_starts_in_flight",
                 "STARTs that wait for the answer of their node.",
@@ -83,9 +117,21 @@ impl Metrics {
                 "The most STARTs that wait for the answer of their node.",
                 starts.max_in_flight,
             ),
-            ("ssntp_scheduler_streams", "Streams that are open.", figures.streams),
-            ("ssntp_scheduler_moving_instances", "Instances that are being moved.", figures.moving),
-            ("ssntp_scheduler_controllers", "Controllers that are connected.", figures.controllers),
+            (
+                "ssntp_scheduler_streams",
+                "Streams that are open.",
+                figures.streams,
+            ),
+            (
+                "ssntp_scheduler_moving_instances",
+                "Instances that are being moved.",
+                figures.moving,
+            ),
+            (
+                "ssntp_scheduler_controllers",
+                "Controllers that are connected.",
+                figures.controllers,
+            ),
             (
                 "ssntp_scheduler_concentrators",
                 "Concentrators that have announced themselves.",
@@ -96,7 +142,11 @@ impl Metrics {
             self.gauge(name, help).set(value);
         }
         let counters = [
-            ("ssntp_scheduler_streams_opened_total", "Streams that were opened.", figures.streams_opened),
+            (
+                "ssntp_scheduler_streams_opened_total",
+                "Streams that were opened.",
+                figures.streams_opened,
+            ),
             (
                 "ssntp_scheduler_moved_instances_total",
                 "Instances whose START was given to another node since.",
@@ -121,13 +171,19 @@ impl Metrics {
     fn add_agent(&mut self, figures: &AgentFigures) {
         if let Some(status) = figures.status {
             let help = "How the node is, as it was announced last; always 1.";
-            self.gauge("ssntp_agent_status", help).sample(&[("status", status)], true);
+            self.gauge("ssntp_agent_status", help)
+                .sample(&[("status", status)], true);
         }
         let help = "Instances by state.";
-        let instances: Vec<_> = figures.instances.iter().map(|(state, count)| (*state, *count)).collect();
+        let instances: Vec<_> = figures
+            .instances
+            .iter()
+            .map(|(state, count)| (*state, *count))
+            .collect();
         self.add_states("ssntp_agent_instances", help, "state", &instances);
         let help = "The most instances, all states together.";
-        self.gauge("ssntp_agent_instances_limit", help).set(figures.max_instances);
+        self.gauge("ssntp_agent_instances_limit", help)
+            .set(figures.max_instances);
         let help = "Threads of a crew of workers.";
         let mut threads = self.gauge("ssntp_agent_worker_threads", help);
         for crew in &figures.crews {
@@ -144,8 +200,16 @@ impl Metrics {
             waiting.sample(&[("crew", crew.name)], crew.waiting);
         }
         let counters = [
-            ("ssntp_agent_reports_total", "STATS that were sent.", figures.reports),
-            ("ssntp_agent_restarts_total", "Instances that were started again.", figures.restarts),
+            (
+                "ssntp_agent_reports_total",
+                "STATS that were sent.",
+                figures.reports,
+            ),
+            (
+                "ssntp_agent_restarts_total",
+                "Instances that were started again.",
+                figures.restarts,
+            ),
         ];
         for (name, help, value) in counters {
             self.counter(name, help).set(value);
@@ -155,7 +219,8 @@ impl Metrics {
         outcomes.insert("started", figures.starts);
         self.add_by("ssntp_agent_starts_total", help, "outcome", &outcomes);
         let help = "Frames that wait for a session, or for room.";
-        self.gauge("ssntp_agent_held_frames", help).set(figures.frames_held);
+        self.gauge("ssntp_agent_held_frames", help)
+            .set(figures.frames_held);
     }
 
     fn add_states(

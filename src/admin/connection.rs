@@ -107,7 +107,11 @@ impl Door {
 
     /// Mutual TLS, and whether the client's certificate lets it in.
     fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Result<(), Refused>), TlsError> {
-        let acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let acceptor = self
+            .acceptor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let Some(acceptor) = acceptor else {
             return Err(TlsError::Configuration("there is no certificate".into()));
         };

@@ -101,7 +101,11 @@ impl Answer {
 
     /// The bytes of the answer.
     pub(super) fn encode(&self, is_head: bool) -> Vec<u8> {
-        let allow = if self.code == 405 { "Allow: GET, HEAD\r\n" } else { "" };
+        let allow = if self.code == 405 {
+            "Allow: GET, HEAD\r\n"
+        } else {
+            ""
+        };
         let head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{allow}Cache-Control: no-store\r\n\
              X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",

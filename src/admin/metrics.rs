@@ -113,7 +113,12 @@ impl Metrics {
             Some(at) => at,
             None => {
                 let samples = Vec::new();
-                self.0.push(FamilyOf { name, help, kind, samples });
+                self.0.push(FamilyOf {
+                    name,
+                    help,
+                    kind,
+                    samples,
+                });
                 self.0.len() - 1
             }
         };
@@ -202,13 +207,17 @@ mod tests {
         let mut metrics = Metrics::default();
         metrics.counter("a_total", "As.").set(7u64);
         let mut family = metrics.gauge("b_bytes", "Bs.");
-        family.sample(&[("who", "x\"\n\\")], 0.5).sample(&[("who", "y")], 2usize);
+        family
+            .sample(&[("who", "x\"\n\\")], 0.5)
+            .sample(&[("who", "y")], 2usize);
         let histogram = Histogram {
             buckets: vec![(0.001, 2), (0.5, 0), (10.0, 3)],
             above: 1,
             sum: 60.5,
         };
-        metrics.histogram("c_seconds", "Cs.").sample(&[("of", "z")], histogram);
+        metrics
+            .histogram("c_seconds", "Cs.")
+            .sample(&[("of", "z")], histogram);
         metrics.gauge("none", "Of which there is none.");
         metrics.counter("a_total", "As.").sample(&[("more", "1")], 8u64);
         assert_eq!(

@@ -122,7 +122,10 @@ impl Admin {
     ///
     /// # Errors
     /// [`AdminError`]; nothing runs then.
-    pub fn start(config: AdminConfig, source: impl Fn() -> Result<Snapshot, String> + Send + Sync + 'static) -> Result<Self, AdminError> {
+    pub fn start(
+        config: AdminConfig,
+        source: impl Fn() -> Result<Snapshot, String> + Send + Sync + 'static,
+    ) -> Result<Self, AdminError> {
         let (listeners, doors) = config.listen()?;
         let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
         let acceptor = config.tls.as_ref().map(|(i, t)| acceptor(i, t)).transpose()?;

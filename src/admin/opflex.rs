@@ -15,7 +15,11 @@ use crate::opflex::server::{AgentInfo, RequestCounters, SessionInfo};
 /// How many agents have series of their own: their names are their own choice.
 const AGENTS: usize = 256;
 /// What is counted for each of these.
-const OF_AGENT: [Method; 3] = [Method::PolicyResolve, Method::EndpointDeclare, Method::StateReport];
+const OF_AGENT: [Method; 3] = [
+    Method::PolicyResolve,
+    Method::EndpointDeclare,
+    Method::StateReport,
+];
 
 impl Snapshot {
     /// What pages show of an OpFlex server.
@@ -32,9 +36,14 @@ impl Snapshot {
             "received_bytes": figures.received.limit,
         });
         snapshot.info.insert("limits".into(), limits);
-        snapshot.info.insert("policy_revision".into(), figures.policy_revision.into());
+        snapshot
+            .info
+            .insert("policy_revision".into(), figures.policy_revision.into());
         let taken = now();
-        let rows = figures.sessions.iter().map(|session| Shown(session.clone(), taken));
+        let rows = figures
+            .sessions
+            .iter()
+            .map(|session| Shown(session.clone(), taken));
         let mut rows: Vec<_> = rows.map(|row| Box::new(row) as Box<dyn Row>).collect();
         rows.sort_unstable_by_key(|row| row.key());
         snapshot.sessions = rows;
@@ -79,8 +88,13 @@ impl Row for Shown {
 
 fn counters(counters: &RequestCounters) -> Value {
     let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
-        let counts = Method::ALL.iter().map(|method| (method.name().to_owned(), count(*method)));
-        counts.filter(|(_, count)| *count > 0).map(|(name, count)| (name, count.into())).collect()
+        let counts = Method::ALL
+            .iter()
+            .map(|method| (method.name().to_owned(), count(*method)));
+        counts
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| (name, count.into()))
+            .collect()
     };
     json!({
         "requests": counts(&|method| counters.requests(method)),
@@ -97,23 +111,51 @@ fn counters(counters: &RequestCounters) -> Value {
 impl Metrics {
     fn add_opflex(&mut self, figures: &ServerFigures) {
         let gauges = [
-            ("ssntp_opflex_sessions", "Clients that are connected.", figures.sessions.len()),
-            ("ssntp_opflex_sessions_limit", "The most clients.", figures.max_sessions),
-            ("ssntp_opflex_handshakes", "Handshakes under way.", figures.handshakes),
+            (
+                "ssntp_opflex_sessions",
+                "Clients that are connected.",
+                figures.sessions.len(),
+            ),
+            (
+                "ssntp_opflex_sessions_limit",
+                "The most clients.",
+                figures.max_sessions,
+            ),
+            (
+                "ssntp_opflex_handshakes",
+                "Handshakes under way.",
+                figures.handshakes,
+            ),
             (
                 "ssntp_opflex_handshakes_limit",
                 "The most handshakes under way.",
                 figures.max_handshakes,
             ),
-            ("ssntp_opflex_policy_objects", "Objects of policy.", figures.policy_objects),
-            ("ssntp_opflex_endpoint_objects", "Objects of endpoints.", figures.endpoint_objects),
-            ("ssntp_opflex_reports", "Objects that have a state report.", figures.reports),
+            (
+                "ssntp_opflex_policy_objects",
+                "Objects of policy.",
+                figures.policy_objects,
+            ),
+            (
+                "ssntp_opflex_endpoint_objects",
+                "Objects of endpoints.",
+                figures.endpoint_objects,
+            ),
+            (
+                "ssntp_opflex_reports",
+                "Objects that have a state report.",
+                figures.reports,
+            ),
             (
                 "ssntp_opflex_report_series",
                 "Numbers of state reports that are followed over time.",
                 figures.series,
             ),
-            ("ssntp_opflex_agents", "Agents that were here, those that have left included.", figures.agents.len()),
+            (
+                "ssntp_opflex_agents",
+                "Agents that were here, those that have left included.",
+                figures.agents.len(),
+            ),
             (
                 "ssntp_opflex_resolves",
                 "Policy resolves in force.",
@@ -140,15 +182,25 @@ impl Metrics {
         let help = "Requests of all agents, by method, those that were refused included.";
         let mut requests = self.counter("ssntp_opflex_requests_total", help);
         for method in Method::ALL {
-            requests.sample(&[("method", method.name())], sum(&|counters| counters.requests(method)));
+            requests.sample(
+                &[("method", method.name())],
+                sum(&|counters| counters.requests(method)),
+            );
         }
         let help = "Requests of all agents that were answered with an error, by method.";
         let mut refused = self.counter("ssntp_opflex_requests_refused_total", help);
         for method in Method::ALL {
-            refused.sample(&[("method", method.name())], sum(&|counters| counters.refused(method)));
+            refused.sample(
+                &[("method", method.name())],
+                sum(&|counters| counters.refused(method)),
+            );
         }
         let counters = [
-            ("ssntp_opflex_updates_total", "Updates sent.", sum(&|counters| counters.updates)),
+            (
+                "ssntp_opflex_updates_total",
+                "Updates sent.",
+                sum(&|counters| counters.updates),
+            ),
             (
                 "ssntp_opflex_update_errors_total",
                 "Updates that were answered with an error.",
@@ -168,7 +220,8 @@ impl Metrics {
         for (name, help, value) in counters {
             self.counter(name, help).set(value);
         }
-        let help = "Resolves, declares and reports of an agent, for 256 agents, those that are connected first.";
+        let help =
+            "Resolves, declares and reports of an agent, for 256 agents, those that are connected first.";
         let mut requests = self.counter("ssntp_opflex_agent_requests_total", help);
         let mut agents: Vec<_> = agents.iter().collect();
         agents.sort_by_key(|agent| Reverse(agent.connected > 0));

@@ -81,10 +81,7 @@ impl Pages {
                     Some(why) => Answer::json(503, &json!({ "ready": false, "why": why })),
                 }
             }
-            "/closed" => Answer::json(
-                200,
-                &json!({ "closed": snapshot().map_err(unavailable)?.closed }),
-            ),
+            "/closed" => Answer::json(200, &json!({ "closed": snapshot().map_err(unavailable)?.closed })),
             "/info" => {
                 let now = snapshot().map_err(unavailable)?;
                 Answer::json(200, &Value::Object(now.info.clone()))

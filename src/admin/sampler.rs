@@ -52,7 +52,9 @@ impl Figures {
                 return found.clone();
             }
             let Ok(left) = left(deadline) else {
-                let asked = state.asked.map_or(PATIENCE, |at| now.saturating_duration_since(at));
+                let asked = state
+                    .asked
+                    .map_or(PATIENCE, |at| now.saturating_duration_since(at));
                 return Err(format!("it has not answered for {:.1} s", asked.as_secs_f64()));
             };
             if !state.wanted && state.asked.is_none() {
@@ -155,7 +157,10 @@ mod tests {
         let figures = sampler.figures();
         let threads = (0..8).map(|_| {
             let figures = Arc::clone(&figures);
-            threads::spawn("t", move || (0..100).for_each(|_| drop(figures.snapshot().unwrap()))).unwrap()
+            threads::spawn("t", move || {
+                (0..100).for_each(|_| drop(figures.snapshot().unwrap()))
+            })
+            .unwrap()
         });
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -42,8 +42,13 @@ impl Snapshot {
                 }),
             ),
         ];
-        snapshot.info.extend(info.map(|(name, value)| (name.to_owned(), value)));
-        let rows = figures.sessions.iter().map(|session| Shown(session.clone(), figures.taken));
+        snapshot
+            .info
+            .extend(info.map(|(name, value)| (name.to_owned(), value)));
+        let rows = figures
+            .sessions
+            .iter()
+            .map(|session| Shown(session.clone(), figures.taken));
         let mut rows: Vec<_> = rows.map(|row| Box::new(row) as Box<dyn Row>).collect();
         rows.sort_unstable_by_key(|row| row.key());
         snapshot.sessions = rows;
@@ -210,15 +215,19 @@ impl Metrics {
         }
         let help = "Sessions, those that still end included: what counts against the limit.";
         self.gauge("ssntp_sessions_standing", help).set(figures.standing);
-        self.gauge("ssntp_sessions_limit", "The most sessions.").set(figures.max_sessions);
+        self.gauge("ssntp_sessions_limit", "The most sessions.")
+            .set(figures.max_sessions);
         let help = "Different certificates of the sessions.";
         self.gauge("ssntp_certificates", help).set(figures.certificates);
         let help = "The most sessions that one certificate has.";
-        self.gauge("ssntp_certificate_sessions", help).set(figures.most_of_certificate);
+        self.gauge("ssntp_certificate_sessions", help)
+            .set(figures.most_of_certificate);
         let help = "The most sessions that one certificate may have.";
-        self.gauge("ssntp_certificate_sessions_limit", help).set(figures.max_of_certificate);
+        self.gauge("ssntp_certificate_sessions_limit", help)
+            .set(figures.max_of_certificate);
         let help = "Sessions that began.";
-        self.counter("ssntp_sessions_admitted_total", help).set(figures.admitted);
+        self.counter("ssntp_sessions_admitted_total", help)
+            .set(figures.admitted);
         let help = "Sessions that ended, by reason.";
         self.add_by("ssntp_sessions_ended_total", help, "reason", &figures.ended);
         let mut held = self.gauge(
@@ -243,7 +252,12 @@ impl Metrics {
             .sample(&[("tls", "full")], handshakes.full)
             .sample(&[("tls", "resumed")], handshakes.resumed);
         let help = "Handshakes that led to no session, by reason.";
-        self.add_by("ssntp_handshakes_refused_total", help, "reason", &handshakes.refused);
+        self.add_by(
+            "ssntp_handshakes_refused_total",
+            help,
+            "reason",
+            &handshakes.refused,
+        );
     }
 
     fn add_frames(&mut self, figures: &Figures) {
@@ -251,7 +265,12 @@ impl Metrics {
             let mut family = self.counter(name, help);
             for kind in &figures.frames {
                 let frame_type = kind.kind.frame_type.to_string();
-                let value = [kind.frames_received, kind.bytes_received, kind.frames_sent, kind.bytes_sent];
+                let value = [
+                    kind.frames_received,
+                    kind.bytes_received,
+                    kind.frames_sent,
+                    kind.bytes_sent,
+                ];
                 family.sample(&[("type", &frame_type), ("operand", &kind.name)], value[of]);
             }
         }
@@ -299,13 +318,17 @@ impl Metrics {
         let help = "Events that wait for the dispatcher.";
         self.gauge("ssntp_dispatcher_events", help).set(dispatcher.events);
         let help = "The most events that wait for the dispatcher; then readers wait.";
-        self.gauge("ssntp_dispatcher_events_limit", help).set(dispatcher.max_events);
+        self.gauge("ssntp_dispatcher_events_limit", help)
+            .set(dispatcher.max_events);
         let help = "Connections whose input waits for a turn.";
-        self.gauge("ssntp_dispatcher_with_input", help).set(dispatcher.with_input);
+        self.gauge("ssntp_dispatcher_with_input", help)
+            .set(dispatcher.with_input);
         let help = "How long events wait for the dispatcher, of one a millisecond at most.";
-        self.histogram("ssntp_dispatcher_wait_seconds", help).set(&dispatcher.waits);
+        self.histogram("ssntp_dispatcher_wait_seconds", help)
+            .set(&dispatcher.waits);
         let help = "Processor time of what the dispatcher does for one connection at a time.";
-        self.histogram("ssntp_dispatcher_turn_seconds", help).set(&dispatcher.turns);
+        self.histogram("ssntp_dispatcher_turn_seconds", help)
+            .set(&dispatcher.turns);
     }
 
     /// The bounds of all queues.
@@ -330,7 +353,10 @@ impl Metrics {
         let mut bytes = self.gauge("ssntp_slow_consumer_queue_bytes", help);
         for session in slow.into_iter().take(SLOW) {
             let (uuid, role) = (session.info.uuid().to_string(), session.info.role().to_string());
-            bytes.sample(&[("uuid", &uuid), ("role", &role)], session.counters.bytes_waiting);
+            bytes.sample(
+                &[("uuid", &uuid), ("role", &role)],
+                session.counters.bytes_waiting,
+            );
         }
     }
 
@@ -338,18 +364,42 @@ impl Metrics {
     pub(super) fn add_client(&mut self, figures: &ClientFigures) {
         let counters = &figures.counters;
         let help = "Whether a session with the server stands.";
-        self.gauge("ssntp_client_connected", help).set(figures.server.is_some());
+        self.gauge("ssntp_client_connected", help)
+            .set(figures.server.is_some());
         let help = "Since when it does, or none does, in seconds since 1970.";
-        self.gauge("ssntp_client_since_timestamp_seconds", help).set(timestamp(figures.since));
+        self.gauge("ssntp_client_since_timestamp_seconds", help)
+            .set(timestamp(figures.since));
         let help = "Sessions that stood.";
-        self.counter("ssntp_client_sessions_total", help).set(counters.sessions);
+        self.counter("ssntp_client_sessions_total", help)
+            .set(counters.sessions);
         let help = "Attempts at a server that failed, by reason.";
-        self.add_by("ssntp_client_failed_attempts_total", help, "reason", &figures.failures);
+        self.add_by(
+            "ssntp_client_failed_attempts_total",
+            help,
+            "reason",
+            &figures.failures,
+        );
         let counts = [
-            ("ssntp_client_received_frames_total", "Frames received.", counters.received_frames),
-            ("ssntp_client_received_bytes_total", "Bytes of frames received.", counters.received_bytes),
-            ("ssntp_client_sent_frames_total", "Frames sent.", counters.sent_frames),
-            ("ssntp_client_sent_bytes_total", "Bytes of frames sent.", counters.sent_bytes),
+            (
+                "ssntp_client_received_frames_total",
+                "Frames received.",
+                counters.received_frames,
+            ),
+            (
+                "ssntp_client_received_bytes_total",
+                "Bytes of frames received.",
+                counters.received_bytes,
+            ),
+            (
+                "ssntp_client_sent_frames_total",
+                "Frames sent.",
+                counters.sent_frames,
+            ),
+            (
+                "ssntp_client_sent_bytes_total",
+                "Bytes of frames sent.",
+                counters.sent_bytes,
+            ),
             (
                 "ssntp_client_lost_frames_total",
                 "Frames that were accepted for sending and lost.",
@@ -365,9 +415,11 @@ impl Metrics {
             self.counter(name, help).set(count);
         }
         let help = "Frames that wait to be sent.";
-        self.gauge("ssntp_client_waiting_frames", help).set(figures.frames_waiting);
+        self.gauge("ssntp_client_waiting_frames", help)
+            .set(figures.frames_waiting);
         let help = "Bytes of the frames that wait to be sent.";
-        self.gauge("ssntp_client_waiting_bytes", help).set(figures.bytes_waiting);
+        self.gauge("ssntp_client_waiting_bytes", help)
+            .set(figures.bytes_waiting);
     }
 
     /// What the system says of this process, by the names that every exporter has.
@@ -384,7 +436,11 @@ impl Metrics {
                 process.virtual_memory,
             ),
             ("process_threads", "Number of threads.", process.threads),
-            ("process_open_fds", "Number of open file descriptors.", process.descriptors),
+            (
+                "process_open_fds",
+                "Number of open file descriptors.",
+                process.descriptors,
+            ),
             (
                 "process_max_fds",
                 "Maximum number of open file descriptors.",
@@ -406,10 +462,12 @@ impl Metrics {
         self.counter("process_cpu_seconds_total", help).set(seconds);
         if let Some(started) = process.started {
             let help = "Start time of the process since unix epoch in seconds.";
-            self.gauge("process_start_time_seconds", help).set(timestamp(started));
+            self.gauge("process_start_time_seconds", help)
+                .set(timestamp(started));
         }
         let help = "What this is, always 1.";
-        self.gauge("ssntp_build_info", help).sample(&[("version", process.version)], true);
+        self.gauge("ssntp_build_info", help)
+            .sample(&[("version", process.version)], true);
     }
 
     /// A counter by fixed words.
@@ -429,15 +487,33 @@ impl Metrics {
 
 /// Of each kind of frame: the name, and the place among its four counts.
 const FRAMES: [(&str, &str, usize); 4] = [
-    ("ssntp_received_frames_total", "Frames received, by type and operand.", 0),
-    ("ssntp_received_bytes_total", "Bytes of frames received, by type and operand.", 1),
-    ("ssntp_sent_frames_total", "Frames queued to be sent, by type and operand.", 2),
-    ("ssntp_sent_bytes_total", "Bytes of frames queued to be sent, by type and operand.", 3),
+    (
+        "ssntp_received_frames_total",
+        "Frames received, by type and operand.",
+        0,
+    ),
+    (
+        "ssntp_received_bytes_total",
+        "Bytes of frames received, by type and operand.",
+        1,
+    ),
+    (
+        "ssntp_sent_frames_total",
+        "Frames queued to be sent, by type and operand.",
+        2,
+    ),
+    (
+        "ssntp_sent_bytes_total",
+        "Bytes of frames queued to be sent, by type and operand.",
+        3,
+    ),
 ];
 
 /// Seconds since 1970.
 pub(super) fn timestamp(time: SystemTime) -> f64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    time.duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }
 
 impl From<&crate::Histogram> for super::Value {

@@ -288,7 +288,8 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     let agent = Arc::downgrade(agent);
     Box::new(move || {
         let agent = agent.upgrade().ok_or("it is stopping")?;
-        let figures = agent.figures().map_err(|e| e.to_string())?;
+        let _ = &agent;
+        let figures = Err::<ssntp::cluster::agent::AgentFigures, _>("TODO")?;
         Ok(Snapshot::of_agent(&figures))
     })
 }

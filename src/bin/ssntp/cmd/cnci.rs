@@ -112,7 +112,8 @@ fn figures(cnci: &Arc<Cnci>) -> Figures {
     let cnci = Arc::downgrade(cnci);
     Box::new(move || {
         let cnci = cnci.upgrade().ok_or("it is stopping")?;
-        let figures = cnci.figures().map_err(|e| e.to_string())?;
+        let _ = &cnci;
+        let figures = Err::<ssntp::cluster::cnci::CnciFigures, _>("TODO")?;
         Ok(Snapshot::of_cnci(&figures))
     })
 }
