@@ -7,6 +7,7 @@
 //! | `resumption` | a session that is resumed |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `figures` | what a server tells of itself |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
@@ -23,6 +24,7 @@
 
 #[cfg(feature = "testkit")]
 mod embedding;
+mod figures;
 mod flow;
 mod pages;
 mod pki;

@@ -1,10 +1,14 @@
 //! What a scheduler knows about itself: one snapshot, for pages that show it.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use uuid::Uuid;
 
+use super::{ControllerMode, Scheduler};
 use crate::histogram::Histogram;
+use crate::payload::StartFailureReason;
+use crate::server::{SendError, ServerHandle};
 
 /// A snapshot of a scheduler, see [`Scheduler::figures`](super::Scheduler::figures).
 /// What counts, counts from its start.
@@ -131,4 +135,86 @@ pub struct StartFigures {
     pub in_flight: usize,
     /// The most of them.
     pub max_in_flight: usize,
+}
+
+impl Scheduler {
+    /// What the scheduler of a server knows about itself, at one moment. Its
+    /// dispatcher looks at each instance once for it, which takes some
+    /// nanoseconds.
+    ///
+    /// # Errors
+    /// [`SendError::OtherHandler`] where the server's application is none;
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, SendError> {
+        server.with_handler(|scheduler: &mut Self, _| scheduler.taken())
+    }
+
+    fn taken(&self) -> SchedulerFigures {
+        let (streams, streams_opened) = self.streams.counted();
+        let (moving, moved) = self.moves.counted();
+        let (controllers, first) = self.controllers.counted();
+        let (held, held_bytes, max_held) = self.held.counted();
+        let (in_flight, max_in_flight) = self.instances.in_flight();
+        let tally = &self.starts;
+        SchedulerFigures {
+            nodes: self.nodes.figures(),
+            instances: self.instances.figures(),
+            starts: StartFigures {
+                received: tally.received,
+                given: tally.given,
+                started: tally.start_time.count(),
+                failed: tally.failed.clone(),
+                start_time: tally.start_time,
+                failure_time: tally.failure_time,
+                held,
+                held_bytes,
+                max_held,
+                in_flight,
+                max_in_flight,
+            },
+            streams,
+            streams_opened,
+            moving,
+            moved,
+            controllers,
+            master: first.filter(|_| self.mode == ControllerMode::Master),
+            concentrators: self.cncis.announced(),
+            foreign_reports: self.foreign,
+            invalid_frames: self.invalid_frames,
+        }
+    }
+}
+
+/// What became of STARTs, as it is counted.
+#[derive(Debug, Default)]
+pub(super) struct StartTally {
+    pub(super) received: u64,
+    pub(super) given: u64,
+    failed: BTreeMap<&'static str, u64>,
+    start_time: Histogram,
+    failure_time: Histogram,
+}
+
+impl StartTally {
+    /// One that had come then is done.
+    pub(super) fn started(&mut self, received: Instant, now: Instant) {
+        self.start_time.record(now.saturating_duration_since(received));
+    }
+
+    /// It is answered with a failure.
+    pub(super) fn failed(&mut self, reason: &StartFailureReason, received: Instant, now: Instant) {
+        // An agent may say any word.
+        let known = StartFailureReason::ALL.iter().find(|known| *known == reason);
+        self.count(known.map_or("other", StartFailureReason::as_str), received, now);
+    }
+
+    /// Its node has not said what became of it.
+    pub(super) fn not_answered(&mut self, received: Instant, now: Instant) {
+        self.count("no_answer", received, now);
+    }
+
+    fn count(&mut self, word: &'static str, received: Instant, now: Instant) {
+        *self.failed.entry(word).or_default() += 1;
+        self.failure_time.record(now.saturating_duration_since(received));
+    }
 }

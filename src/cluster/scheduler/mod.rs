@@ -109,6 +109,7 @@ use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
+use self::figures::StartTally;
 pub use self::figures::{InstanceFigures, NodeFigures, SchedulerFigures, StartFigures};
 use self::held::HeldStarts;
 use self::instances::{Instances, StartLimits};
@@ -157,6 +158,7 @@ pub struct Scheduler {
     streams: Streams,
     moves: Moves,
     configuration: Configuration,
+    starts: StartTally,
     invalid_frames: u64,
     /// What agents have said of what is not theirs.
     foreign: u64,
@@ -194,6 +196,7 @@ impl Scheduler {
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,
+            starts: StartTally::default(),
             invalid_frames: 0,
             foreign: 0,
             log: LogLimit::default(),

@@ -304,7 +304,7 @@ impl HandlerTest {
             }
         }
         debug_assert!(
-            client.outbox.gauge().waiting().frames == 0,
+            client.outbox.waiting().frames == 0,
             "nothing goes this way"
         );
     }

@@ -646,11 +646,6 @@ impl Drop for OutboxState {
 pub(crate) struct Gauge(Outbox);
 
 impl Gauge {
-    /// What has been taken and not sent.
-    pub(crate) fn waiting(&self) -> Load {
-        self.0.waiting()
-    }
-
     /// All that is counted, at one moment.
     pub(crate) fn books(&self) -> Books {
         let ledger = self.0.ledger();

@@ -556,9 +556,9 @@ fn a_gauge_counts_what_is_about_to_be_pushed() {
     assert!(gauge.fits(three, Load::default()), "one may wait alone");
     outbox.push(item("a")).unwrap();
     assert!(gauge.fits(one, Load::default()) && !gauge.fits(one, one));
-    assert_eq!((gauge.waiting(), gauge.books().sent.items), (one, 0));
+    assert_eq!((gauge.books().waiting, gauge.books().sent.items), (one, 0));
     Wire::write(&outbox);
-    assert_eq!((gauge.waiting().items, gauge.books().sent), (0, one));
+    assert_eq!((gauge.books().waiting.items, gauge.books().sent), (0, one));
 }
 
 #[test]
