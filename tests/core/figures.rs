@@ -103,19 +103,31 @@ fn a_session_is_shown_while_it_stands_and_after_its_end() {
     let _controller = server.connect(Role::CONTROLLER);
     agents[0].send(&Frame::new(Event::TRACE_REPORT));
     let uuid = agents[0].uuid;
-    let session = |figures: &Figures| figures.sessions.iter().find(|session| session.info.uuid() == uuid).cloned();
-    let received = |figures: &Figures| {
-        session(figures).is_some_and(|session| session.counters.frames_received == 1)
+    let session = |figures: &Figures| {
+        figures
+            .sessions
+            .iter()
+            .find(|session| session.info.uuid() == uuid)
+            .cloned()
     };
+    let received =
+        |figures: &Figures| session(figures).is_some_and(|session| session.counters.frames_received == 1);
     let figures = figures_when(&server, "its frame", received);
     let shown = session(&figures).unwrap();
     assert_eq!(shown.info.certificate().serial, identity.info().serial);
     assert!(began <= figures.started && figures.started <= shown.since);
     assert!(shown.since <= shown.last_received.unwrap() && shown.last_received.unwrap() <= figures.taken);
-    assert_eq!((shown.last_queued, shown.held_back, shown.pace), (None, None, Pace::Keeps));
+    assert_eq!(
+        (shown.last_queued, shown.held_back, shown.pace),
+        (None, None, Pace::Keeps)
+    );
     assert_eq!((figures.standing, figures.max_sessions), (3, 8));
     assert_eq!(
-        (figures.certificates, figures.most_of_certificate, figures.max_of_certificate),
+        (
+            figures.certificates,
+            figures.most_of_certificate,
+            figures.max_of_certificate
+        ),
         (2, 2, 6)
     );
     let by_role = figures.by_role.iter().filter(|(_, sessions)| *sessions > 0);
@@ -132,10 +144,15 @@ fn a_session_is_shown_while_it_stands_and_after_its_end() {
     agents[1].finish();
     agents[1].end();
     let figures = figures_when(&server, "two ends", |figures| figures.closed.len() == 2);
-    let [first, second] = &figures.closed[..] else { panic!() };
+    let [first, second] = &figures.closed[..] else {
+        panic!()
+    };
     assert_eq!(first.info.uuid(), uuid);
     assert_eq!(first.reason, DisconnectReason::Application);
-    assert_eq!((first.since <= first.until, first.counters.frames_received), (true, 1));
+    assert_eq!(
+        (first.since <= first.until, first.counters.frames_received),
+        (true, 1)
+    );
     assert_eq!(second.reason, DisconnectReason::PeerClosed);
     assert_eq!((figures.admitted, figures.sessions.len()), (3, 1));
     let ended: Vec<_> = figures.ended.into_iter().collect();
@@ -227,7 +244,13 @@ fn who_is_waited_for_and_who_waits_is_shown_by_name() {
     let stuck = server.connect(Role::CONTROLLER);
     let (sender, sending) = flood(&server);
     let is_shown = |figures: &Figures| {
-        let session = |uuid| figures.sessions.iter().find(|session| session.info.uuid() == uuid).unwrap();
+        let session = |uuid| {
+            figures
+                .sessions
+                .iter()
+                .find(|session| session.info.uuid() == uuid)
+                .unwrap()
+        };
         let (sender, stuck) = (session(sender), session(stuck.uuid));
         let held_back = matches!(sender.held_back, Some((HeldBack::Line, _)));
         held_back && matches!(stuck.pace, Pace::Awaited(_)) && stuck.counters.bytes_waiting > 0
@@ -244,7 +267,10 @@ fn a_slow_consumer_is_shown_with_what_it_drops_and_where_it_is_ended_for_it() {
     let stuck = server.connect(Role::CONTROLLER);
     let (_, sending) = flood(&server);
     let is_slow = |figures: &Figures| {
-        let session = figures.sessions.iter().find(|session| session.info.uuid() == stuck.uuid);
+        let session = figures
+            .sessions
+            .iter()
+            .find(|session| session.info.uuid() == stuck.uuid);
         session.unwrap().pace == Pace::Slow && figures.dropped > 0
     };
     let before = figures_when(&server, "a slow consumer", is_slow).dropped;

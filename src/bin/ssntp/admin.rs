@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::admin::{Admin, AdminConfig, Snapshot};
-use ssntp::cluster::scheduler::SchedulerFigures as TODO;
+use ssntp::cluster::scheduler::Scheduler;
 use ssntp::pki::{Identity, Trust};
 use ssntp::server::ServerHandle;
 use ssntp::transport::Address;
@@ -56,14 +56,13 @@ pub(crate) struct About {
 pub(crate) struct Pages(Option<Admin>);
 
 impl AdminArgs {
-    /// Starts the pages, and prints where they are. `credentials` are asked for
+    /// Starts the pages. `credentials` are asked for
     /// where they are needed: at addresses that others than this host can reach.
     pub(crate) fn start(
         &self,
         about: About,
         credentials: impl FnOnce() -> Result<Option<(Identity, Trust)>, Failure>,
         figures: Figures,
-        as_json: bool,
     ) -> Result<Pages, Failure> {
         let Some(address) = &self.admin else {
             return Ok(Pages(None));
@@ -92,9 +91,6 @@ impl AdminArgs {
             Ok(snapshot)
         };
         let admin = Admin::start(config, source).map_err(|e| Failure::new(format!("--admin: {e}")))?;
-        let urls = admin.urls();
-        let text = format!("pages at {}", urls.join(", "));
-        lone_line(text, as_json.then(|| json!({ "pages": urls }).to_string()))?;
         Ok(Pages(Some(admin)))
     }
 }
@@ -117,7 +113,7 @@ pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
     Box::new(move || {
         let figures = server.figures().map_err(|e| e.to_string())?;
         let mut snapshot = Snapshot::of_server(&figures);
-        let scheduler = TODO::default();
+        let scheduler = Scheduler::figures(&server).map_err(|e| e.to_string())?;
         snapshot.add_scheduler(&scheduler);
         Ok(snapshot)
     })
@@ -134,6 +130,14 @@ pub(crate) fn of_opflex(server: ssntp::opflex::run::ServerHandle) -> Figures {
 }
 
 impl Pages {
+    /// Prints where they are.
+    pub(crate) fn announce(&self, as_json: bool) -> Result<(), Failure> {
+        let Some(admin) = &self.0 else { return Ok(()) };
+        let urls = admin.urls();
+        let text = format!("pages at {}", urls.join(", "));
+        lone_line(text, as_json.then(|| json!({ "pages": urls }).to_string()))
+    }
+
     /// Takes other credentials, for who connects from now on.
     pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), Failure> {
         match &self.0 {

@@ -76,7 +76,10 @@ impl Cncis {
 
     /// How many have announced themselves.
     pub(super) fn announced(&self) -> usize {
-        self.by_uuid.values().filter(|cnci| cnci.announced.is_some()).count()
+        self.by_uuid
+            .values()
+            .filter(|cnci| cnci.announced.is_some())
+            .count()
     }
 
     pub(super) fn disconnected(&mut self, session: &SessionInfo) {

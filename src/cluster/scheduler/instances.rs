@@ -218,13 +218,7 @@ impl Instances {
     }
 
     /// A node was given a START. It tells of itself every `interval`.
-    pub(super) fn give(
-        &mut self,
-        start: &Waiting,
-        allocation: Allocation,
-        interval: Duration,
-        now: Instant,
-    ) {
+    pub(super) fn give(&mut self, start: &Waiting, allocation: Allocation, interval: Duration, now: Instant) {
         let instance = start.instance;
         let pending = PendingStart {
             allocation,

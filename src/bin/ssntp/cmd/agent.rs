@@ -240,11 +240,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.disk_mb(mb);
     }
     let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
-    let uuid = agent.uuid();
-    lone_line(
-        format!("agent {uuid}"),
-        args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
-    )?;
     #[cfg(feature = "admin")]
     let pages = args.admin.start(
         About {
@@ -254,8 +249,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         },
         || args.connection.credentials(daemon.stop()).map(Some),
         figures(&agent),
-        args.json,
     )?;
+    let uuid = agent.uuid();
+    lone_line(
+        format!("agent {uuid}"),
+        args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
+    )?;
+    #[cfg(feature = "admin")]
+    pages.announce(args.json)?;
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {

@@ -76,11 +76,6 @@ fn serve(args: Args) -> Result<(), Failure> {
         config = config.state(state);
     }
     let cnci = Arc::new(Cnci::start(config).map_err(Failure::new)?);
-    let uuid = cnci.uuid();
-    lone_line(
-        format!("cnci {uuid}"),
-        args.json.then(|| json!({ "cnci": uuid }).to_string()),
-    )?;
     let pages = args.admin.start(
         About {
             daemon: "cnci",
@@ -89,8 +84,13 @@ fn serve(args: Args) -> Result<(), Failure> {
         },
         || args.connection.credentials(daemon.stop()).map(Some),
         figures(&cnci),
-        args.json,
     )?;
+    let uuid = cnci.uuid();
+    lone_line(
+        format!("cnci {uuid}"),
+        args.json.then(|| json!({ "cnci": uuid }).to_string()),
+    )?;
+    pages.announce(args.json)?;
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),

@@ -123,7 +123,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
-    announce(&server, args.json)?;
     let pages = args.admin.start(
         About {
             daemon: "scheduler",
@@ -132,8 +131,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         },
         || Ok(Some((identity, trust))),
         admin::of_scheduler(server.handle()),
-        args.json,
     )?;
+    announce(&server, args.json)?;
+    pages.announce(args.json)?;
     let mut running = Running {
         server: &server,
         pages: &pages,

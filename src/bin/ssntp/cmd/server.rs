@@ -242,11 +242,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.listen(address);
     }
     let server = Server::start(config, application).map_err(Failure::new)?;
-    let is_current = dev.as_ref().map(|dev| dev.name(server.addresses())).transpose()?;
-    announce(&server, args.json)?;
-    if let (Some(dev), Some(is_current)) = (&dev, is_current) {
-        introduce(dev, is_current, args.json)?;
-    }
     let pages = args.admin.start(
         About {
             daemon: "server",
@@ -255,8 +250,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         },
         || Ok(Some((identity, trust))),
         admin::of_server(server.handle()),
-        args.json,
     )?;
+    let is_current = dev.as_ref().map(|dev| dev.name(server.addresses())).transpose()?;
+    announce(&server, args.json)?;
+    if let (Some(dev), Some(is_current)) = (&dev, is_current) {
+        introduce(dev, is_current, args.json)?;
+    }
+    pages.announce(args.json)?;
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),

@@ -86,7 +86,6 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         config.policy = source.read()?;
     }
     let server = Server::start(config).map_err(Failure::new)?;
-    announce(&server, args.json)?;
     let pages = admin.start(
         About {
             daemon: "opflex",
@@ -95,8 +94,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         },
         || tls.credentials(),
         admin::of_opflex(server.handle()),
-        args.json,
     )?;
+    announce(&server, args.json)?;
+    pages.announce(args.json)?;
     let look = match &source {
         Some(_) => crossbeam_channel::tick(LOOK),
         None => crossbeam_channel::never(),
