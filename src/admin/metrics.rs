@@ -1,5 +1,6 @@
 //! Figures by name, and the text that Prometheus reads.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
@@ -146,7 +147,7 @@ impl Metrics {
 pub struct Family<'a>(&'a mut FamilyOf);
 
 impl Family<'_> {
-    /// Puts one figure in.
+    /// Puts one figure in. Of several with the same labels, the first is shown.
     pub fn sample(&mut self, labels: &[(&'static str, &str)], value: impl Into<Value>) -> &mut Self {
         let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned()));
         self.0.samples.push((labels.collect(), value.into()));
@@ -168,7 +169,12 @@ impl Collector for Metrics {
                 Kind::Histogram => MetricType::Histogram,
             };
             let mut encoder = encoder.encode_descriptor(family.name, family.help, None, kind)?;
+            let mut written = HashSet::new();
             for (labels, value) in &family.samples {
+                // Prometheus takes nothing of a text that has a series twice.
+                if !written.insert(labels) {
+                    continue;
+                }
                 if labels.is_empty() {
                     value.encode(&mut encoder)?;
                 } else {
@@ -219,7 +225,10 @@ mod tests {
             .histogram("c_seconds", "Cs.")
             .sample(&[("of", "z")], histogram);
         metrics.gauge("none", "Of which there is none.");
-        metrics.counter("a_total", "As.").sample(&[("more", "1")], 8u64);
+        metrics
+            .counter("a_total", "As.")
+            .sample(&[("more", "1")], 8u64)
+            .sample(&[("more", "1")], 9u64);
         assert_eq!(
             metrics.to_text(),
             "# HELP a_total As.\n# TYPE a_total counter\na_total 7\na_total{more=\"1\"} 8\n\

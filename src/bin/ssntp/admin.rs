@@ -18,6 +18,7 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::server::ServerHandle;
 use ssntp::transport::Address;
 
+use crate::credentials::Lifetime;
 use crate::failure::Failure;
 use crate::output::lone_line;
 
@@ -139,10 +140,11 @@ impl Pages {
     }
 
     /// Takes other credentials, for who connects from now on.
-    pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), Failure> {
-        match &self.0 {
-            Some(admin) => admin.renew(identity, trust).map_err(Failure::new),
-            None => Ok(()),
+    pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) {
+        if let Some(admin) = &self.0
+            && let Err(e) = admin.renew(identity, trust)
+        {
+            log::warn!("--admin: goes on with the certificate before: {e}");
         }
     }
 
@@ -178,15 +180,7 @@ struct Noted {
     reloads: [u64; 2],
     /// When files were read again last, and why that failed.
     last: Option<(SystemTime, Option<String>)>,
-    counts: Vec<Counts>,
-}
-
-/// Something that counts for some time: a certificate, an authority, a list.
-#[derive(Clone, Debug)]
-pub(crate) struct Counts {
-    pub(crate) what: &'static str,
-    pub(crate) of: String,
-    pub(crate) end: SystemTime,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Notes {
@@ -198,8 +192,8 @@ impl Notes {
     }
 
     /// What counts from now on, and until when.
-    pub(crate) fn lifetimes(&self, counts: Vec<Counts>) {
-        self.lock().counts = counts;
+    pub(crate) fn lifetimes(&self, lifetimes: Vec<Lifetime>) {
+        self.lock().lifetimes = lifetimes;
     }
 
     fn add_to(&self, snapshot: &mut Snapshot) {
@@ -232,13 +226,18 @@ impl Notes {
         let help = "When a certificate, an authority or a revocation list ends, in seconds since 1970.";
         let mut expiry = metrics.gauge("ssntp_certificate_expiry_timestamp_seconds", help);
         let mut shown = Vec::new();
-        for counts in &noted.counts {
-            let end = since_1970(counts.end);
-            let left = (end - since_1970(now)) / DAY;
-            expiry.sample(&[("what", counts.what), ("of", &counts.of)], end);
-            shown.push(json!({ "what": counts.what, "of": counts.of, "days_left": left.floor() }));
+        // An old authority and its successor may have one name: the first that ends counts.
+        let mut lifetimes: Vec<_> = noted.lifetimes.iter().collect();
+        lifetimes.sort_by_key(|lifetime| lifetime.end);
+        for lifetime in lifetimes {
+            let (what, of) = (lifetime.what.name(), &lifetime.of);
+            expiry.sample(&[("what", what), ("of", of)], since_1970(lifetime.end));
+            let left = lifetime.days_left(now);
+            shown.push(json!({
+                "what": what, "of": of, "file": lifetime.file, "days_left": left.floor(),
+            }));
             if left <= 0.0 {
-                let why = format!("the {} of {} has come to its end", counts.what, counts.of);
+                let why = format!("{}: the {what} of {of} has come to its end", lifetime.file);
                 snapshot.degraded.push(why);
             }
         }
@@ -249,8 +248,6 @@ impl Notes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-const DAY: f64 = 86_400.0;
 
 fn since_1970(time: SystemTime) -> f64 {
     let since = time

@@ -21,8 +21,9 @@ use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, R
 use ssntp::payload::NextState;
 
 #[cfg(feature = "admin")]
-use crate::admin::{About, AdminArgs, Figures};
-use crate::connection::{Connection, closed};
+use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::connection::{Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
@@ -38,7 +39,8 @@ use crate::seconds::Seconds;
 /// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
 /// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
 /// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
-/// is for --after-evacuation.
+/// is for --after-evacuation. SIGHUP makes it read --ca, --cert and --crl again, and so
+/// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -206,10 +208,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         return fleet::run(&args, count as usize);
     }
     let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
-    let mut client = args
+    let (client, renewal) = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?
-        .tracing(true);
+        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?;
+    let mut client = client.tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {
@@ -257,6 +259,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     )?;
     #[cfg(feature = "admin")]
     pages.announce(args.json)?;
+    let mut running = Running {
+        agent: &agent,
+        renewal,
+        #[cfg(feature = "admin")]
+        pages: &pages,
+    };
+    daemon.watch(running.renewal.watched(), &running);
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -267,10 +276,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             }
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
             recv(toggle) -> signal => match signal {
                 Ok(()) => agent.toggle_offline(),
                 Err(_) => break,
@@ -295,12 +304,29 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     })
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What is read again: certificates. The policy of the node is its start's.
+struct Running<'a> {
+    agent: &'a Agent,
+    renewal: Renewal,
+    #[cfg(feature = "admin")]
+    pages: &'a Pages,
+}
 
-impl Service for Running {
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("an agent has no files to read again"))
+        let agent = self.agent;
+        #[cfg(feature = "admin")]
+        let pages = self.pages;
+        self.renewal.reload(|identity, trust| {
+            agent.renew(identity, trust)?;
+            #[cfg(feature = "admin")]
+            pages.renew(identity, trust);
+            Ok(())
+        })
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

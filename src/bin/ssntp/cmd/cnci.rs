@@ -13,8 +13,9 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::admin::{About, AdminArgs, Figures};
-use crate::connection::{Connection, closed};
+use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::connection::{Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
@@ -22,7 +23,8 @@ use crate::output::{Output, lone_line, printable};
 /// Run the agent of a concentrator instance, or print its tables
 ///
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
+/// moved: the tables are all there is. SIGINT and SIGTERM end it; SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. With --state
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -68,10 +70,8 @@ fn serve(args: Args) -> Result<(), Failure> {
     if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection
-        .config_as(Role::CNCIAGENT, daemon.stop())?
-        .tracing(true);
-    let mut config = CnciConfig::new(client, tenant, ip);
+    let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
     }
@@ -91,15 +91,21 @@ fn serve(args: Args) -> Result<(), Failure> {
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
     pages.announce(args.json)?;
+    let mut running = Running {
+        cnci: &cnci,
+        renewal,
+        pages: &pages,
+    };
+    daemon.watch(running.renewal.watched(), &running);
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
     pages.stopping();
@@ -118,12 +124,25 @@ fn figures(cnci: &Arc<Cnci>) -> Figures {
     })
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What is read again.
+struct Running<'a> {
+    cnci: &'a Cnci,
+    renewal: Renewal,
+    pages: &'a Pages,
+}
 
-impl Service for Running {
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("a concentrator has no files to read again"))
+        let (cnci, pages) = (self.cnci, self.pages);
+        self.renewal.reload(|identity, trust| {
+            cnci.renew(identity, trust)?;
+            pages.renew(identity, trust);
+            Ok(())
+        })
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

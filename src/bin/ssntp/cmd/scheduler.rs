@@ -7,17 +7,18 @@ use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
-use ssntp::pki::{Identity, Trust};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::server::{Admission, announce};
 use crate::admin::{self, About, AdminArgs, Pages};
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
@@ -25,7 +26,9 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
 /// what they say
 ///
-/// Prints one line with its address once it accepts clients.
+/// Prints one line with its address once it accepts clients. SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. Sessions stay, but
+/// for those whose certificate does not count any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
@@ -38,6 +41,8 @@ pub(crate) struct Args {
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// The cluster configuration. It is rewritten whenever a controller
     /// changes it, so that the next start has it; where there is no such file
     /// yet, the cluster begins without a configuration
@@ -108,10 +113,18 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
-    let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+    let files = CredentialFiles {
+        cert: args.cert,
+        ca: args.ca,
+        crl: args.crl,
+    };
+    let watched = Watched::of(files.paths());
+    let (identity, trust) = files.load()?;
+    let lifetimes = files.lifetimes(&identity, &trust);
     let mut server = ServerConfig::new(identity.clone(), trust.clone())
         .resumption(!args.no_resumption)
-        .admission(args.admission.policy());
+        .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }
@@ -137,8 +150,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut running = Running {
         server: &server,
         pages: &pages,
-        args: &args,
+        files,
+        lifetimes,
     };
+    daemon.watch(watched, &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -154,18 +169,25 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What SIGHUP is about: certificates alone. The configuration is the scheduler's
-/// own file, which controllers change.
+/// What is read again: certificates alone. The configuration is the scheduler's own
+/// file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
     pages: &'a Pages,
-    args: &'a Args,
+    files: CredentialFiles,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
+        let (identity, trust) = self.files.load()?;
         self.server.renew(&identity, &trust).map_err(Failure::new)?;
-        self.pages.renew(&identity, &trust)
+        self.pages.renew(&identity, &trust);
+        self.lifetimes = self.files.lifetimes(&identity, &trust);
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
     }
 }
