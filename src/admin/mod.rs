@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  curl, Prometheus ─▶ accept thread ─▶ connection's thread ── page ──▶ answer
-//!                      (ssntp-accept)    (admin-shake)  │  ▲
+//!                      (admin-accept)    (admin-shake)  │  ▲
 //!                                               is wanted  is there, at most a second old
 //!                                                       ▼  │
 //!                              ssntp-figures ── asks ──▶ the source: a server's handle

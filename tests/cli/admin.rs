@@ -220,6 +220,18 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
     assert!(info["limits"]["sessions"].as_u64().unwrap() >= 2);
     assert!(server.get("/").1.contains("/metrics"));
+    let certificates = info["certificates"].as_array().unwrap();
+    let kinds: BTreeSet<_> = certificates
+        .iter()
+        .map(|one| one["what"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, BTreeSet::from(["authority", "certificate"]), "{info}");
+    assert!(
+        certificates
+            .iter()
+            .all(|one| one["days_left"].as_f64().unwrap() > 300.0),
+        "{info}"
+    );
 
     server.wait("/sessions", |_, body| body.contains("\"frames_received\": 5"));
     let all = server.json("/sessions");
@@ -255,6 +267,10 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
         "{closed}"
     );
     let text = server.get("/metrics").1;
+    assert!(
+        text.contains("ssntp_certificate_expiry_timestamp_seconds{what=\"certificate\""),
+        "{text}"
+    );
     assert!(text.contains("ssntp_sessions{role=\"controller\"} 1\n"), "{text}");
     assert!(
         text.contains("ssntp_received_frames_total{type=\"COMMAND\",operand=\"STATS\"} 5\n"),

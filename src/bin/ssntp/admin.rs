@@ -124,8 +124,7 @@ pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
 #[cfg(feature = "opflex")]
 pub(crate) fn of_opflex(server: ssntp::opflex::run::ServerHandle) -> Figures {
     Box::new(move || {
-        let _ = &server;
-        let figures = Err::<ssntp::opflex::run::ServerFigures, _>("TODO")?;
+        let figures = server.figures().map_err(|e| e.to_string())?;
         Ok(Snapshot::of_opflex(&figures))
     })
 }

@@ -21,7 +21,7 @@ pub struct AgentFigures {
     pub max_instances: usize,
     /// Each crew of workers, by its name: `work`, `launch`, `remove`, `measure`.
     pub crews: Vec<CrewFigures>,
-    /// STATS that were sent.
+    /// STATS that were handed to the client.
     pub reports: u64,
     /// Instances that were started by START.
     pub starts: u64,

@@ -203,9 +203,7 @@ impl StartTally {
 
     /// It is answered with a failure.
     pub(super) fn failed(&mut self, reason: &StartFailureReason, received: Instant, now: Instant) {
-        // An agent may say any word.
-        let known = StartFailureReason::ALL.iter().find(|known| *known == reason);
-        self.count(known.map_or("other", StartFailureReason::as_str), received, now);
+        self.count(reason.word(), received, now);
     }
 
     /// Its node has not said what became of it.

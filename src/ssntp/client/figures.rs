@@ -13,7 +13,8 @@ use super::{ClientCounters, ServerInfo};
 pub struct ClientFigures {
     /// The server of the session that stands.
     pub server: Option<ServerInfo>,
-    /// Since when it stands, or since when none does.
+    /// Since when it stands, or since when none does. By the wall clock as it is
+    /// now.
     pub since: SystemTime,
     /// What it has carried.
     pub counters: ClientCounters,
@@ -24,6 +25,4 @@ pub struct ClientFigures {
     pub frames_waiting: u64,
     /// Their bytes.
     pub bytes_waiting: u64,
-    /// Events that wait for the application.
-    pub events_waiting: usize,
 }

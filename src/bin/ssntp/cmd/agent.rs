@@ -298,8 +298,7 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     let agent = Arc::downgrade(agent);
     Box::new(move || {
         let agent = agent.upgrade().ok_or("it is stopping")?;
-        let _ = &agent;
-        let figures = Err::<ssntp::cluster::agent::AgentFigures, _>("TODO")?;
+        let figures = agent.figures().ok_or("it does not answer")?;
         Ok(Snapshot::of_agent(&figures))
     })
 }

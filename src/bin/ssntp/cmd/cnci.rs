@@ -118,8 +118,7 @@ fn figures(cnci: &Arc<Cnci>) -> Figures {
     let cnci = Arc::downgrade(cnci);
     Box::new(move || {
         let cnci = cnci.upgrade().ok_or("it is stopping")?;
-        let _ = &cnci;
-        let figures = Err::<ssntp::cluster::cnci::CnciFigures, _>("TODO")?;
+        let figures = cnci.figures().ok_or("it does not answer")?;
         Ok(Snapshot::of_cnci(&figures))
     })
 }
