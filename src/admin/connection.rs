@@ -161,13 +161,14 @@ impl Door {
 
 /// Receives the head of a request.
 fn receive(halves: &mut Halves, stream: &Limited) -> io::Result<Result<Request, Refused>> {
+    let mut is_over = false;
     loop {
-        let received = halves.receive_until(stream.deadline())?;
+        // It may have come with the end of the TLS handshake.
         match Request::parse(halves.inbox.bytes_mut()) {
             Ok(Some(request)) => return Ok(Ok(request)),
             Err(refused) => return Ok(Err(refused)),
-            Ok(None) if received.end => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(None) => {}
+            Ok(None) if is_over => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(None) => is_over = halves.receive_until(stream.deadline())?.end,
         }
     }
 }

@@ -420,7 +420,10 @@ fn only_this_host_sees_pages_without_tls() {
         .parse()
         .unwrap();
     let ask = |name: Option<&str>| secure_get(dir.path(), port, name, "/healthz");
-    assert_eq!(ask(Some("controller")).unwrap().0, 200);
+    // Whether the request comes with the end of the handshake or after it.
+    for _ in 0..20 {
+        assert_eq!(ask(Some("controller")).unwrap().0, 200);
+    }
     let (code, body) = ask(Some("agent")).unwrap();
     assert_eq!(code, 403);
     assert!(body.contains("agent"), "{body}");
