@@ -14,12 +14,14 @@
     reason = "a test may fail, and has time limits"
 )]
 
+mod admin;
 mod agent;
 mod bench;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod bridge;
 mod cert;
 mod cnci;
+mod credentials;
 mod decode;
 mod logs;
 mod machine;

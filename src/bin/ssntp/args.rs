@@ -90,7 +90,7 @@ fn asks_for_json(words: &[OsString]) -> bool {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 5] = ["--connect", "--listen", "--ca", "--cert", "--context"];
+const COMMON: [&str; 6] = ["--connect", "--listen", "--ca", "--cert", "--crl", "--context"];
 const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags that stand before the subcommand right behind it.

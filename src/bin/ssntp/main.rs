@@ -3,10 +3,12 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `admin` | pages about a daemon, over HTTP |
 //! | `args` | the command line, one variant a subcommand |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `context` | what these flags need not say: the user's contexts |
+//! | `credentials` | the files of certificates, and how long they count |
 //! | `daemon` | what every daemon does beside its work |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `logging` | the log on the standard error, which nobody waits for |
@@ -16,6 +18,7 @@
 //! | `service_manager` | what systemd is told of a daemon |
 //! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
+//! | `watched` | files that are read again when they change |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -23,6 +26,8 @@
     allow(dead_code, reason = "the agent alone needs a part of what is here")
 )]
 
+#[cfg(all(feature = "admin", any(feature = "aws-lc-rs", feature = "ring")))]
+mod admin;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 mod application;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -33,6 +38,8 @@ mod cmd;
 mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod context;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod credentials;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod daemon;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -51,6 +58,8 @@ mod service_manager;
 mod signal_stacks;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod signals;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod watched;
 
 use std::process::ExitCode;
 

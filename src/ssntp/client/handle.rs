@@ -1,21 +1,26 @@
 //! What any thread may do with a client, and the state that all of its
 //! threads share.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use uuid::Uuid;
 
+use super::credentials::Credentials;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{
-    ClientCounters, ClientError, ClientEvent, DialError, DisconnectReason, SendError, SendFault, ServerInfo,
+    ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault, DisconnectReason,
+    SendError, SendFault, ServerInfo,
 };
 use crate::Role;
 use crate::payload::Content;
+use crate::pki::{Identity, Trust};
 use crate::proto::{Frame, FrameKind, Operands};
 use crate::ssntp::request::{Outstanding, Request, RequestError};
 use crate::transport::{Cancel, Outbox, deadline, dispatch};
@@ -139,6 +144,40 @@ impl ClientHandle {
             .exchange(&request.refusal(why), self.state.send_timeout)
     }
 
+    /// Replaces what this client shows and whom it trusts. Does not wait.
+    ///
+    /// Later handshakes use the new ones, and tickets of former sessions are
+    /// forgotten. Servers that were ruled out are tried again, and a pause between
+    /// attempts ends now. Of a session that stands:
+    ///
+    /// * Where the server's certificate is not trusted any more, it ends at once,
+    ///   with [`DisconnectReason::Certificate`], and the client connects again.
+    /// * Otherwise, where the identity is another one, the session is replaced
+    ///   within [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread),
+    ///   before the old certificate ends, with [`DisconnectReason::Renewed`]. A
+    ///   client that does not [reconnect](super::ClientConfig::reconnect) keeps it.
+    /// * Otherwise nothing happens to it.
+    ///
+    /// A server may not take the new certificate yet, where its authority is new
+    /// as well. Then the old one is used again until it ends, and the new one is
+    /// tried first in every later attempt, and now and then.
+    ///
+    /// # Errors
+    /// [`ClientError::Role`]: the certificate does not hold the roles that this
+    /// client advertises; [`ClientError::BorrowedUuid`]: it is bound to another
+    /// UUID; [`ClientError::Tls`]; and why the client has ended, if it has. Nothing
+    /// has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.state.renew(identity, trust)
+    }
+
+    /// What this client shows: in the session that stands, else in the next
+    /// attempt. [`Identity::info`] says until when it is valid.
+    pub fn identity(&self) -> Identity {
+        let in_use = lock(&self.state.in_use).clone();
+        in_use.unwrap_or_else(|| lock(&self.state.credentials).identity.clone())
+    }
+
     /// Blocks until no sent frame waits any more: the system has taken each,
     /// or its session was lost. False when `limit` has passed before, or the
     /// client has ended.
@@ -190,6 +229,22 @@ impl ClientHandle {
         }
     }
 
+    /// What the client knows about itself, at one moment. Does not wait.
+    pub fn figures(&self) -> ClientFigures {
+        let counts = &self.state.counts;
+        let waiting = self.state.uplink.waiting();
+        let passed = now().saturating_duration_since(counts.since());
+        let now = wall_clock();
+        ClientFigures {
+            server: self.server(),
+            since: now.checked_sub(passed).unwrap_or(now),
+            counters: self.counters(),
+            failures: lock(&counts.failures).clone(),
+            frames_waiting: waiting.frames,
+            bytes_waiting: waiting.bytes,
+        }
+    }
+
     /// Why no session stands: what went wrong at each server in the latest
     /// round of attempts. Empty before the first round is over, and once a
     /// session stands.
@@ -225,6 +280,13 @@ pub(super) struct ClientState {
     pub(super) requests: Mutex<Outstanding>,
     pub(super) send_timeout: Option<Duration>,
     pub(super) uplink: Uplink,
+    pub(super) resumption: bool,
+    /// Of the next attempt.
+    pub(super) credentials: Mutex<Credentials>,
+    /// Of the session that stands.
+    pub(super) in_use: Mutex<Option<Identity>>,
+    /// Tells the supervisor that the credentials were replaced.
+    pub(super) news: Sender<()>,
     /// `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
@@ -277,7 +339,20 @@ impl ClientState {
             return Err(RequestError::Kind(frame.kind()));
         }
         let deadline = deadline(limit);
-        let (id, asking, answered) = lock(&self.requests).ask(whom, frame)?;
+        let (id, asking, answered) = loop {
+            let rung = self.uplink.rung();
+            let mut requests = lock(&self.requests);
+            if !requests.is_held() {
+                break requests.ask(whom, frame)?;
+            }
+            drop(requests);
+            if self.uplink.ended().is_some() {
+                return Err(RequestError::Ended);
+            }
+            if !self.uplink.wait_for_change(rung, deadline) {
+                return Err(RequestError::NotConnected);
+            }
+        };
         let result = self.exchange(&asking, Some(limit)).and_then(|()| {
             let answer = answered.recv_deadline(deadline);
             answer.map_err(|_| RequestError::TimedOut(limit)).flatten()
@@ -286,6 +361,29 @@ impl ClientState {
             lock(&self.requests).forget(id);
         }
         result
+    }
+
+    fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        if let Some(reason) = self.uplink.ended() {
+            return Err(reason);
+        }
+        let (advertised, certified) = (self.role, identity.roles());
+        if !advertised.may_be_advertised_with(certified) {
+            return Err(ClientError::Role {
+                advertised,
+                certified,
+            });
+        }
+        if let Some(bound) = identity.uuid().filter(|bound| *bound != self.uuid) {
+            return Err(ClientError::BorrowedUuid {
+                given: self.uuid,
+                bound,
+            });
+        }
+        *lock(&self.credentials) = Credentials::new(identity, trust, self.resumption)?;
+        // One that waits to be taken tells of these as well.
+        let _ = self.news.try_send(());
+        Ok(())
     }
 
     /// Sends a request or an answer on the session that stands.
@@ -311,6 +409,11 @@ impl ClientState {
     /// The server takes no frames of that kind.
     pub(super) fn refused_kind(&self, kind: FrameKind) {
         lock(&self.requests).unsupported(kind);
+    }
+
+    /// Whether new requests are to wait for the next session.
+    pub(super) fn hold_requests(&self, held: bool) {
+        lock(&self.requests).hold(held);
     }
 
     /// The session is over: nothing that was asked on it is answered any more.
@@ -369,9 +472,11 @@ impl ClientState {
 }
 
 /// What is counted, see [`ClientCounters`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Counts {
     pub(super) failed_attempts: AtomicU64,
+    /// These, by the word for the reason.
+    failures: Mutex<BTreeMap<&'static str, u64>>,
     pub(super) received_frames: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) unsupported: AtomicU64,
@@ -379,8 +484,10 @@ pub(super) struct Counts {
     sent: Mutex<Sent>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sent {
+    /// Since when a session stands, or none.
+    since: Instant,
     sessions: u64,
     frames: u64,
     bytes: u64,
@@ -390,8 +497,38 @@ struct Sent {
 }
 
 impl Counts {
+    pub(super) fn new() -> Self {
+        Self {
+            failed_attempts: AtomicU64::new(0),
+            failures: Mutex::default(),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            unsupported: AtomicU64::new(0),
+            bad_traces: AtomicU64::new(0),
+            sent: Mutex::new(Sent {
+                since: now(),
+                sessions: 0,
+                frames: 0,
+                bytes: 0,
+                lost: 0,
+                present: None,
+            }),
+        }
+    }
+
+    /// An attempt has failed.
+    pub(super) fn failed(&self, fault: &DialFault) {
+        self.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.failures).entry(fault.word()).or_default() += 1;
+    }
+
+    fn since(&self) -> Instant {
+        lock(&self.sent).since
+    }
+
     pub(super) fn begin(&self, outbox: &Outbox) {
         let mut sent = lock(&self.sent);
+        sent.since = now();
         sent.sessions += 1;
         sent.present = Some(outbox.clone());
     }
@@ -400,6 +537,7 @@ impl Counts {
     pub(super) fn finish(&self) {
         let mut sent = lock(&self.sent);
         if let Some(outbox) = sent.present.take() {
+            sent.since = now();
             let present = outbox.sent();
             sent.frames += present.frames;
             sent.bytes += present.bytes;
@@ -407,7 +545,7 @@ impl Counts {
         }
     }
 
-    fn lose(&self, frames: u64) {
+    pub(super) fn lose(&self, frames: u64) {
         lock(&self.sent).lost += frames;
     }
 
@@ -439,4 +577,9 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[expect(clippy::disallowed_methods, reason = "time limits of waits")]
 pub(super) fn now() -> Instant {
     Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "when something was, for people")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

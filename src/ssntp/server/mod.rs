@@ -50,6 +50,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
+//! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
@@ -58,14 +59,17 @@
 //! | `exchange` | requests: who answers, and to whom the answer goes |
 //! | `handler_test` | a handler under test, in virtual time |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
+//! | `figures` | [`Figures`]: what it knows about itself |
 
 mod accept;
 mod admission;
 mod channel;
 mod config;
 mod core;
+mod credentials;
 mod delivery;
 mod exchange;
+mod figures;
 mod filter;
 mod handler;
 #[cfg(feature = "testkit")]
@@ -85,6 +89,7 @@ mod simulation;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod tests;
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
@@ -99,6 +104,10 @@ pub use self::admission::AdmissionPolicy;
 pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
+pub use self::credentials::{Credentials, Renewed};
+pub use self::figures::{
+    ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
+};
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
@@ -112,7 +121,7 @@ pub use crate::proto::Refusal;
 pub use crate::ssntp::request::{Request, RequestError};
 pub use crate::transport::default_max_handshakes;
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
-use crate::transport::{Acceptance, Address, Listener, Room, threads};
+use crate::transport::{Acceptance, Address, Listener, Occupancy, Room, threads};
 
 /// A running server.
 ///
@@ -125,7 +134,6 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
-    environment: Arc<config::Environment>,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
@@ -177,18 +185,20 @@ impl Server {
                 events: events.clone(),
                 uuid,
                 role,
+                environment: Arc::clone(&environment),
+                occupancy: None,
             },
             addresses,
             max_sessions,
-            environment: Arc::clone(&environment),
             acceptance: None,
             dispatcher: Some(dispatcher),
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        server.acceptance = Some(
-            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?,
-        );
+        let acceptance =
+            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?;
+        server.handle.occupancy = Some(acceptance.occupancy());
+        server.acceptance = Some(acceptance);
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             room.limit()
@@ -217,14 +227,32 @@ impl Server {
     }
 
     /// Takes another certificate, as before the old one expires, and other
-    /// authorities. Sessions stay; whoever connects from now on sees the new
-    /// certificate, and is checked by the new authorities.
+    /// authorities and revocation lists. Whoever connects from now on sees the new
+    /// certificate, and is checked by the new authorities; a session that was begun
+    /// under the old ones is not resumed.
+    ///
+    /// Sessions that stand are looked at as well, before this returns. Those whose
+    /// certificates are revoked, have expired, or come from nobody who is trusted now
+    /// end with [`DisconnectReason::Certificate`]: their clients get
+    /// ConnectionFailure, after what waits for them. The others do not notice. The
+    /// certificates are verified on this thread, some thousands a second; everybody
+    /// else goes on meanwhile.
     ///
     /// # Errors
-    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`];
-    /// the old ones stay.
-    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
-        self.environment.renew(identity, trust)
+    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`],
+    /// [`ServerError::OnDispatcher`]; the old ones stay, and so do all sessions.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<Renewed, ServerError> {
+        if dispatch::is_dispatcher() {
+            return Err(ServerError::OnDispatcher);
+        }
+        let environment = &self.handle.environment;
+        environment.renew(identity, trust)?;
+        Ok(credentials::look(&self.handle, environment.time_of_day.now()))
+    }
+
+    /// What it proves and whom it trusts at present. Takes no time.
+    pub fn credentials(&self) -> Credentials {
+        self.handle.credentials()
     }
 
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
@@ -275,8 +303,11 @@ fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<S
 #[derive(Clone)]
 pub struct ServerHandle {
     events: Events<DispatchEvent<ServerCore>>,
+    environment: Arc<config::Environment>,
     uuid: Uuid,
     role: Role,
+    /// Of its handshakes; there when the server is.
+    occupancy: Option<Arc<Occupancy>>,
 }
 
 impl fmt::Debug for ServerHandle {
@@ -305,6 +336,30 @@ impl ServerHandle {
         });
         self.events.send(replying).map_err(|_| SendError::Stopped)?;
         self.events.answer(&result).ok_or(SendError::Stopped)
+    }
+
+    /// As [`with`](Self::with), with the application itself, where that is an `H`.
+    ///
+    /// # Errors
+    /// As there, and [`SendError::OtherHandler`].
+    pub fn with_handler<H: Handler, T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut H, &mut Context<'_>) -> T + Send + 'static,
+    ) -> Result<T, SendError> {
+        if dispatch::is_dispatcher() {
+            return Err(SendError::OnDispatcher);
+        }
+        let (reply, result) = crossbeam_channel::bounded(1);
+        let replying = DispatchEvent::Call(Box::new(move |core: &mut ServerCore, now, actions| {
+            core.call_handler(now, actions, |handler, cx| {
+                let handler: &mut dyn Any = handler;
+                let done = handler.downcast_mut().map(|handler| call(handler, cx));
+                let _ = reply.send(done);
+            });
+        }));
+        self.events.send(replying).map_err(|_| SendError::Stopped)?;
+        let done = self.events.answer(&result).ok_or(SendError::Stopped)?;
+        done.ok_or(SendError::OtherHandler)
     }
 
     /// Has the dispatcher run `call` as soon as it can, and waits for nothing:
@@ -378,6 +433,24 @@ impl ServerHandle {
         })
     }
 
+    /// What the server knows about itself, at one moment: see [`Figures`]. The
+    /// dispatcher takes about a microsecond for each session.
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn figures(&self) -> Result<Figures, SendError> {
+        if dispatch::is_dispatcher() {
+            return Err(SendError::OnDispatcher);
+        }
+        let wall = figures::wall_clock();
+        let taken = self.events.look(move |core, view| core.state.figures(view, wall));
+        let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
+        figures.dispatcher = dispatcher;
+        figures.name_kinds(&self.environment.operands);
+        figures.handshakes = self.environment.handshakes.figures(self.occupancy.as_deref());
+        Ok(figures)
+    }
+
     /// How many frames the sessions that are gone have lost, see
     /// [`Context::frames_lost`].
     ///
@@ -393,6 +466,12 @@ impl ServerHandle {
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
     pub fn disconnect(&self, uuid: Uuid) -> Result<bool, SendError> {
         self.with(move |cx| cx.disconnect(uuid))
+    }
+
+    /// What the server proves and whom it trusts at present, also once it has
+    /// stopped. Does not wait.
+    pub fn credentials(&self) -> Credentials {
+        self.environment.in_force().credentials.clone()
     }
 
     /// The server's UUID.

@@ -1,9 +1,10 @@
 //! The sessions of a server: who is connected, by UUID and by role.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
 
 use uuid::Uuid;
 
@@ -14,6 +15,14 @@ use crate::transport::{ConnectionId, Gauge, Load, PeerAddress, Table};
 /// Names one session of a server. Ids are not used a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub(super) ConnectionId);
+
+impl SessionId {
+    /// Its number among all: later sessions have greater ones.
+    #[cfg(feature = "admin")]
+    pub(crate) fn number(self) -> u64 {
+        self.0.sequence()
+    }
+}
 
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,8 +118,15 @@ pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
     pub(super) counters: SessionCounters,
+    pub(super) since: Instant,
+    /// When bytes were last received from it.
+    pub(super) received: Option<Instant>,
     /// The application has been told that it stands.
     pub(super) told: bool,
+    /// When its certificate ends, and it with it.
+    pub(super) ends: Option<SystemTime>,
+    /// When that is looked at next.
+    look: Option<Instant>,
     bad_traces: Arc<AtomicU64>,
     /// What is about to be sent to it, and in which step: the gauge does not
     /// show it yet.
@@ -118,12 +134,21 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(info: Arc<SessionInfo>, gauge: Gauge, bad_traces: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(
+        info: Arc<SessionInfo>,
+        gauge: Gauge,
+        bad_traces: Arc<AtomicU64>,
+        since: Instant,
+    ) -> Self {
         Self {
             info,
             gauge,
             counters: SessionCounters::default(),
+            since,
+            received: None,
             told: false,
+            ends: None,
+            look: None,
             bad_traces,
             promised: (0, Load::default()),
         }
@@ -142,14 +167,14 @@ impl Session {
     }
 
     pub(super) fn counters(&self) -> SessionCounters {
-        let (sent, waiting) = (self.gauge.sent(), self.gauge.waiting());
+        let books = self.gauge.books();
         SessionCounters {
-            frames_sent: sent.frames,
-            bytes_sent: sent.bytes,
-            frames_waiting: waiting.frames,
-            bytes_waiting: waiting.bytes,
-            frames_dropped: self.gauge.dropped(),
-            frames_lost: self.gauge.lost(),
+            frames_sent: books.sent.frames,
+            bytes_sent: books.sent.bytes,
+            frames_waiting: books.waiting.frames,
+            bytes_waiting: books.waiting.bytes,
+            frames_dropped: books.dropped,
+            frames_lost: books.lost,
             bad_traces: self.bad_traces.load(Ordering::Relaxed),
             ..self.counters
         }
@@ -177,6 +202,7 @@ pub(super) struct Sessions {
     by_id: Table<Session>,
     by_uuid: HashMap<Uuid, SessionId>,
     by_role: [Vec<SessionId>; ROLES],
+    by_look: BTreeSet<(Instant, SessionId)>,
 }
 
 const ROLES: usize = Role::ALL.bits().count_ones() as usize;
@@ -206,7 +232,25 @@ impl Sessions {
                 self.by_role[bit].remove(at);
             }
         }
+        if let Some(at) = session.look {
+            self.by_look.remove(&(at, id));
+        }
         Some(session)
+    }
+
+    /// Has a session's certificate looked at then, and not earlier.
+    pub(super) fn look_at(&mut self, id: SessionId, at: Instant) {
+        if let Some(session) = self.by_id.get_mut(id.0) {
+            if let Some(before) = session.look.replace(at) {
+                self.by_look.remove(&(before, id));
+            }
+            self.by_look.insert((at, id));
+        }
+    }
+
+    /// Whose certificate is looked at next, and when.
+    pub(super) fn next_look(&self) -> Option<(Instant, SessionId)> {
+        self.by_look.first().copied()
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
@@ -228,6 +272,13 @@ impl Sessions {
     /// The ids of all, oldest first.
     pub(super) fn ids(&self) -> Vec<SessionId> {
         self.by_id.ids().into_iter().map(SessionId).collect()
+    }
+
+    /// How many sessions have each role.
+    pub(super) fn by_role(&self) -> Vec<(Role, usize)> {
+        let each = self.by_role.iter().enumerate();
+        each.map(|(bit, sessions)| (Role::from_bits(1 << bit), sessions.len()))
+            .collect()
     }
 
     /// Every session with at least one of the roles, each once.
@@ -294,11 +345,13 @@ mod tests {
             uuid: Uuid::from_u128(uuid),
             role,
             address: PeerAddress::Memory,
-            certificate: KeptCertificate::new(&nothing),
+            certificate: KeptCertificate::new(&nothing, None),
             tracing: false,
         };
         let gauge = Outbox::new(Limits::default()).gauge();
-        Session::new(Arc::new(info), gauge, Arc::default())
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        Session::new(Arc::new(info), gauge, Arc::default(), now)
     }
 
     #[test]
@@ -373,6 +426,33 @@ mod tests {
         assert_eq!(sessions.id_of(Uuid::from_u128(7)), Some(second));
         sessions.remove(second);
         assert_eq!(sessions.id_of(Uuid::from_u128(7)), None);
+    }
+
+    #[test]
+    fn certificates_are_looked_at_in_order_and_not_once_their_session_is_gone() {
+        let mut sessions = Sessions::default();
+        let ids = [1, 2, 3].map(|number| {
+            let session = session(number, number.into(), Role::AGENT);
+            let id = session.info.id;
+            sessions.insert(session);
+            id
+        });
+        assert_eq!(sessions.next_look(), None);
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let at = [3, 1, 2].map(|seconds| Instant::now() + std::time::Duration::from_secs(seconds));
+        for (id, at) in ids.into_iter().zip(at) {
+            sessions.look_at(id, at);
+        }
+        assert_eq!(sessions.next_look(), Some((at[1], ids[1])));
+        sessions.remove(ids[1]);
+        assert_eq!(sessions.next_look(), Some((at[2], ids[2])));
+        sessions.look_at(ids[0], at[1]);
+        assert_eq!(sessions.next_look(), Some((at[1], ids[0])));
+        sessions.look_at(ids[1], at[1]);
+        for id in ids {
+            sessions.remove(id);
+        }
+        assert!(sessions.by_look.is_empty());
     }
 
     #[test]

@@ -6,18 +6,24 @@ mod fleet;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::{Receiver, after, never, select};
 use log::warn;
 use ssntp::Role;
+#[cfg(feature = "admin")]
+use ssntp::admin::Snapshot;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
-use crate::connection::{Connection, closed, connected};
+#[cfg(feature = "admin")]
+use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::connection::{self, Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
@@ -34,7 +40,8 @@ use crate::service_manager::VARIABLES;
 /// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
 /// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
 /// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
-/// is for --after-evacuation.
+/// is for --after-evacuation. SIGHUP makes it read --ca, --cert and --crl again, and so
+/// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -98,6 +105,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    #[cfg(feature = "admin")]
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -199,10 +209,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         return fleet::run(&args, count as usize);
     }
     let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
-    let mut client = args
+    let (client, renewal) = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?
-        .tracing(true);
+        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?;
+    let mut client = client.tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {
@@ -232,14 +242,33 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(mb) = args.disk {
         config = config.disk_mb(mb);
     }
-    let agent = Agent::start(config).map_err(Failure::new)?;
+    let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
+    #[cfg(feature = "admin")]
+    let pages = args.admin.start(
+        About {
+            daemon: "agent",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&agent),
+    )?;
     let uuid = agent.uuid();
     lone_line(
         format!("agent {uuid}"),
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
     )?;
-    let pulse = agent.pulse();
-    daemon.ready(move || pulse.ask().map(connected));
+    #[cfg(feature = "admin")]
+    pages.announce(args.json)?;
+    let mut running = Running {
+        agent: &agent,
+        renewal,
+        #[cfg(feature = "admin")]
+        pages: &pages,
+    };
+    daemon.watch(running.renewal.watched(), &running);
+    let pulse = Arc::downgrade(&agent);
+    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -250,10 +279,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             }
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
             recv(toggle) -> signal => match signal {
                 Ok(()) => agent.toggle_offline(),
                 Err(_) => break,
@@ -261,16 +290,46 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
     }
     daemon.stopping();
-    agent.stop();
+    #[cfg(feature = "admin")]
+    pages.stopping();
+    drop(agent);
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What its pages show. They do not keep it alive.
+#[cfg(feature = "admin")]
+fn figures(agent: &Arc<Agent>) -> Figures {
+    let agent = Arc::downgrade(agent);
+    Box::new(move || {
+        let agent = agent.upgrade().ok_or("it is stopping")?;
+        let figures = agent.figures().ok_or("it does not answer")?;
+        Ok(Snapshot::of_agent(&figures))
+    })
+}
 
-impl Service for Running {
+/// What is read again: certificates. The policy of the node is its start's.
+struct Running<'a> {
+    agent: &'a Agent,
+    renewal: Renewal,
+    #[cfg(feature = "admin")]
+    pages: &'a Pages,
+}
+
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("an agent has no files to read again"))
+        let agent = self.agent;
+        #[cfg(feature = "admin")]
+        let pages = self.pages;
+        self.renewal.reload(|identity, trust| {
+            agent.renew(identity, trust)?;
+            #[cfg(feature = "admin")]
+            pages.renew(identity, trust);
+            Ok(())
+        })
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

@@ -2,16 +2,20 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use comfy_table::{Table, presets};
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::Role;
+use ssntp::admin::Snapshot;
 use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::connection::{Connection, closed, connected};
+use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::connection::{self, Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
@@ -19,7 +23,8 @@ use crate::output::{Output, lone_line, printable};
 /// Run the agent of a concentrator instance, or print its tables
 ///
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
+/// moved: the tables are all there is. SIGINT and SIGTERM end it; SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. With --state
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -37,6 +42,8 @@ pub(crate) struct Args {
     /// Print the tables in --state, of a concentrator that runs or not, and end
     #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
     show: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -63,43 +70,81 @@ fn serve(args: Args) -> Result<(), Failure> {
     if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection
-        .config_as(Role::CNCIAGENT, daemon.stop())?
-        .tracing(true);
-    let mut config = CnciConfig::new(client, tenant, ip);
+    let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
     }
-    let cnci = Cnci::start(config).map_err(Failure::new)?;
+    let cnci = Arc::new(Cnci::start(config).map_err(Failure::new)?);
+    let pages = args.admin.start(
+        About {
+            daemon: "cnci",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&cnci),
+    )?;
     let uuid = cnci.uuid();
     lone_line(
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
-    let pulse = cnci.pulse();
-    daemon.ready(move || pulse.ask().map(connected));
+    pages.announce(args.json)?;
+    let mut running = Running {
+        cnci: &cnci,
+        renewal,
+        pages: &pages,
+    };
+    daemon.watch(running.renewal.watched(), &running);
+    let pulse = Arc::downgrade(&cnci);
+    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
     daemon.stopping();
-    cnci.stop();
+    pages.stopping();
+    drop(cnci);
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What its pages show. They do not keep it alive.
+fn figures(cnci: &Arc<Cnci>) -> Figures {
+    let cnci = Arc::downgrade(cnci);
+    Box::new(move || {
+        let cnci = cnci.upgrade().ok_or("it is stopping")?;
+        let figures = cnci.figures().ok_or("it does not answer")?;
+        Ok(Snapshot::of_cnci(&figures))
+    })
+}
 
-impl Service for Running {
+/// What is read again.
+struct Running<'a> {
+    cnci: &'a Cnci,
+    renewal: Renewal,
+    pages: &'a Pages,
+}
+
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("a concentrator has no files to read again"))
+        let (cnci, pages) = (self.cnci, self.pages);
+        self.renewal.reload(|identity, trust| {
+            cnci.renew(identity, trust)?;
+            pages.renew(identity, trust);
+            Ok(())
+        })
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

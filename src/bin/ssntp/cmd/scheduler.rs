@@ -7,16 +7,18 @@ use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
-use ssntp::pki::{Identity, Trust};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::server::{Admission, announce, sessions};
+use crate::admin::{self, About, AdminArgs, Pages};
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
@@ -24,7 +26,9 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
 /// what they say
 ///
-/// Prints one line with its address once it accepts clients.
+/// Prints one line with its address once it accepts clients. SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. Sessions stay, but
+/// for those whose certificate does not count any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
@@ -37,6 +41,8 @@ pub(crate) struct Args {
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// The cluster configuration. It is rewritten whenever a controller
     /// changes it, so that the next start has it; where there is no such file
     /// yet, the cluster begins without a configuration
@@ -68,6 +74,8 @@ pub(crate) struct Args {
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -105,10 +113,18 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
-    let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
-    let mut server = ServerConfig::new(identity, trust)
+    let files = CredentialFiles {
+        cert: args.cert,
+        ca: args.ca,
+        crl: args.crl,
+    };
+    let watched = Watched::of(files.paths());
+    let (identity, trust) = files.load()?;
+    let lifetimes = files.lifetimes(&identity, &trust);
+    let mut server = ServerConfig::new(identity.clone(), trust.clone())
         .resumption(!args.no_resumption)
-        .admission(args.admission.policy());
+        .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }
@@ -120,13 +136,26 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "scheduler",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_scheduler(server.handle()),
+    )?;
     announce(&server, args.json)?;
+    pages.announce(args.json)?;
     let handle = server.handle();
     daemon.ready(move || sessions(&handle));
     let mut running = Running {
         server: &server,
-        args: &args,
+        pages: &pages,
+        files,
+        lifetimes,
     };
+    daemon.watch(watched, &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -138,20 +167,30 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
     }
     daemon.stopping();
+    pages.stopping();
     server.stop();
     Ok(())
 }
 
-/// What SIGHUP is about: certificates alone. The configuration is the scheduler's
-/// own file, which controllers change.
+/// What is read again: certificates alone. The configuration is the scheduler's own
+/// file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
-    args: &'a Args,
+    pages: &'a Pages,
+    files: CredentialFiles,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
-        self.server.renew(&identity, &trust).map_err(Failure::new)
+        let (identity, trust) = self.files.load()?;
+        self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        self.pages.renew(&identity, &trust);
+        self.lifetimes = self.files.lifetimes(&identity, &trust);
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
     }
 }

@@ -109,9 +109,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         )));
     }
     let stop = Stop::install_for_commands()?;
-    let config = args
+    let (config, renewal) = args
         .connection
-        .config_choosing(&stop, |held| sender_role(held, kind))?
+        .config_choosing(&stop, |held| sender_role(held, kind))?;
+    let config = config
         .tracing(true)
         .operands(operands)
         .reconnect(false)
@@ -119,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let payloads = Payloads::of(&args)?;
     let client = Client::start(config).map_err(Failure::new)?;
     let mut sending = Sending {
-        watch: Watch::new(&client, &stop),
+        watch: Watch::new(&client, &stop, renewal),
         args: &args,
         kind,
         tells: false,

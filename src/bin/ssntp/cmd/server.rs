@@ -7,7 +7,6 @@ use crossbeam_channel::{Receiver, Sender};
 use serde_json::json;
 use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
-use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{
     AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, Rules, Server, ServerConfig,
@@ -18,13 +17,16 @@ use uuid::Uuid;
 
 use super::dev::{self, Dev};
 use super::{listen, operands};
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::application::Applications;
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
 use crate::receipt::Question;
 use crate::seconds::Seconds;
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// Run a server that checks roles, filters and routes
 ///
@@ -33,8 +35,9 @@ use crate::signal_stacks;
 /// listens on this host alone, forwards and filters as `ssntp operands` shows, and
 /// prints what it routes.
 ///
-/// SIGHUP makes it read --ca, --cert and --config again, except with --dev. Sessions
-/// stay, and clients get a CONFIGURE if there is a --config.
+/// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
+/// so does a change of these files. Sessions stay, but for those whose certificate does
+/// not count any more, and clients get a CONFIGURE if there is another --config.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
@@ -57,6 +60,8 @@ pub(crate) struct Args {
         conflicts_with = "dev"
     )]
     cert: Option<PathBuf>,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// Try the protocol: make all that is needed, for this host and user alone
     #[arg(long)]
     dev: bool,
@@ -106,6 +111,8 @@ pub(crate) struct Args {
     /// The server's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// End when the standard input does: for whoever starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -124,6 +131,10 @@ pub(super) struct Admission {
     /// which is the most it may be]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,
+    /// Let a session go on beyond the end of its client's certificate [default: it
+    /// ends with it]
+    #[arg(long)]
+    pub(super) outlive_certificates: bool,
 }
 
 impl Admission {
@@ -204,16 +215,26 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         PolicyName::DropOldest => SlowConsumer::DropOldest,
     };
     let dev = args.dev.then(Dev::prepare).transpose()?;
-    let (identity, trust) = match (&dev, &args.cert, &args.ca) {
-        (Some(dev), ..) => (dev.identity.clone(), dev.trust.clone()),
-        (None, Some(cert), Some(ca)) => (Identity::load(cert)?, Trust::load(ca)?),
-        _ => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
+    let files = args.files();
+    let watched = Watched::of(match &dev {
+        None => files
+            .iter()
+            .flat_map(CredentialFiles::paths)
+            .chain(args.config.clone())
+            .collect(),
+        Some(_) => Vec::new(),
+    });
+    let (identity, trust) = match (&dev, &files) {
+        (Some(dev), _) => (dev.identity.clone(), dev.trust.clone()),
+        (None, Some(files)) => files.load()?,
+        (None, None) => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
     };
+    let lifetimes = files.as_ref().map(|files| files.lifetimes(&identity, &trust));
     let (shown, show) = crossbeam_channel::bounded(SHOWN);
     let is_shown = args.show || args.dev;
     let operands = args.applications.operands()?;
     let application = Application::new(&rules, &operands, is_shown.then(|| shown.clone()));
-    let mut config = ServerConfig::new(identity, trust)
+    let mut config = ServerConfig::new(identity.clone(), trust.clone())
         .rules(application.rules())
         .filter(filter)
         .max_payload(args.max_payload)
@@ -222,6 +243,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
         .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);
@@ -239,27 +261,45 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         config = config.listen(address);
     }
     let server = Server::start(config, application).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "server",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_server(server.handle()),
+    )?;
     let is_current = dev.as_ref().map(|dev| dev.name(server.addresses())).transpose()?;
     announce(&server, args.json)?;
     if let (Some(dev), Some(is_current)) = (&dev, is_current) {
         introduce(dev, is_current, args.json)?;
     }
+    pages.announce(args.json)?;
     let handle = server.handle();
     daemon.ready(move || sessions(&handle));
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
     };
+    let mut running = Running {
+        server: &server,
+        pages: &pages,
+        files,
+        args: &args,
+        lifetimes: lifetimes.unwrap_or_default(),
+    };
+    daemon.watch(watched, &running);
     let mut is_read = true;
     loop {
         crossbeam_channel::select! {
             recv(daemon.stop().channel()) -> _ => break,
             recv(ended) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running { server: &server, args: &args }),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, args: &args }),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
             // Whoever has seen enough of it does not end a server.
             recv(show) -> frame => if let Ok(frame) = frame && is_read {
                 is_read = frame.print(&operands, args.json).is_ok();
@@ -268,6 +308,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     drop(shown);
     daemon.stopping();
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -292,19 +333,35 @@ fn introduce(dev: &Dev, is_current: bool, json: bool) -> Result<(), Failure> {
     lone_line(text, json.then(|| as_json.to_string()))
 }
 
-/// What SIGHUP is about.
+impl Args {
+    fn files(&self) -> Option<CredentialFiles> {
+        Some(CredentialFiles {
+            cert: self.cert.clone()?,
+            ca: self.ca.clone()?,
+            crl: self.crl.clone(),
+        })
+    }
+}
+
+/// What is read again.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
+    /// None with --dev.
+    files: Option<CredentialFiles>,
     args: &'a Args,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         // Everything is read before anything is changed.
         let configuration = self.args.config.as_deref().map(load_configuration).transpose()?;
-        if let (Some(cert), Some(ca)) = (&self.args.cert, &self.args.ca) {
-            let (identity, trust) = (Identity::load(cert)?, Trust::load(ca)?);
+        if let Some(files) = &self.files {
+            let (identity, trust) = files.load()?;
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
+            self.pages.renew(&identity, &trust);
+            self.lifetimes = files.lifetimes(&identity, &trust);
         }
         if let Some(yaml) = configuration {
             let told = self.server.handle().with(move |cx| {
@@ -319,6 +376,10 @@ impl Service for Running<'_> {
             told.and_then(|told| told).map_err(Failure::new)?;
         }
         Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
     }
 }
 

@@ -66,7 +66,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 impl Args {
     /// Whether it is a server, whose warnings an operator wants to see.
     pub(crate) fn serves(&self) -> bool {
-        matches!(self.command, Command::Serve(_))
+        match &self.command {
+            Command::Serve(_) => true,
+            Command::Element(args) => args.stays(),
+            _ => false,
+        }
     }
 }
 
