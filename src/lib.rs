@@ -117,7 +117,7 @@ pub mod payload;
 pub mod pki;
 #[doc(hidden)]
 pub mod printable;
-#[cfg(any(feature = "cluster", feature = "opflex"))]
+#[cfg(any(feature = "cluster", feature = "opflex", feature = "issue"))]
 mod replace;
 mod role;
 mod setters;

@@ -19,12 +19,16 @@
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
 //! | `limits` | what certificates of a chain limit in each other |
+//! | `revocation` | [`RevocationLists`]: certificates that count no longer |
+//! | `signature` | signatures that are checked apart from a chain |
 //! | `version_1` | certificates of X.509 version 1, for protocols without roles |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
 //! | `store` | PEM text and files, [`load_certificates`] |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and what it issues (feature `issue`) |
+//! | `renew`, `revoke` | what becomes of that later: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
+//! | `list_info` | [`RevocationListInfo`]: the facts in a revocation list, [`Serial`] |
 //! | `provider` | which cryptography is used, [`provider()`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
@@ -59,9 +63,16 @@ mod inspect;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod issue;
 mod limits;
+mod list_info;
 mod provider;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod renew;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod request;
+mod revocation;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod revoke;
+mod signature;
 mod store;
 mod trust;
 mod version_1;
@@ -70,7 +81,7 @@ mod version_1;
 /// needs is in [`crate::rustls`].
 #[doc(no_inline)]
 pub use rustls::{
-    pki_types::{CertificateDer, PrivateKeyDer},
+    pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
     sign::{CertifiedKey, SigningKey},
 };
 
@@ -82,10 +93,16 @@ pub use self::inspect::CertificateInfo;
 pub(crate) use self::inspect::KeptCertificate;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
+pub use self::list_info::{RevocationListInfo, RevocationReason, Revoked, Serial};
 pub use self::provider::provider;
 pub(crate) use self::provider::ticketer;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+pub use self::renew::{RenewalRequest, Renewed};
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
+pub use self::revocation::{RevocationList, RevocationLists};
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+pub use self::revoke::SignedRevocationList;
 pub use self::store::load_certificates;
 pub use self::trust::Trust;
 pub(crate) use self::version_1::Version1;

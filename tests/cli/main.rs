@@ -20,6 +20,7 @@ mod bench;
 mod bridge;
 mod cert;
 mod cnci;
+mod credentials;
 mod decode;
 mod logs;
 mod machine;

@@ -4,9 +4,12 @@
 //! |---|---|
 //! | `pki` | certificates, good ones and each kind of bad one |
 //! | `transport` | the two threads of a link, in clear and as TLS |
+//! | `revocation` | certificates that count no longer |
 //! | `resumption` | a session that is resumed |
+//! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
@@ -21,12 +24,16 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
 mod flow;
 mod pages;
 mod pki;
+#[cfg(feature = "testkit")]
+mod renewal;
 mod resumption;
+mod revocation;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;

@@ -105,11 +105,12 @@ fn asks_for_json(words: &[OsString]) -> bool {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 6] = [
+const COMMON: [&str; 7] = [
     "--connect",
     "--listen",
     "--ca",
     "--cert",
+    "--crl",
     "--context",
     "--log-format",
 ];

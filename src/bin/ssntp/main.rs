@@ -7,6 +7,7 @@
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `context` | what these flags need not say: the user's contexts |
+//! | `credentials` | the files of certificates, and how long they count |
 //! | `daemon` | what every daemon does beside its work |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `logging` | the log on the standard error, which nobody waits for |
@@ -16,6 +17,7 @@
 //! | `settings/` | what daemons are told by flags, environment and file |
 //! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
+//! | `watched` | files that are read again when they change |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -34,6 +36,8 @@ mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod context;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod credentials;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod daemon;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod failure;
@@ -51,6 +55,8 @@ mod settings;
 mod signal_stacks;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod signals;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod watched;
 
 use std::process::ExitCode;
 

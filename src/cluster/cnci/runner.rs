@@ -18,9 +18,10 @@ use super::concentrator::{Concentrator, Keep};
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
-use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
+use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
+use crate::pki::{Identity, Trust};
 use crate::proto::Frame;
 use crate::transport::threads;
 
@@ -130,7 +131,7 @@ impl From<ClientError> for CnciError {
 /// [`stop`](Self::stop), ends them.
 #[derive(Debug)]
 pub struct Cnci {
-    uuid: Uuid,
+    client: ClientHandle,
     stop: Option<Sender<()>>,
     ended: Receiver<ClientError>,
     thread: Option<JoinHandle<()>>,
@@ -178,6 +179,7 @@ impl Cnci {
         .map_err(|e| CnciError::State(state, e))?;
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded(1);
+        let handle = client.handle();
         let runner = Runner {
             client,
             concentrator,
@@ -192,7 +194,7 @@ impl Cnci {
             }
         });
         Ok(Self {
-            uuid,
+            client: handle,
             stop: Some(stop),
             ended,
             thread: Some(thread.map_err(CnciError::Thread)?),
@@ -201,7 +203,22 @@ impl Cnci {
 
     /// Its UUID.
     pub fn uuid(&self) -> Uuid {
-        self.uuid
+        self.client.uuid()
+    }
+
+    /// Its client: counters, the server of the session, how long the certificate
+    /// is valid.
+    pub fn client(&self) -> ClientHandle {
+        self.client.clone()
+    }
+
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. What it knows
+    /// of its tenant stays.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.client.renew(identity, trust)
     }
 
     /// Gives the reason when the client has ended for good, and the

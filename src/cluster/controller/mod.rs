@@ -89,6 +89,7 @@ use crate::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, NextState, ReleasePublicIp, Restart,
     Restore, StartPayload, Stop,
 };
+use crate::pki::{Identity, Trust};
 use crate::proto::{Command, Frame, Trace, TraceParent};
 use crate::transport::threads;
 
@@ -225,6 +226,15 @@ impl Controller {
     /// how many. The channel is disconnected after [`Change::Ended`].
     pub fn subscribe(&self) -> Receiver<Change> {
         self.shared.subscribe()
+    }
+
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Orders stay;
+    /// streams end where the session is replaced.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.client.renew(identity, trust)
     }
 
     /// The client: its UUID, its counters, the server of the session.

@@ -155,6 +155,9 @@ pub enum DisconnectReason {
     Replaced,
     /// Its queue was full.
     SlowConsumer,
+    /// Its certificate counts no longer: it is revoked, has expired, or comes from an
+    /// authority that is no longer trusted. The text says which.
+    Certificate(String),
     /// The application ended it.
     Application,
     /// The server stops.
@@ -170,6 +173,7 @@ impl fmt::Display for DisconnectReason {
             Self::Protocol(why) => write!(f, "protocol error: {why}"),
             Self::Replaced => f.write_str("the client connected again"),
             Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
+            Self::Certificate(why) => f.write_str(why),
             Self::Application => f.write_str("ended by the application"),
             Self::Stopped => f.write_str("the server stops"),
         }

@@ -50,6 +50,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
+//! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
@@ -64,6 +65,7 @@ mod admission;
 mod channel;
 mod config;
 mod core;
+mod credentials;
 mod delivery;
 mod exchange;
 mod filter;
@@ -99,6 +101,7 @@ pub use self::admission::AdmissionPolicy;
 pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
+pub use self::credentials::{Credentials, Renewed};
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
@@ -125,7 +128,6 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
-    environment: Arc<config::Environment>,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
@@ -175,12 +177,12 @@ impl Server {
         let mut server = Self {
             handle: ServerHandle {
                 events: events.clone(),
+                environment: Arc::clone(&environment),
                 uuid,
                 role,
             },
             addresses,
             max_sessions,
-            environment: Arc::clone(&environment),
             acceptance: None,
             dispatcher: Some(dispatcher),
             stopping,
@@ -217,14 +219,32 @@ impl Server {
     }
 
     /// Takes another certificate, as before the old one expires, and other
-    /// authorities. Sessions stay; whoever connects from now on sees the new
-    /// certificate, and is checked by the new authorities.
+    /// authorities and revocation lists. Whoever connects from now on sees the new
+    /// certificate, and is checked by the new authorities; a session that was begun
+    /// under the old ones is not resumed.
+    ///
+    /// Sessions that stand are looked at as well, before this returns. Those whose
+    /// certificates are revoked, have expired, or come from nobody who is trusted now
+    /// end with [`DisconnectReason::Certificate`]: their clients get
+    /// ConnectionFailure, after what waits for them. The others do not notice. The
+    /// certificates are verified on this thread, some thousands a second; everybody
+    /// else goes on meanwhile.
     ///
     /// # Errors
-    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`];
-    /// the old ones stay.
-    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
-        self.environment.renew(identity, trust)
+    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`],
+    /// [`ServerError::OnDispatcher`]; the old ones stay, and so do all sessions.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<Renewed, ServerError> {
+        if dispatch::is_dispatcher() {
+            return Err(ServerError::OnDispatcher);
+        }
+        let environment = &self.handle.environment;
+        environment.renew(identity, trust)?;
+        Ok(credentials::look(&self.handle, environment.time_of_day.now()))
+    }
+
+    /// What it proves and whom it trusts at present. Takes no time.
+    pub fn credentials(&self) -> Credentials {
+        self.handle.credentials()
     }
 
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
@@ -275,6 +295,7 @@ fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<S
 #[derive(Clone)]
 pub struct ServerHandle {
     events: Events<DispatchEvent<ServerCore>>,
+    environment: Arc<config::Environment>,
     uuid: Uuid,
     role: Role,
 }
@@ -393,6 +414,12 @@ impl ServerHandle {
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
     pub fn disconnect(&self, uuid: Uuid) -> Result<bool, SendError> {
         self.with(move |cx| cx.disconnect(uuid))
+    }
+
+    /// What the server proves and whom it trusts at present, also once it has
+    /// stopped. Does not wait.
+    pub fn credentials(&self) -> Credentials {
+        self.environment.in_force().credentials.clone()
     }
 
     /// The server's UUID.

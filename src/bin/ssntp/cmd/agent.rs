@@ -19,7 +19,8 @@ use ssntp::payload::NextState;
 
 #[cfg(feature = "cli")]
 use super::config::Problems;
-use crate::connection::{Connection, closed};
+use crate::connection::{Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
@@ -36,7 +37,8 @@ use crate::settings::{ConfigFile, Settings};
 /// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
 /// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
 /// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
-/// is for --after-evacuation.
+/// is for --after-evacuation. SIGHUP makes it read --ca, --cert and --crl again, and so
+/// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -181,8 +183,8 @@ impl Args {
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        let (cert, ca) = self.connection.files();
-        problems.credentials(cert, ca, Role::AGENT | Role::NETAGENT);
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
         problems.of("policy", Some(self.policy.policy()));
         problems
     }
@@ -209,16 +211,16 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
     }
     let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
-    let mut client = args
+    let (client, renewal) = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?
-        .tracing(true);
+        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?;
+    let mut client = client.tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {
@@ -254,6 +256,13 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         format!("agent {uuid}"),
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
     )?;
+    let mut running = Running {
+        agent: &agent,
+        renewal,
+        settings,
+    };
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -264,10 +273,10 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
             }
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running(&mut settings)),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running(&mut settings)),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
             recv(toggle) -> signal => match signal {
                 Ok(()) => agent.toggle_offline(),
                 Err(_) => break,
@@ -278,16 +287,28 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running<'a>(&'a mut Settings);
+/// What is read again: certificates. The policy of the node is its start's, and what
+/// else the file of settings says.
+struct Running<'a> {
+    agent: &'a Agent,
+    renewal: Renewal,
+    settings: Settings,
+}
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        match self.0.read_again()? {
-            Some((_, now)) => self.0.take(now, &[]),
-            None => return Err(Failure::new("an agent has no files to read again")),
+        let read = self.settings.read_again()?;
+        let agent = self.agent;
+        self.renewal
+            .reload(|identity, trust| agent.renew(identity, trust))?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
         }
         Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

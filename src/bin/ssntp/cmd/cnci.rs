@@ -12,7 +12,8 @@ use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
 use super::config::Problems;
-use crate::connection::{Connection, closed};
+use crate::connection::{Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
@@ -21,7 +22,8 @@ use crate::settings::{ConfigFile, Settings};
 /// Run the agent of a concentrator instance, or print its tables
 ///
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
+/// moved: the tables are all there is. SIGINT and SIGTERM end it; SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. With --state
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -60,8 +62,8 @@ impl Args {
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        let (cert, ca) = self.connection.files();
-        problems.credentials(cert, ca, Role::CNCIAGENT);
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::CNCIAGENT);
         for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
             problems.of(
                 key,
@@ -72,7 +74,7 @@ impl Args {
     }
 }
 
-fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
+fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -83,10 +85,8 @@ fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
     if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection
-        .config_as(Role::CNCIAGENT, daemon.stop())?
-        .tracing(true);
-    let mut config = CnciConfig::new(client, tenant, ip);
+    let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
     }
@@ -96,31 +96,49 @@ fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
+    let mut running = Running {
+        cnci: &cnci,
+        renewal,
+        settings,
+    };
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running(&mut settings)),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running(&mut settings)),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
     cnci.stop();
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running<'a>(&'a mut Settings);
+/// What is read again.
+struct Running<'a> {
+    cnci: &'a Cnci,
+    renewal: Renewal,
+    settings: Settings,
+}
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        match self.0.read_again()? {
-            Some((_, now)) => self.0.take(now, &[]),
-            None => return Err(Failure::new("a concentrator has no files to read again")),
+        let read = self.settings.read_again()?;
+        let cnci = self.cnci;
+        self.renewal
+            .reload(|identity, trust| cnci.renew(identity, trust))?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
         }
         Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

@@ -9,6 +9,7 @@ use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
 
 use crate::args::{self, Command};
+use crate::credentials::CrlArgs;
 use crate::failure::Failure;
 use crate::output::{Output, columns, printable};
 use crate::settings::{self, Flag, Flags, Problem, Refused, Settings};
@@ -186,9 +187,15 @@ impl Problems {
         }
     }
 
-    /// Reads the certificate, which has to hold one of these roles, and the
-    /// authority.
-    pub(crate) fn credentials(&mut self, cert: &Option<PathBuf>, ca: &Option<PathBuf>, roles: Role) {
+    /// Reads the certificate, which has to hold one of these roles, the authority, and
+    /// whom it has revoked.
+    pub(crate) fn credentials(
+        &mut self,
+        cert: &Option<PathBuf>,
+        ca: &Option<PathBuf>,
+        crl: &CrlArgs,
+        roles: Role,
+    ) {
         let identity = |path: &PathBuf| {
             let held = Identity::load(path)?.roles();
             match held.intersects(roles) {
@@ -203,10 +210,11 @@ impl Problems {
             }
         };
         self.of("cert", cert.as_ref().map(identity));
-        self.of(
-            "ca",
-            ca.as_ref().map(|path| Trust::load(path).map_err(Failure::from)),
-        );
+        let Some(ca) = ca else { return };
+        match Trust::load(ca) {
+            Ok(_) => self.of("crl", Some(crl.trust(ca))),
+            Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
+        }
     }
 }
 

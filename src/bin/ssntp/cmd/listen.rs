@@ -19,7 +19,8 @@ use crate::signals::Stop;
 /// Connect and print each frame that arrives, with its time, and its sender where
 /// that had it traced
 ///
-/// Connects again whenever the connection is lost.
+/// Connects again whenever the connection is lost, and with another certificate once
+/// its files have changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -43,11 +44,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Some(_) => Stop::install_for_commands()?,
         None => Stop::install()?,
     };
-    let config = args.connection.config(&stop)?.tracing(true);
+    let (config, renewal) = args.connection.config(&stop)?;
     let operands = args.applications.operands()?;
-    let config = config.operands(operands.clone());
+    let config = config.tracing(true).operands(operands.clone());
     let client = Client::start(config).map_err(Failure::new)?;
-    let mut watch = Watch::new(&client, &stop);
+    let mut watch = Watch::new(&client, &stop, renewal);
     let mut left = args.count;
     while left != Some(0) {
         let mut frame = match watch.wait(None)? {

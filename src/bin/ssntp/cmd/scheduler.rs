@@ -8,18 +8,19 @@ use crossbeam_channel::select;
 use ssntp::Role;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
-use ssntp::pki::{Identity, Trust};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use super::config::Problems;
 use super::server::{Admission, announce, load_configuration};
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
@@ -28,7 +29,8 @@ const QUIET: Duration = Duration::from_secs(60);
 /// what they say
 ///
 /// Prints one line with its address once it accepts clients. SIGHUP makes it read
-/// --ca, --cert and --config-file again.
+/// --ca, --cert, --crl and --config-file again, and so does a change of these files.
+/// Sessions stay, but for those whose certificate does not count any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -43,6 +45,8 @@ pub(crate) struct Args {
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// The cluster's configuration, which clients get; the scheduler's own settings
     /// are for --config-file. It is rewritten whenever a controller
     /// changes it, so that the next start has it; where there is no such file
@@ -97,10 +101,19 @@ enum ControllersName {
 }
 
 impl Args {
+    fn files(&self) -> CredentialFiles {
+        CredentialFiles {
+            cert: self.cert.clone(),
+            ca: self.ca.clone(),
+            crl: self.crl.clone(),
+        }
+    }
+
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(&Some(self.cert.clone()), &Some(self.ca.clone()), Role::SCHEDULER);
+        let (cert, ca) = (Some(self.cert.clone()), Some(self.ca.clone()));
+        problems.credentials(&cert, &ca, &self.crl, Role::SCHEDULER);
         // One that is not there yet will be made.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
@@ -108,7 +121,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
@@ -124,10 +137,15 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
-    let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+    let files = args.files();
+    let watched = files.paths().into_iter().chain(settings.file());
+    let watched = Watched::of(watched.collect());
+    let (identity, trust) = files.load()?;
+    let lifetimes = files.lifetimes(&identity, &trust);
     let mut server = ServerConfig::new(identity, trust)
         .resumption(!args.no_resumption)
-        .admission(args.admission.policy());
+        .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }
@@ -142,9 +160,12 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     announce(&server, args.json)?;
     let mut running = Running {
         server: &server,
-        args: &args,
-        settings: &mut settings,
+        files,
+        settings,
+        watched: None,
+        lifetimes,
     };
+    daemon.watch(watched, &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -159,26 +180,42 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What SIGHUP is about: certificates alone. The configuration is the scheduler's
-/// own file, which controllers change.
+/// What is read again: certificates alone. The configuration is the scheduler's own
+/// file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
-    args: &'a Args,
-    settings: &'a mut Settings,
+    files: CredentialFiles,
+    settings: Settings,
+    /// Other files than before, as they were before they were read.
+    watched: Option<Watched>,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let read = self.settings.read_again()?;
-        let args = match &read {
-            Some((crate::args::Command::Scheduler(args), _)) => args,
-            _ => self.args,
+        let files = match &read {
+            Some((crate::args::Command::Scheduler(args), _)) => args.files(),
+            _ => self.files.clone(),
         };
-        let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
+        let watched = files.paths().into_iter().chain(self.settings.file());
+        let watched = Watched::of(watched.collect());
+        let (identity, trust) = files.load()?;
         self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        self.lifetimes = files.lifetimes(&identity, &trust);
+        self.files = files;
+        self.watched = Some(watched);
         if let Some((_, now)) = read {
-            self.settings.take(now, &["ca", "cert"]);
+            self.settings.take(now, &["ca", "cert", "crl", "crl-strict"]);
         }
         Ok(())
+    }
+
+    fn watched(&mut self) -> Option<Watched> {
+        self.watched.take()
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
     }
 }

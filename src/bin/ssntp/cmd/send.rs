@@ -114,9 +114,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         )));
     }
     let stop = Stop::install_for_commands()?;
-    let config = args
+    let (config, renewal) = args
         .connection
-        .config_choosing(&stop, |held| sender_role(held, kind))?
+        .config_choosing(&stop, |held| sender_role(held, kind))?;
+    let config = config
         .tracing(true)
         .operands(operands)
         .reconnect(false)
@@ -125,7 +126,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let parent = args.traceparent.or_else(connection::traceparent);
     let client = Client::start(config).map_err(Failure::new)?;
     let mut sending = Sending {
-        watch: Watch::new(&client, &stop),
+        watch: Watch::new(&client, &stop, renewal),
         args: &args,
         kind,
         parent,

@@ -8,7 +8,6 @@ use crossbeam_channel::{Receiver, Sender};
 use serde_json::json;
 use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
-use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{
     AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, RuleError, Rules, Server,
@@ -21,6 +20,7 @@ use super::config::Problems;
 use super::dev::{self, Dev};
 use super::{listen, operands};
 use crate::application::Applications;
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
@@ -28,6 +28,7 @@ use crate::receipt::Question;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// Run a server that checks roles, filters and routes
 ///
@@ -36,9 +37,11 @@ use crate::signal_stacks;
 /// listens on this host alone, forwards and filters as `ssntp operands` shows, and
 /// prints what it routes.
 ///
-/// SIGHUP makes it read --ca, --cert and --config again, except with --dev, and
-/// --config-file with forward, filter and filter-action. Sessions
-/// stay, and clients get a CONFIGURE if there is a --config.
+/// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
+/// so does a change of these files. Sessions stay, but for those whose certificate does
+/// not count any more, and clients get a CONFIGURE if there is another --config. Of
+/// --config-file, which is read with them, forward, filter and filter-action count at
+/// once.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -63,6 +66,8 @@ pub(crate) struct Args {
         conflicts_with = "dev"
     )]
     cert: Option<PathBuf>,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// Try the protocol: make all that is needed, for this host and user alone
     #[arg(long)]
     dev: bool,
@@ -131,6 +136,10 @@ pub(super) struct Admission {
     /// which is the most it may be]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,
+    /// Let a session go on beyond the end of its client's certificate [default: it
+    /// ends with it]
+    #[arg(long)]
+    pub(super) outlive_certificates: bool,
 }
 
 impl Admission {
@@ -208,7 +217,7 @@ impl Args {
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(&self.cert, &self.ca, Role::SERVER);
+        problems.credentials(&self.cert, &self.ca, &self.crl, Role::SERVER);
         problems.of("config", self.config.as_deref().map(load_configuration));
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
@@ -216,7 +225,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     // The end of its terminal ends a server that somebody only tries.
     let mut daemon = match args.dev {
@@ -233,11 +242,14 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         PolicyName::DropOldest => SlowConsumer::DropOldest,
     };
     let dev = args.dev.then(Dev::prepare).transpose()?;
-    let (identity, trust) = match (&dev, &args.cert, &args.ca) {
-        (Some(dev), ..) => (dev.identity.clone(), dev.trust.clone()),
-        (None, Some(cert), Some(ca)) => (Identity::load(cert)?, Trust::load(ca)?),
-        _ => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
+    let files = args.files();
+    let watched = args.watched(&settings);
+    let (identity, trust) = match (&dev, &files) {
+        (Some(dev), _) => (dev.identity.clone(), dev.trust.clone()),
+        (None, Some(files)) => files.load()?,
+        (None, None) => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
     };
+    let lifetimes = files.as_ref().map(|files| files.lifetimes(&identity, &trust));
     let (shown, show) = crossbeam_channel::bounded(SHOWN);
     let is_shown = args.show || args.dev;
     let operands = args.applications.operands()?;
@@ -258,6 +270,7 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
         .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);
@@ -284,13 +297,16 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
     };
-    let mut is_read = true;
     let mut running = Running {
         server: &server,
         args: &args,
-        settings: &mut settings,
-        receivers: &receivers,
+        settings,
+        receivers,
+        watched: None,
+        lifetimes: lifetimes.unwrap_or_default(),
     };
+    daemon.watch(watched, &running);
+    let mut is_read = true;
     loop {
         crossbeam_channel::select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -331,17 +347,48 @@ fn introduce(dev: &Dev, is_current: bool, json: bool) -> Result<(), Failure> {
     lone_line(text, json.then(|| as_json.to_string()))
 }
 
-/// What SIGHUP is about.
+impl Args {
+    fn files(&self) -> Option<CredentialFiles> {
+        Some(CredentialFiles {
+            cert: self.cert.clone()?,
+            ca: self.ca.clone()?,
+            crl: self.crl.clone(),
+        })
+    }
+
+    /// The files that are read again when they change, before they are read: none with
+    /// --dev.
+    fn watched(&self, settings: &Settings) -> Watched {
+        let files = self.files();
+        let files = files.iter().flat_map(CredentialFiles::paths);
+        let paths = files.chain(self.config.clone()).chain(settings.file());
+        Watched::of(paths.filter(|_| !self.dev).collect())
+    }
+}
+
+/// What is read again.
 struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
-    settings: &'a mut Settings,
-    receivers: &'a Arc<Mutex<Receivers>>,
+    settings: Settings,
+    receivers: Arc<Mutex<Receivers>>,
+    /// Other files than before, as they were before they were read.
+    watched: Option<Watched>,
+    lifetimes: Vec<Lifetime>,
 }
 
 /// The settings that SIGHUP takes over. Whether frames are shown is not one of them:
 /// a rule that is new is shown as it was.
-const TAKEN: [&str; 6] = ["ca", "cert", "config", "filter", "filter-action", "forward"];
+const TAKEN: [&str; 8] = [
+    "ca",
+    "cert",
+    "config",
+    "crl",
+    "crl-strict",
+    "filter",
+    "filter-action",
+    "forward",
+];
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
@@ -351,6 +398,7 @@ impl Service for Running<'_> {
             Some((crate::args::Command::Server(args), _)) => args,
             _ => self.args,
         };
+        let watched = args.watched(&self.settings);
         let configuration = args.config.as_deref().map(load_configuration).transpose()?;
         let operands = self.args.applications.operands()?;
         let rules = read.is_some().then(|| args.rules()).transpose()?;
@@ -360,12 +408,13 @@ impl Service for Running<'_> {
                 "forward: {kind} needs a restart with its application"
             )));
         }
-        if let (Some(cert), Some(ca)) = (&args.cert, &args.ca) {
-            let (identity, trust) = (Identity::load(cert)?, Trust::load(ca)?);
+        if let Some(files) = args.files() {
+            let (identity, trust) = files.load()?;
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
+            self.lifetimes = files.lifetimes(&identity, &trust);
         }
         if let Some(rules) = rules {
-            let (filter, shared) = (args.filter(), Arc::clone(self.receivers));
+            let (filter, shared) = (args.filter(), Arc::clone(&self.receivers));
             let receivers = receivers(&rules, &operands);
             let taken = self.server.handle().with(move |cx| {
                 cx.set_rules(forwarding(&receivers))?;
@@ -389,8 +438,17 @@ impl Service for Running<'_> {
         }
         if let Some((_, now)) = read {
             self.settings.take(now, &TAKEN);
+            self.watched = Some(watched);
         }
         Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
+    }
+
+    fn watched(&mut self) -> Option<Watched> {
+        self.watched.take()
     }
 }
 

@@ -77,7 +77,11 @@ impl Args {
 
     /// Whether it is a server, whose warnings an operator wants to see.
     pub(crate) fn serves(&self) -> bool {
-        matches!(self.command, Command::Serve(_))
+        match &self.command {
+            Command::Serve(_) => true,
+            Command::Element(args) => args.stays(),
+            _ => false,
+        }
     }
 }
 

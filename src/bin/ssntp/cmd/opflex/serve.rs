@@ -16,17 +16,21 @@ use super::load_model;
 use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
 ///
 /// Prints one line with its address once it accepts clients. A policy file that
-/// changes is read again: what it holds is all the policy there is then. One that
-/// cannot be read changes nothing. SIGHUP has it read at once.
+/// changes is read again: what it holds is all the policy there is then. So are the
+/// files of --tls-cert, --tls-ca and --tls-crl: clients stay, but for those whose
+/// certificate does not count any more. One that cannot be read changes nothing. SIGHUP
+/// has all of them read at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -83,13 +87,15 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
-    config.tls = args.tls.acceptor()?;
+    let watched = Watched::of(args.tls.paths());
+    let (acceptor, lifetimes) = args.tls.acceptor()?;
+    config.tls = acceptor;
     config.keep = args.persist;
     config.control = args.control;
     config.inspector = args.inspector.socket();
@@ -105,6 +111,14 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         Some(_) => crossbeam_channel::tick(LOOK),
         None => crossbeam_channel::never(),
     };
+    let mut running = Running {
+        server: &server,
+        source,
+        tls: args.tls,
+        lifetimes,
+        settings,
+    };
+    daemon.watch(watched.and(running.settings.file()), &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -114,59 +128,76 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
                 return Err(Failure::new("the server has panicked, as the log tells, and ends"));
             }
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running { server: &server, source: source.as_mut(), settings: &mut settings }),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running { server: &server, source: source.as_mut(), settings: &mut settings }),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
             // This thread has nothing else to do, and a signal ends one that
             // hangs in a file system.
-            recv(look) -> _ => {
-                if let Some(source) = &mut source
-                    && source.has_changed()
-                {
-                    read_again(&server, source);
-                }
-            }
+            recv(look) -> _ => daemon.note_reload(running.look()),
         }
     }
     server.stop();
     Ok(())
 }
 
-/// What SIGHUP is about.
+/// What is read again.
 struct Running<'a> {
     server: &'a Server,
-    source: Option<&'a mut Source>,
-    settings: &'a mut Settings,
+    source: Option<Source>,
+    tls: ServerTls,
+    lifetimes: Vec<Lifetime>,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        if let Some(source) = &mut self.source {
-            read_again(self.server, source);
+        let read = self.settings.read_again()?;
+        let (acceptor, lifetimes) = self.tls.acceptor()?;
+        self.read_policy()?;
+        if let Some(acceptor) = acceptor {
+            self.server.renew(acceptor).map_err(Failure::new)?;
         }
-        if let Some((_, now)) = self.settings.read_again()? {
+        self.lifetimes = lifetimes;
+        if let Some((_, now)) = read {
             self.settings.take(now, &[]);
         }
         Ok(())
     }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
+    }
 }
 
-/// Makes what a source holds all the policy there is; a source that holds no
-/// policy changes nothing.
-fn read_again(server: &Server, source: &mut Source) {
-    let changed = source
-        .read()
-        .and_then(|objects| server.handle().edit(Edit::Reload(objects)).map_err(Failure::new));
-    match changed {
-        Ok(changed) => log::info!(
-            "{}: read again: {changed} objects changed",
-            source.path().display()
-        ),
-        Err(failure) => log::error!(
-            "{failure}; {}: the policy stays as it was",
-            source.path().display()
-        ),
+impl Running<'_> {
+    /// Reads policy that has changed; what came of it.
+    fn look(&mut self) -> Option<Result<(), String>> {
+        if !self.source.as_mut()?.has_changed() {
+            return None;
+        }
+        let done = self.read_policy();
+        Some(done.map_err(|failure| {
+            let why = failure.to_string();
+            log::error!("{why}");
+            why
+        }))
+    }
+
+    /// Makes what the source holds all the policy there is; a source that holds no
+    /// policy changes nothing.
+    fn read_policy(&mut self) -> Result<(), Failure> {
+        let Some(source) = &mut self.source else {
+            return Ok(());
+        };
+        let changed = source.read().and_then(|objects| {
+            let edited = self.server.handle().edit(Edit::Reload(objects));
+            edited.map_err(Failure::new)
+        });
+        let path = source.path().display();
+        let changed = changed.inspect_err(|_| log::error!("{path}: the policy stays as it was"))?;
+        log::info!("{path}: read again: {changed} objects changed");
+        Ok(())
     }
 }
 
