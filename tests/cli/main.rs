@@ -33,6 +33,7 @@ mod readme;
 mod scheduler;
 mod service_manager;
 mod session;
+mod settings;
 mod shell;
 mod signal_stacks;
 mod signals;

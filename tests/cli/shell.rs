@@ -53,7 +53,7 @@ impl User {
         Program::of(self.command(words))
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
 

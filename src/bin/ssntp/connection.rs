@@ -8,6 +8,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
 use ssntp::pki::{Identity, Trust};
+#[cfg(feature = "cli")]
+use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
@@ -273,6 +275,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The files that flags and environment name: certificate, authority and lists.
+    #[cfg(feature = "cli")]
+    pub(crate) fn files(&self) -> (&Option<PathBuf>, &Option<PathBuf>, &CrlArgs) {
+        (&self.server.cert, &self.server.ca, &self.server.crl)
+    }
+
     /// The client's configuration so far, and what it was read from.
     pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         self.config_choosing(stop, |held| held)
@@ -455,6 +463,18 @@ impl Complaint {
         note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
         self.told = why;
     }
+}
+
+#[cfg(feature = "cli")]
+/// The trace that whoever started the program says it is part of. One that is none
+/// is said, and otherwise as if it were not there.
+pub(crate) fn traceparent() -> Option<TraceParent> {
+    let value = std::env::var("TRACEPARENT").ok()?;
+    let parsed = value.parse();
+    if let Err(why) = &parsed {
+        note(format_args!("ssntp: TRACEPARENT: {why}: left out"));
+    }
+    parsed.ok()
 }
 
 /// Nobody has answered in time.

@@ -40,6 +40,12 @@ pub(crate) trait Service {
 
     /// How long what it has read counts.
     fn lifetimes(&self) -> Vec<Lifetime>;
+
+    /// Other files than before, as they were before they were read, where the last
+    /// reload has read such.
+    fn watched(&mut self) -> Option<Watched> {
+        None
+    }
 }
 
 /// A process that runs until it is told to end.
@@ -188,6 +194,9 @@ impl Daemon {
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
+            if let Some(watched) = service.watched() {
+                self.watched = watched;
+            }
             self.expect(service);
         }
         done

@@ -35,6 +35,16 @@ impl Watched {
         Self { paths, read, seen }
     }
 
+    /// The same, and one more, if there is one.
+    pub(crate) fn and(mut self, path: Option<PathBuf>) -> Self {
+        if let Some(path) = path {
+            self.read.push(stamp(&path));
+            self.seen.push(stamp(&path));
+            self.paths.push(path);
+        }
+        self
+    }
+
     /// They are about to be read again.
     pub(crate) fn read_now(&mut self) {
         *self = Self::of(std::mem::take(&mut self.paths));

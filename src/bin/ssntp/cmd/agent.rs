@@ -20,6 +20,8 @@ use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, Simu
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
+#[cfg(feature = "cli")]
+use super::config::Problems;
 #[cfg(feature = "admin")]
 use crate::admin::{About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
@@ -29,6 +31,7 @@ use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -44,6 +47,8 @@ use crate::service_manager::VARIABLES;
 /// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// Where it keeps its instances and, unless the certificate or --uuid
@@ -182,6 +187,18 @@ impl PolicyArgs {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
+        problems.of("policy", Some(self.policy.policy()));
+        problems
+    }
+}
+
 /// How often the program after an evacuation is looked at.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
@@ -203,7 +220,7 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
@@ -265,8 +282,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         renewal,
         #[cfg(feature = "admin")]
         pages: &pages,
+        settings,
     };
-    daemon.watch(running.renewal.watched(), &running);
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
     let pulse = Arc::downgrade(&agent);
     daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     let mut after = AfterEvacuation::new(args.after_evacuation);
@@ -307,16 +326,19 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     })
 }
 
-/// What is read again: certificates. The policy of the node is its start's.
+/// What is read again: certificates. The policy of the node is its start's, and what
+/// else the file of settings says.
 struct Running<'a> {
     agent: &'a Agent,
     renewal: Renewal,
     #[cfg(feature = "admin")]
     pages: &'a Pages,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        let read = self.settings.read_again()?;
         let agent = self.agent;
         #[cfg(feature = "admin")]
         let pages = self.pages;
@@ -325,7 +347,11 @@ impl Service for Running<'_> {
             #[cfg(feature = "admin")]
             pages.renew(identity, trust);
             Ok(())
-        })
+        })?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

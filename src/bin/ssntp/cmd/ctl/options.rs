@@ -6,7 +6,7 @@ use ssntp::Role;
 use ssntp::client::Backoff;
 use ssntp::cluster::controller::ControllerConfig;
 
-use crate::connection::{Renewal, ServerArgs};
+use crate::connection::{self, Renewal, ServerArgs};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -56,11 +56,16 @@ impl Options {
         self.timeout.is_some()
     }
 
-    /// A controller for a program that ends once it has done its work.
+    /// A controller for a program that ends once it has done its work. Its commands
+    /// are part of the trace that the environment names.
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         let config = config.backoff(BACKOFF).first_attempts(ATTEMPTS);
-        Ok(ControllerConfig::new(config))
+        let config = ControllerConfig::new(config);
+        Ok(match connection::traceparent() {
+            Some(parent) => config.traceparent(parent),
+            None => config,
+        })
     }
 
     /// A controller for a program that goes on, connects again whenever it has to,

@@ -10,6 +10,7 @@ use ssntp::opflex::model::Edit;
 use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
+use super::super::config::Problems;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
@@ -20,6 +21,7 @@ use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 use crate::watched::Watched;
 
@@ -32,6 +34,8 @@ use crate::watched::Watched;
 /// has all of them read at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
@@ -72,7 +76,21 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls-cert", Some(self.tls.acceptor()));
+        let schema = self.model.as_deref().map(load_model).transpose();
+        let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
+        match schema {
+            Ok(schema) => problems.of("policy", read(schema)),
+            Err(failure) => problems.of("model", Some(Err::<(), _>(failure))),
+        }
+        problems
+    }
+}
+
+pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
@@ -117,8 +135,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         source,
         tls: args.tls,
         lifetimes,
+        settings,
     };
-    daemon.watch(watched, &running);
+    daemon.watch(watched.and(running.settings.file()), &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -150,10 +169,12 @@ struct Running<'a> {
     source: Option<Source>,
     tls: ServerTls,
     lifetimes: Vec<Lifetime>,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        let read = self.settings.read_again()?;
         let (acceptor, lifetimes) = self.tls.acceptor()?;
         let of_pages = self.tls.credentials()?;
         self.read_policy()?;
@@ -164,6 +185,9 @@ impl Service for Running<'_> {
             self.pages.renew(&identity, &trust);
         }
         self.lifetimes = lifetimes;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
         Ok(())
     }
 
@@ -181,7 +205,7 @@ impl Running<'_> {
         let done = self.read_policy();
         Some(done.map_err(|failure| {
             let why = failure.to_string();
-            failure.report();
+            log::error!("{why}");
             why
         }))
     }
