@@ -13,12 +13,13 @@
 //! but for the disk, and a file system that hangs stops nothing but this.
 
 use std::ffi::c_int;
-use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, tick};
 use signal_hook::consts::SIGHUP;
 
+#[cfg(feature = "admin")]
+use crate::admin::Notes;
 use crate::credentials::{Expiry, Lifetime};
 use crate::failure::Failure;
 use crate::service_manager::ServiceManager;
@@ -37,11 +38,14 @@ pub(crate) trait Service {
     /// What cannot be read; everything is as it was then.
     fn reload(&mut self) -> Result<(), Failure>;
 
-    /// The files that it has read.
-    fn files(&self) -> Vec<PathBuf>;
-
     /// How long what it has read counts.
     fn lifetimes(&self) -> Vec<Lifetime>;
+
+    /// Other files than before, as they were before they were read, where the last
+    /// reload has read such.
+    fn watched(&mut self) -> Option<Watched> {
+        None
+    }
 }
 
 /// A process that runs until it is told to end.
@@ -57,6 +61,8 @@ pub(crate) struct Daemon {
     last_reload: Option<(SystemTime, Result<(), String>)>,
     /// Looks since files that have changed would not do.
     failing: Option<u32>,
+    #[cfg(feature = "admin")]
+    notes: Notes,
 }
 
 impl Daemon {
@@ -85,11 +91,13 @@ impl Daemon {
             stop,
             hang_ups,
             looks: tick(LOOK),
+            manager: ServiceManager::of_this_process(),
             watched: Watched::default(),
             expiry: Expiry::default(),
             last_reload: None,
             failing: None,
-            manager: ServiceManager::of_this_process(),
+            #[cfg(feature = "admin")]
+            notes: Notes::default(),
         }
     }
 
@@ -109,13 +117,6 @@ impl Daemon {
         &self.looks
     }
 
-    /// Looks after the files that the service has just read; `watched` was made
-    /// before it did. Whatever ends soon is told at once.
-    pub(crate) fn watch(&mut self, watched: Watched, service: &impl Service) {
-        self.watched = watched;
-        self.expect(service);
-    }
-
     /// Tells the service manager that the daemon does its work, and has it watched:
     /// [`ServiceManager::ready`].
     pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
@@ -125,6 +126,19 @@ impl Daemon {
     /// Tells the service manager that the daemon ends: before its service does.
     pub(crate) fn stopping(&mut self) {
         self.manager.stopping();
+    }
+
+    /// What the pages of `--admin` show of this process.
+    #[cfg(feature = "admin")]
+    pub(crate) fn notes(&self) -> Notes {
+        self.notes.clone()
+    }
+
+    /// Looks after the files that the service has just read; `watched` was made
+    /// before it did. Whatever ends soon is told at once.
+    pub(crate) fn watch(&mut self, watched: Watched, service: &impl Service) {
+        self.watched = watched;
+        self.expect(service);
     }
 
     /// Has the service read its files again. What will not do is told, and the
@@ -161,39 +175,38 @@ impl Daemon {
     #[cfg(all(feature = "cli", feature = "opflex"))]
     pub(crate) fn note_reload(&mut self, done: Option<Result<(), String>>) {
         if let Some(done) = done {
-            self.last_reload = Some((now(), done));
+            self.keep_in_mind(done);
         }
     }
 
-    /// When it last read its files again, and what was in the way.
-    #[expect(dead_code, reason = "for what the process tells of itself")]
-    pub(crate) fn last_reload(&self) -> Option<&(SystemTime, Result<(), String>)> {
-        self.last_reload.as_ref()
-    }
-
-    /// How long what the service goes by counts.
-    #[expect(dead_code, reason = "for what the process tells of itself")]
-    pub(crate) fn lifetimes(&self) -> impl Iterator<Item = &Lifetime> {
-        self.expiry.lifetimes()
+    fn keep_in_mind(&mut self, done: Result<(), String>) {
+        #[cfg(feature = "admin")]
+        self.notes.reloaded(done.clone().err());
+        let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
+        self.manager.reloaded(failure.as_deref());
+        self.last_reload = Some((now(), done));
     }
 
     fn read_again(&mut self, service: &mut impl Service) -> Result<(), String> {
         self.manager.reloading();
         let done = service.reload().map_err(|why| why.to_string());
-        let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
-        self.manager.reloaded(failure.as_deref());
-        self.last_reload = Some((now(), done.clone()));
+        self.keep_in_mind(done.clone());
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
-            self.watched.follow(service.files());
+            if let Some(watched) = service.watched() {
+                self.watched = watched;
+            }
             self.expect(service);
         }
         done
     }
 
     fn expect(&mut self, service: &impl Service) {
-        self.expiry = Expiry::of(service.lifetimes());
+        let lifetimes = service.lifetimes();
+        #[cfg(feature = "admin")]
+        self.notes.lifetimes(lifetimes.clone());
+        self.expiry = Expiry::of(lifetimes);
         self.warn();
     }
 
@@ -212,6 +225,7 @@ fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -229,10 +243,6 @@ mod tests {
                 Ok(_) => Ok(()),
                 Err(e) => Err(Failure::new(e)),
             }
-        }
-
-        fn files(&self) -> Vec<PathBuf> {
-            vec![self.path.clone()]
         }
 
         fn lifetimes(&self) -> Vec<Lifetime> {

@@ -13,17 +13,18 @@ use uuid::Uuid;
 
 use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
+use super::figures::AgentFigures;
 use super::policy::Policy;
 use super::store::{PASS, Store, make_dirs};
 use super::streams::Streams;
 use super::worker::Workers;
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
-use crate::cluster::Pulse;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::NextState;
 use crate::pki::{Identity, Trust};
+use crate::proto::Command;
 use crate::transport::threads;
 
 /// The most instances of a node, where nothing else is said.
@@ -34,6 +35,8 @@ const INPUTS: usize = 256;
 /// Next states that the agent's owner has not taken yet. When full, they are
 /// logged and dropped.
 const EVACUATIONS: usize = 4;
+/// How long whoever asks for figures waits.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long the last frames may take to leave when the agent ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
@@ -201,7 +204,6 @@ pub struct Agent {
     orders: Sender<Order>,
     ended: Receiver<ClientError>,
     evacuated: Receiver<NextState>,
-    pulse: Pulse,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -209,6 +211,7 @@ pub struct Agent {
 #[derive(Debug)]
 enum Order {
     ToggleOffline,
+    Figures(Sender<AgentFigures>),
 }
 
 impl Agent {
@@ -239,7 +242,6 @@ impl Agent {
         let (orders, inbox) = bounded(16);
         let (ending, ended) = bounded(1);
         let (evacuations, evacuated) = bounded(EVACUATIONS);
-        let (pulse, asked) = Pulse::new();
         let (inputs, outcomes) = bounded(INPUTS);
         let workers =
             Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
@@ -263,8 +265,8 @@ impl Agent {
             inbox,
             outcomes,
             evacuations,
-            asked,
             log: LogLimit::default(),
+            reports: 0,
         };
         let thread = threads::spawn("ssntp-agent", move || {
             if let Some(why) = runner.run() {
@@ -276,7 +278,6 @@ impl Agent {
             orders,
             ended,
             evacuated,
-            pulse,
             thread: Some(thread.map_err(AgentError::Thread)?),
         })
     }
@@ -309,6 +310,15 @@ impl Agent {
         }
     }
 
+    /// What the agent knows about itself, at one moment; none where it has ended,
+    /// or has so much to do that it does not answer in 5 s.
+    pub fn figures(&self) -> Option<AgentFigures> {
+        let (reply, figures) = bounded(1);
+        let until = now() + ANSWER;
+        self.orders.send_deadline(Order::Figures(reply), until).ok()?;
+        figures.recv_deadline(until).ok()
+    }
+
     /// Gives the reason when the client has ended for good, and the agent
     /// with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
@@ -324,11 +334,6 @@ impl Agent {
     /// are kept; further ones are only logged.
     pub fn evacuated(&self) -> &Receiver<NextState> {
         &self.evacuated
-    }
-
-    /// Asks its thread whether it still does its work.
-    pub fn pulse(&self) -> Pulse {
-        self.pulse.clone()
     }
 
     /// Ends it and waits for its threads. Instances keep running.
@@ -385,8 +390,9 @@ struct Runner {
     inbox: Receiver<Order>,
     outcomes: Receiver<Input>,
     evacuations: Sender<NextState>,
-    asked: Receiver<Sender<bool>>,
     log: LogLimit<()>,
+    /// STATS that were to be sent.
+    reports: u64,
 }
 
 impl Runner {
@@ -418,15 +424,12 @@ impl Runner {
                 },
                 recv(self.inbox) -> order => match order {
                     Ok(Order::ToggleOffline) => Input::ToggleOffline,
+                    Ok(Order::Figures(reply)) => {
+                        let _ = reply.send(self.figures());
+                        continue;
+                    }
                     Err(_) => break None,
                 },
-                // The agent has a pulse for as long as it has this thread.
-                recv(self.asked) -> answer => {
-                    if let Ok(answer) = answer {
-                        let _ = answer.send(self.client.is_connected());
-                    }
-                    continue;
-                }
                 recv(due) -> _ => Input::Tick,
             };
             self.control.handle(now(), input);
@@ -439,11 +442,9 @@ impl Runner {
             control,
             inbox,
             evacuations: _,
-            asked,
             log: _,
+            reports: _,
         } = self;
-        // Whoever asks from here on waits for nothing.
-        drop(asked);
         client.flush(LAST_FRAMES);
         // In this order: workers may be waiting for room in the channel, and
         // drivers go with their last user.
@@ -454,6 +455,11 @@ impl Runner {
         client.close();
         drop(inbox);
         why
+    }
+
+    fn figures(&self) -> AgentFigures {
+        let client = self.client.handle().figures();
+        self.control.figures(client, self.workers.figures(), self.reports)
     }
 
     fn act(&mut self) {
@@ -474,6 +480,7 @@ impl Runner {
                         }
                     }
                     Action::Send(frame) => {
+                        self.reports += u64::from(frame.kind() == Command::STATS);
                         if let Err(e) = self.client.try_send(frame) {
                             if let Some(more) = self.log.admit((), "unsent", now()) {
                                 warn!("{}: {e}{more}", self.client.uuid());

@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::config::Problems;
 use super::dev::{self, Dev};
 use super::{listen, operands};
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::application::Applications;
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
@@ -38,9 +39,10 @@ use crate::watched::Watched;
 /// prints what it routes.
 ///
 /// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
-/// --config-file with forward, filter and filter-action; so does a change of these
-/// files. Sessions stay, but for those whose certificate does not count any more, and
-/// clients get a CONFIGURE if there is another --config.
+/// so does a change of these files. Sessions stay, but for those whose certificate does
+/// not count any more, and clients get a CONFIGURE if there is another --config. Of
+/// --config-file, which is read with them, forward, filter and filter-action count at
+/// once.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -117,6 +119,8 @@ pub(crate) struct Args {
     /// The server's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// End when the standard input does: for whoever starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -224,7 +228,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     // The end of its terminal ends a server that somebody only tries.
     let mut daemon = match args.dev {
@@ -242,10 +246,7 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     };
     let dev = args.dev.then(Dev::prepare).transpose()?;
     let files = args.files();
-    let watched = Watched::of(match &dev {
-        None => args.watched(&settings),
-        Some(_) => Vec::new(),
-    });
+    let watched = args.watched(&settings);
     let (identity, trust) = match (&dev, &files) {
         (Some(dev), _) => (dev.identity.clone(), dev.trust.clone()),
         (None, Some(files)) => files.load()?,
@@ -263,7 +264,7 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         show: is_shown.then(|| shown.clone()),
         missed: 0,
     };
-    let mut config = ServerConfig::new(identity, trust)
+    let mut config = ServerConfig::new(identity.clone(), trust.clone())
         .rules(rules)
         .filter(args.filter())
         .max_payload(args.max_payload)
@@ -290,11 +291,21 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         config = config.listen(address);
     }
     let server = Server::start(config, application).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "server",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_server(server.handle()),
+    )?;
     let is_current = dev.as_ref().map(|dev| dev.name(server.addresses())).transpose()?;
     announce(&server, args.json)?;
     if let (Some(dev), Some(is_current)) = (&dev, is_current) {
         introduce(dev, is_current, args.json)?;
     }
+    pages.announce(args.json)?;
     let handle = server.handle();
     daemon.ready(move || sessions(&handle));
     let ended = match args.until_stdin_ends {
@@ -303,11 +314,12 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     };
     let mut running = Running {
         server: &server,
+        pages: &pages,
         args: &args,
-        settings: &mut settings,
-        receivers: &receivers,
+        settings,
+        receivers,
+        watched: None,
         lifetimes: lifetimes.unwrap_or_default(),
-        watched: watched.paths().to_vec(),
     };
     daemon.watch(watched, &running);
     let mut is_read = true;
@@ -328,6 +340,7 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     }
     drop(shown);
     daemon.stopping();
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -361,31 +374,26 @@ impl Args {
         })
     }
 
-    /// Each file that is read again.
-    fn watched(&self, settings: &Settings) -> Vec<PathBuf> {
-        let files = self
-            .files()
-            .iter()
-            .flat_map(CredentialFiles::paths)
-            .collect::<Vec<_>>();
-        let others = self
-            .config
-            .clone()
-            .into_iter()
-            .chain(settings.file().map(PathBuf::from));
-        files.into_iter().chain(others).collect()
+    /// The files that are read again when they change, before they are read: none with
+    /// --dev.
+    fn watched(&self, settings: &Settings) -> Watched {
+        let files = self.files();
+        let files = files.iter().flat_map(CredentialFiles::paths);
+        let paths = files.chain(self.config.clone()).chain(settings.file());
+        Watched::of(paths.filter(|_| !self.dev).collect())
     }
 }
 
 /// What is read again.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     args: &'a Args,
-    settings: &'a mut Settings,
-    receivers: &'a Arc<Mutex<Receivers>>,
+    settings: Settings,
+    receivers: Arc<Mutex<Receivers>>,
+    /// Other files than before, as they were before they were read.
+    watched: Option<Watched>,
     lifetimes: Vec<Lifetime>,
-    /// None with --dev.
-    watched: Vec<PathBuf>,
 }
 
 /// The settings that SIGHUP takes over. Whether frames are shown is not one of them:
@@ -409,6 +417,7 @@ impl Service for Running<'_> {
             Some((crate::args::Command::Server(args), _)) => args,
             _ => self.args,
         };
+        let watched = args.watched(&self.settings);
         let configuration = args.config.as_deref().map(load_configuration).transpose()?;
         let operands = self.args.applications.operands()?;
         let rules = read.is_some().then(|| args.rules()).transpose()?;
@@ -418,14 +427,14 @@ impl Service for Running<'_> {
                 "forward: {kind} needs a restart with its application"
             )));
         }
-        let files = args.files();
-        if let Some(files) = &files {
+        if let Some(files) = args.files() {
             let (identity, trust) = files.load()?;
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
+            self.pages.renew(&identity, &trust);
             self.lifetimes = files.lifetimes(&identity, &trust);
         }
         if let Some(rules) = rules {
-            let (filter, shared) = (args.filter(), Arc::clone(self.receivers));
+            let (filter, shared) = (args.filter(), Arc::clone(&self.receivers));
             let receivers = receivers(&rules, &operands);
             let taken = self.server.handle().with(move |cx| {
                 cx.set_rules(forwarding(&receivers))?;
@@ -447,19 +456,19 @@ impl Service for Running<'_> {
             });
             told.and_then(|told| told).map_err(Failure::new)?;
         }
-        self.watched = args.watched(self.settings);
         if let Some((_, now)) = read {
             self.settings.take(now, &TAKEN);
+            self.watched = Some(watched);
         }
         Ok(())
     }
 
-    fn files(&self) -> Vec<PathBuf> {
-        self.watched.clone()
-    }
-
     fn lifetimes(&self) -> Vec<Lifetime> {
         self.lifetimes.clone()
+    }
+
+    fn watched(&mut self) -> Option<Watched> {
+        self.watched.take()
     }
 }
 

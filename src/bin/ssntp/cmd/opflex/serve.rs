@@ -16,6 +16,7 @@ use super::load_model;
 use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -68,6 +69,8 @@ pub(super) struct Args {
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -87,14 +90,13 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
-    let settings_file = settings.file().map(PathBuf::from);
-    let watched = Watched::of(args.tls.paths().into_iter().chain(settings_file).collect());
+    let watched = Watched::of(args.tls.paths());
     let (acceptor, lifetimes) = args.tls.acceptor()?;
     config.tls = acceptor;
     config.keep = args.persist;
@@ -107,7 +109,17 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         config.policy = source.read()?;
     }
     let server = Server::start(config).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "opflex",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || args.tls.credentials(),
+        admin::of_opflex(server.handle()),
+    )?;
     announce(&server, args.json)?;
+    pages.announce(args.json)?;
     let handle = server.handle();
     daemon.ready(move || {
         let clients = handle.with(|cx| cx.core().session_count()).ok()?;
@@ -119,12 +131,13 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     };
     let mut running = Running {
         server: &server,
+        pages: &pages,
         source,
         tls: args.tls,
         lifetimes,
-        settings: &mut settings,
+        settings,
     };
-    daemon.watch(watched, &running);
+    daemon.watch(watched.and(running.settings.file()), &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -144,6 +157,7 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         }
     }
     daemon.stopping();
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -151,30 +165,30 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
 /// What is read again.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     source: Option<Source>,
     tls: ServerTls,
     lifetimes: Vec<Lifetime>,
-    settings: &'a mut Settings,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let read = self.settings.read_again()?;
         let (acceptor, lifetimes) = self.tls.acceptor()?;
+        let of_pages = self.tls.credentials()?;
         self.read_policy()?;
         if let Some(acceptor) = acceptor {
             self.server.renew(acceptor).map_err(Failure::new)?;
+        }
+        if let Some((identity, trust)) = of_pages {
+            self.pages.renew(&identity, &trust);
         }
         self.lifetimes = lifetimes;
         if let Some((_, now)) = read {
             self.settings.take(now, &[]);
         }
         Ok(())
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        let settings = self.settings.file().map(PathBuf::from);
-        self.tls.paths().into_iter().chain(settings).collect()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {
@@ -188,7 +202,12 @@ impl Running<'_> {
         if !self.source.as_mut()?.has_changed() {
             return None;
         }
-        Some(self.read_policy().map_err(|failure| failure.to_string()))
+        let done = self.read_policy();
+        Some(done.map_err(|failure| {
+            let why = failure.to_string();
+            log::error!("{why}");
+            why
+        }))
     }
 
     /// Makes what the source holds all the policy there is; a source that holds no
@@ -202,8 +221,7 @@ impl Running<'_> {
             edited.map_err(Failure::new)
         });
         let path = source.path().display();
-        let changed =
-            changed.inspect_err(|failure| log::error!("{failure}; {path}: the policy stays as it was"))?;
+        let changed = changed.inspect_err(|_| log::error!("{path}: the policy stays as it was"))?;
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())
     }
