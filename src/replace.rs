@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// Puts `bytes` in place of the file at `path` in one step, on the disk when
 /// this returns: whoever reads it, even after a crash, finds the old content
-/// or the new one. A file that is there keeps its mode; a new one is its owner's
-/// alone, since it may hold secrets. Blocks on the disk.
+/// or the new one. A file that is there keeps its mode, and its owner where we may
+/// give it away; a new one is its owner's alone, since it may hold secrets. Blocks
+/// on the disk.
 ///
 /// # Errors
 /// The file is as it was, unless the very last step fails: then it is
@@ -26,6 +27,9 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
             .mode(0o600)
             .open(&beside)?;
         if let Ok(metadata) = fs::metadata(path) {
+            // Before the mode, which this may change. Who may not give a file away
+            // owns what they write.
+            let _ = fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
             file.set_permissions(metadata.permissions())?;
         }
         file.write_all(bytes)?;

@@ -307,6 +307,16 @@ pub enum BadRequest {
     /// The authority's name has a form that cannot be repeated exactly in
     /// what it issues.
     AuthorityName,
+    /// A text that is no serial number.
+    Serial(String),
+    /// A text that is no reason to revoke a certificate.
+    Reason(String),
+    /// An authority cannot revoke itself.
+    OwnSerial,
+    /// The key usage of the authority's certificate lacks cRLSign.
+    NoListSigner,
+    /// A certificate says something that a new one would not: what that is.
+    Renewal(String),
 }
 
 impl fmt::Display for BadRequest {
@@ -331,6 +341,20 @@ impl fmt::Display for BadRequest {
                 )
             }
             Self::AuthorityName => f.write_str("the authority's name is in an unsupported form"),
+            Self::Serial(text) => write!(
+                f,
+                "{text:?} is not a serial number: hexadecimal with colons, after 0x, or of 16 digits and more"
+            ),
+            Self::Reason(text) => write!(
+                f,
+                "{text:?} is not a reason (unspecified, key-compromise, affiliation-changed, superseded, \
+                 cessation-of-operation, privilege-withdrawn)"
+            ),
+            Self::OwnSerial => f.write_str("this is the authority's own certificate, which no list revokes"),
+            Self::NoListSigner => {
+                f.write_str("the authority's certificate does not allow it to sign revocation lists")
+            }
+            Self::Renewal(why) => write!(f, "the certificate cannot be renewed as it is: {why}"),
         }
     }
 }

@@ -21,17 +21,17 @@ use super::{
     BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, eku, inspect, provider, store,
 };
 
-const CERTIFICATE_FILE: &str = "ca.pem";
+pub(super) const CERTIFICATE_FILE: &str = "ca.pem";
 const KEY_FILE: &str = "ca.key";
-const PUBLIC: u32 = 0o644;
+pub(super) const PUBLIC: u32 = 0o644;
 const PRIVATE: u32 = 0o600;
 
-const DAY: u64 = 86_400;
-const MAX_DAYS: u32 = 36_500;
+pub(super) const DAY: u64 = 86_400;
+pub(super) const MAX_DAYS: u32 = 36_500;
 /// The last second of the year 9999, where certificates stop counting.
 const LAST_SECOND: u64 = 253_402_300_799;
 /// How far the lifetimes begin in the past, for peers whose clocks are slow.
-const CLOCK_SKEW: u64 = 600;
+pub(super) const CLOCK_SKEW: u64 = 600;
 
 /// A certificate authority with its private key.
 ///
@@ -39,8 +39,8 @@ const CLOCK_SKEW: u64 = 600;
 /// `Send` and `Sync`; every call takes `&self`. Loading and saving block on
 /// the disk; making RSA keys takes up to seconds.
 pub struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    info: CertificateInfo,
+    pub(super) issuer: Issuer<'static, KeyPair>,
+    pub(super) info: CertificateInfo,
     trust: Trust,
     certificate_pem: String,
     key_pem: String,
@@ -103,7 +103,7 @@ impl Authority {
         Self::assemble(info, certificate_pem, pair, key_pem, &origin)
     }
 
-    fn assemble(
+    pub(super) fn assemble(
         info: CertificateInfo,
         certificate_pem: String,
         key: KeyPair,
@@ -153,6 +153,16 @@ impl Authority {
     /// # Errors
     /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].
     pub fn issue(&self, request: &CertificateRequest) -> Result<Issued, Error> {
+        self.issue_for(request, || generate(request.key))
+    }
+
+    /// As [`issue`](Self::issue), for a key that is made once nothing else is in
+    /// the way.
+    pub(super) fn issue_for(
+        &self,
+        request: &CertificateRequest,
+        key: impl FnOnce() -> Result<KeyPair, Error>,
+    ) -> Result<Issued, Error> {
         if request.roles.unknown_bits() != 0 {
             return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
         }
@@ -185,7 +195,7 @@ impl Authority {
         params.subject_alt_names = alternatives(&request.all_hosts(), request.uuid)?;
         params.use_authority_key_identifier_extension = true;
 
-        let key = generate(request.key)?;
+        let key = key()?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
         self.check_issuer_name(certificate.der())?;
         let origin = format!("the certificate issued to {:?}", request.name);
@@ -299,7 +309,7 @@ impl fmt::Debug for Issued {
 
 /// Parameters with a checked name, a random serial number and both ends of
 /// the lifetime at 1970, to be moved.
-fn params(name: &str) -> Result<CertificateParams, Error> {
+pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
     let length = name.chars().count();
     if !(1..=64).contains(&length) || name.chars().any(char::is_control) || name.trim().is_empty() {
         return Err(BadRequest::Name(name.to_owned()).into());
@@ -320,7 +330,7 @@ fn params(name: &str) -> Result<CertificateParams, Error> {
 }
 
 /// The ends of a lifetime in seconds since 1970.
-fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64), BadRequest> {
+pub(super) fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64), BadRequest> {
     if !(1..=MAX_DAYS).contains(&days) {
         return Err(BadRequest::Days(days));
     }
@@ -337,7 +347,7 @@ fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64), BadReques
     Ok((start.saturating_sub(skew), end.min(LAST_SECOND)))
 }
 
-fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<SanType>, Error> {
+pub(super) fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<SanType>, Error> {
     let mut names = Vec::new();
     for host in hosts {
         let name = match host {
@@ -389,7 +399,7 @@ fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
     KeyPair::from_pkcs8_der_and_sign_algo(&plain, &rcgen::PKCS_ED25519)
 }
 
-fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
+pub(super) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
     KeyPair::try_from(key).map_err(|_| {
         let why = match key {
             PrivateKeyDer::Pkcs8(_) => "this kind of key cannot sign certificates",
@@ -401,7 +411,7 @@ fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
 
 /// What the issuing library has to know of an authority, read back from its
 /// certificate: its name, its key's identifier, and that it may sign at all.
-fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
+pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
     let unfit = |fault| Error::content(origin)(fault);
     let parsed = inspect::parse(&authority.der).map_err(unfit)?;
     let usage = parsed.key_usage();
@@ -442,6 +452,6 @@ fn issuer_name(subject: &X509Name<'_>) -> Option<DistinguishedName> {
     Some(name)
 }
 
-fn crypto(error: rcgen::Error) -> Error {
+pub(super) fn crypto(error: rcgen::Error) -> Error {
     Error::Crypto(error.to_string())
 }

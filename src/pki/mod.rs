@@ -27,6 +27,8 @@
 //! | `store` | PEM text and files, [`load_certificates`] |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and what it issues (feature `issue`) |
+//! | `renew`, `revoke` | what becomes of that later: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
+//! | `list_info` | [`RevocationListInfo`]: the facts in a revocation list, [`Serial`] |
 //! | `provider` | which cryptography is used, [`provider()`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
@@ -61,10 +63,15 @@ mod inspect;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod issue;
 mod limits;
+mod list_info;
 mod provider;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod renew;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod request;
 mod revocation;
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod revoke;
 mod signature;
 mod store;
 mod trust;
@@ -84,13 +91,20 @@ pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
 pub(crate) use self::inspect::KeptCertificate;
+#[cfg(feature = "admin")]
+pub(crate) use self::inspect::rfc3339;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
+pub use self::list_info::{RevocationListInfo, RevocationReason, Revoked, Serial};
 pub use self::provider::provider;
 pub(crate) use self::provider::ticketer;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+pub use self::renew::{RenewalRequest, Renewed};
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::revocation::{RevocationList, RevocationLists};
+#[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+pub use self::revoke::SignedRevocationList;
 pub use self::store::load_certificates;
 pub use self::trust::Trust;
 pub(crate) use self::version_1::Version1;

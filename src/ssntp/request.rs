@@ -166,6 +166,8 @@ pub(super) struct Outstanding {
     most: usize,
     asked: HashMap<u64, Asked>,
     late: u64,
+    /// Whether new ones are to wait, while the session is replaced.
+    held: bool,
 }
 
 #[derive(Debug)]
@@ -185,6 +187,7 @@ impl Outstanding {
             most,
             asked: HashMap::new(),
             late: 0,
+            held: false,
         }
     }
 
@@ -207,6 +210,20 @@ impl Outstanding {
             peer: whom,
         };
         Ok((id, exchange.frame(content), answered))
+    }
+
+    /// Whether new requests are to wait, so that those under way come to an end.
+    pub(super) fn hold(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Whether none waits for an answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.asked.is_empty()
     }
 
     /// An answer has come; `from` is who gave it.

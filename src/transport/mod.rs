@@ -75,6 +75,8 @@ pub(crate) use self::deadline::{after, deadline, left};
 pub use self::dispatch::{BudgetFigures, DispatcherFigures};
 pub(crate) use self::duplex::Duplex;
 pub use self::duplex::PeerAddress;
+#[cfg(feature = "admin")]
+pub(crate) use self::duplex::is_timeout;
 #[cfg(all(test, feature = "opflex"))]
 pub(crate) use self::flow::Credit;
 pub(crate) use self::flow::{Budget, PATIENCE};

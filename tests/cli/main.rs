@@ -14,12 +14,14 @@
     reason = "a test may fail, and has time limits"
 )]
 
+mod admin;
 mod agent;
 mod bench;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod bridge;
 mod cert;
 mod cnci;
+mod credentials;
 mod decode;
 mod logs;
 mod machine;
@@ -29,7 +31,9 @@ mod opflex;
 mod processes;
 mod readme;
 mod scheduler;
+mod service_manager;
 mod session;
+mod settings;
 mod shell;
 mod signal_stacks;
 mod signals;

@@ -15,27 +15,28 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// How long anything may take before a test fails.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A user with a home and nothing in it.
-struct User(TempDir);
+pub(super) struct User(TempDir);
 
 impl User {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub(super) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
         command.args(words).current_dir(self.0.path());
         for variable in [
             "SSNTP_CONNECT",
             "SSNTP_CA",
             "SSNTP_CERT",
+            "SSNTP_CRL",
             "SSNTP_CONTEXT",
             "RUST_LOG",
             "XDG_CONFIG_HOME",
@@ -48,17 +49,17 @@ impl User {
         command
     }
 
-    fn start(&self, words: &[&str]) -> Program {
+    pub(super) fn start(&self, words: &[&str]) -> Program {
         Program::of(self.command(words))
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
 
     /// What it prints, which has to be done.
     #[track_caller]
-    fn done(&self, words: &[&str]) -> String {
+    pub(super) fn done(&self, words: &[&str]) -> String {
         let output = self.run(words);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{words:?}: {errors}");
@@ -67,7 +68,7 @@ impl User {
 
     /// What it says on the standard error, which has to fail.
     #[track_caller]
-    fn fails(&self, words: &[&str], code: i32) -> String {
+    pub(super) fn fails(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{words:?}: {errors}");
@@ -89,14 +90,14 @@ impl User {
 }
 
 /// A running `ssntp`. Dropping it kills it.
-struct Program {
-    child: Child,
-    out: Receiver<String>,
-    err: Receiver<String>,
+pub(super) struct Program {
+    pub(super) child: Child,
+    pub(super) out: Receiver<String>,
+    pub(super) err: Receiver<String>,
 }
 
 impl Program {
-    fn of(mut command: Command) -> Self {
+    pub(super) fn of(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let out = lines(child.stdout.take().unwrap());
         let err = lines(child.stderr.take().unwrap());
@@ -105,20 +106,33 @@ impl Program {
 
     /// Waits for a line of its standard output that begins so, and gives its rest.
     #[track_caller]
-    fn line(&self, begin: &str) -> String {
+    pub(super) fn line(&self, begin: &str) -> String {
         await_line(&self.out, begin)
     }
 
     #[track_caller]
-    fn error_line(&self, begin: &str) -> String {
+    pub(super) fn error_line(&self, begin: &str) -> String {
         await_line(&self.err, begin)
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Waits for a line of its standard error that has this in it.
+    #[track_caller]
+    pub(super) fn error_with(&self, part: &str) -> String {
+        let mut seen = Vec::new();
+        loop {
+            match self.err.recv_timeout(LIMIT) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(line) => seen.push(line),
+                Err(_) => panic!("no line has {part:?}: {seen:?}"),
+            }
+        }
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    fn code(&mut self) -> Option<i32> {
+    pub(super) fn code(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
@@ -488,21 +502,22 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
     // What will not do changes nothing.
     fs::write(user.path("cluster.yaml"), "configure: [").unwrap();
     server.signal(Signal::HUP);
-    server.error_line("ssntp: SIGHUP: not reloaded: cluster.yaml");
+    server.error_with("SIGHUP: not reloaded: cluster.yaml");
     user.done(&["cert", "ca", "--dir", "two"]);
     for role in ["server", "agent"] {
         user.done(&["cert", "issue", "--dir", "two", "--role", role, "--name", role]);
     }
-    for name in ["ca.pem", "server.pem"] {
-        fs::copy(user.path("two").join(name), user.path("one").join(name)).unwrap();
-    }
+    // Both authorities count, so that who was there stays.
+    let authorities = ["one", "two"].map(|name| fs::read(user.path(name).join("ca.pem")).unwrap());
+    fs::write(user.path("one/ca.pem"), authorities.concat()).unwrap();
+    fs::copy(user.path("two/server.pem"), user.path("one/server.pem")).unwrap();
     fs::write(
         user.path("cluster.yaml"),
         "configure:\n  scheduler:\n    storage_uri: /b\n",
     )
     .unwrap();
     server.signal(Signal::HUP);
-    // Who was there stays, and is told.
+    // Who was there is told.
     let told: Value = serde_json::from_str(&stays.out.recv_timeout(LIMIT).unwrap()).unwrap();
     assert_eq!(told["operand"], "CONFIGURE");
     assert!(told["payload"].as_str().unwrap().contains("/b"), "{told}");

@@ -9,7 +9,9 @@
 //! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `admin` | pages about a process that embeds this crate |
 //! | `figures` | what a server tells of itself |
+//! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
@@ -25,7 +27,10 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+#[cfg(feature = "admin")]
+mod admin;
 mod credentials;
+mod dependencies;
 #[cfg(feature = "testkit")]
 mod embedding;
 mod figures;
@@ -34,6 +39,8 @@ mod flow;
 mod operators;
 mod pages;
 mod pki;
+#[cfg(feature = "testkit")]
+mod renewal;
 mod resumption;
 mod revocation;
 mod server;

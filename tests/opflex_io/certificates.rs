@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ssntp::pki::{Error, Fault, Trust};
+use ssntp::pki::{Error, Fault, RevocationLists, RevocationReason, Revoked, Serial, Trust};
 use ssntp::rustls::{ServerConfig, version::TLS12};
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
 
@@ -102,4 +102,57 @@ fn a_key_under_a_passphrase_is_opened_by_it_alone() {
     };
     assert!(matches!(fault(load(Some(b"wrong"))), Fault::WrongPassphrase(_)));
     assert_eq!(fault(load(None)), Fault::EncryptedKey);
+}
+
+/// A trust that counts these as revoked.
+fn without(revoked: &[&Identity]) -> Trust {
+    let revoked = revoked.iter().map(|identity| {
+        let serial = Serial::from(identity.info());
+        Revoked::now(serial, RevocationReason::KEY_COMPROMISE)
+    });
+    let list = authority()
+        .revocation_list(&revoked.collect::<Vec<_>>(), 1, 30)
+        .unwrap();
+    let lists = RevocationLists::from_pem(list.pem().as_bytes(), "a list").unwrap();
+    authority().trust().with_revocation_lists(&lists).unwrap()
+}
+
+#[test]
+fn whoever_is_not_trusted_any_more_once_tls_is_replaced_is_disconnected() {
+    let (own, stays, leaves) = (identity(), identity(), identity());
+    let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
+    let config = ssntp::opflex::run::ServerConfig::new(server_settings("pr1"));
+    let config = config.tls(acceptor(&authority().trust()));
+    let (server, address) = serve_tcp(config);
+    let connector = |trust: &Trust, identity: &Identity| {
+        Connector::checking(ServerCheck::Authority(trust), Some(identity)).unwrap()
+    };
+    let start = |name: &str, identity: &Identity| {
+        let mut config = ElementConfig::new(element_settings(name, &[&address]));
+        config.tls = Some(connector(&authority().trust(), identity));
+        let element = PolicyElement::start(config).unwrap();
+        until_health(&element, Health::Healthy);
+        element
+    };
+    let (stays_here, leaves_here) = (start("stays", &stays), start("leaves", &leaves));
+    assert_eq!(server.renew(acceptor(&without(&[&leaves]))).unwrap(), 1);
+    until_health(&leaves_here, Health::Down);
+    let sessions = server.handle().sessions().unwrap();
+    let names: Vec<_> = sessions.iter().map(|session| session.name.clone()).collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert_eq!(stays_here.health().unwrap(), Health::Healthy);
+    // An element looks at its servers as well.
+    assert_eq!(stays_here.renew(connector(&without(&[]), &stays)).unwrap(), 0);
+    assert_eq!(stays_here.renew(connector(&without(&[&own]), &stays)).unwrap(), 1);
+    until_health(&stays_here, Health::Down);
+    // Newcomers are shown the new certificate.
+    let new = identity();
+    let trust = authority().trust();
+    assert_eq!(
+        server
+            .renew(Acceptor::mutual_of_any_version(&new, &trust).unwrap())
+            .unwrap(),
+        0
+    );
+    until_health(&stays_here, Health::Healthy);
 }

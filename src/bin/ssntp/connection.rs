@@ -4,18 +4,22 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, TryRecvError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
 use ssntp::pki::{Identity, Trust};
+#[cfg(feature = "cli")]
+use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use crate::context::{self, Context, Contexts};
+use crate::context::{Context, Contexts, OneOrSeveral};
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
+use crate::watched::{self, Watched};
 
 /// Which server, and the files that both sides are known by. Each by its flag,
 /// else by the environment, else by the context.
@@ -51,6 +55,8 @@ pub(crate) struct ServerArgs {
         hide_env_values = true
     )]
     cert: Option<PathBuf>,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// The name that the server's certificate has to hold [default: the one
     /// connected to]
     #[arg(long, value_name = "NAME", global = true)]
@@ -71,8 +77,7 @@ pub(crate) struct ServerArgs {
 #[derive(Debug)]
 pub(crate) struct Reached {
     pub(crate) connect: Vec<Address>,
-    pub(crate) ca: PathBuf,
-    pub(crate) cert: PathBuf,
+    pub(crate) files: CredentialFiles,
     pub(crate) server_name: Option<String>,
 }
 
@@ -101,9 +106,18 @@ impl ServerArgs {
             ))),
             None => Ok(PathBuf::from(in_context)),
         };
+        let mut crl = self.crl.clone();
+        // A list belongs to its authority.
+        if crl.crl.is_empty() && self.ca.is_none() {
+            let lists = context.crl.texts().iter();
+            crl.crl = lists.filter(|file| !file.is_empty()).map(PathBuf::from).collect();
+        }
         Ok(Reached {
-            ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
-            cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
+            files: CredentialFiles {
+                ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
+                cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
+                crl,
+            },
             connect: match self.connect.is_empty() {
                 true => context.connect.parse()?,
                 false => self.connect.clone(),
@@ -142,32 +156,109 @@ impl ServerArgs {
         self.ca.is_some() || self.cert.is_some() || !self.connect.is_empty() || self.context.is_some()
     }
 
-    /// Makes a context of what is given, with whole file names.
+    /// Makes a context of what is given, with whole file names, whose content is
+    /// there and will do.
     pub(crate) fn to_context(&self) -> Result<Context, Failure> {
-        let whole = |path: &Option<PathBuf>, flag: &str| {
-            let path = path.as_ref();
-            let path = path.ok_or_else(|| Failure::usage(format!("--{flag} is needed")))?;
+        let whole = |path: &PathBuf| {
             let whole = std::path::absolute(path);
             whole.map_err(|e| Failure::new(format!("{}: {e}", path.display())))
         };
+        let needed = |path: &Option<PathBuf>, flag: &str| match path {
+            Some(path) => whole(path),
+            None => Err(Failure::usage(format!("--{flag} is needed"))),
+        };
+        let files = CredentialFiles {
+            ca: needed(&self.ca, "ca")?,
+            cert: needed(&self.cert, "cert")?,
+            crl: CrlArgs {
+                crl: self.crl.crl.iter().map(whole).collect::<Result<_, _>>()?,
+                ..self.crl
+            },
+        };
+        files.load()?;
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
         Ok(Context {
-            connect: context::Addresses::Several(self.connect.iter().map(Address::to_string).collect()),
-            ca: whole(&self.ca, "ca")?.to_string_lossy().into_owned(),
-            cert: whole(&self.cert, "cert")?.to_string_lossy().into_owned(),
+            connect: OneOrSeveral::Several(self.connect.iter().map(Address::to_string).collect()),
+            ca: text(&files.ca),
+            cert: text(&files.cert),
+            crl: OneOrSeveral::Several(files.crl.crl.iter().map(text).collect()),
             server_name: self.server_name.clone().unwrap_or_default(),
         })
     }
 }
 
 impl Reached {
-    /// A client's configuration with all of it.
-    pub(crate) fn config(self, identity: Identity) -> Result<ClientConfig, Failure> {
-        let mut config = ClientConfig::new(identity, Trust::load(&self.ca)?).addresses(self.connect);
+    /// A client's configuration with all of it; `role` says which of a certificate's
+    /// roles it advertises.
+    pub(crate) fn config(
+        self,
+        role: impl FnOnce(&Identity) -> Result<Role, Failure>,
+    ) -> Result<(ClientConfig, Renewal), Failure> {
+        let watched = Watched::of(self.files.paths());
+        let (identity, trust) = self.files.load()?;
+        let role = role(&identity)?;
+        let renewal = Renewal {
+            lifetimes: self.files.lifetimes(&identity, &trust),
+            files: self.files,
+            watched,
+        };
+        let mut config = ClientConfig::new(identity, trust)
+            .addresses(self.connect)
+            .role(role);
         if let Some(name) = self.server_name {
             config = config.server_name(name);
         }
-        Ok(config)
+        Ok((config, renewal))
     }
+}
+
+/// The files of a client that runs for long, which are read again.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    files: CredentialFiles,
+    /// As they were before they were read.
+    watched: Watched,
+    lifetimes: Vec<Lifetime>,
+}
+
+impl Renewal {
+    /// The files, as they were before they were read first.
+    pub(crate) fn watched(&self) -> Watched {
+        self.watched.clone()
+    }
+
+    /// How long what they held counts.
+    pub(crate) fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
+    }
+
+    /// Reads all of them again, and has `renew` go by what they hold.
+    pub(crate) fn reload(
+        &mut self,
+        renew: impl FnOnce(&Identity, &Trust) -> Result<(), ClientError>,
+    ) -> Result<(), Failure> {
+        let (identity, trust) = self.files.load()?;
+        renew(&identity, &trust).map_err(Failure::new)?;
+        self.lifetimes = self.files.lifetimes(&identity, &trust);
+        Ok(())
+    }
+
+    /// To be called now and then by a command: has its client go by files that have
+    /// changed. What will not do is told, and changes nothing.
+    pub(crate) fn look(&mut self, client: &ClientHandle) {
+        if self.watched.have_changed()
+            && let Err(why) = self.reload(|identity, trust| client.renew(identity, trust))
+        {
+            note(format_args!(
+                "ssntp: files have changed, which is not taken: {why}"
+            ));
+        }
+    }
+}
+
+/// When a command has its [`Renewal::look`].
+pub(crate) fn looks() -> Receiver<Instant> {
+    crossbeam_channel::tick(watched::LOOK)
 }
 
 /// How to reach a server, and as whom.
@@ -184,8 +275,14 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The client's configuration so far.
-    pub(crate) fn config(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
+    /// The files that flags and environment name: certificate, authority and lists.
+    #[cfg(feature = "cli")]
+    pub(crate) fn files(&self) -> (&Option<PathBuf>, &Option<PathBuf>, &CrlArgs) {
+        (&self.server.cert, &self.server.ca, &self.server.crl)
+    }
+
+    /// The client's configuration so far, and what it was read from.
+    pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         self.config_choosing(stop, |held| held)
     }
 
@@ -195,36 +292,47 @@ impl Connection {
         &self,
         stop: &Stop,
         choose: impl FnOnce(Role) -> Role,
-    ) -> Result<ClientConfig, Failure> {
-        let reached = self.server.reach(stop)?;
-        let identity = Identity::load(&reached.cert)?;
-        let role = self.role.unwrap_or_else(|| choose(identity.roles()));
-        self.config_of(reached, identity, role)
+    ) -> Result<(ClientConfig, Renewal), Failure> {
+        self.config_of(self.server.reach(stop)?, |identity| {
+            Ok(self.role.unwrap_or_else(|| choose(identity.roles())))
+        })
     }
 
     /// The same for a program that is nothing but `roles`: of them, it
     /// advertises those that its certificate holds.
-    pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<ClientConfig, Failure> {
+    pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         let reached = self.server.reach(stop)?;
-        let identity = Identity::load(&reached.cert)?;
-        let held = identity.roles();
-        let advertised = self.role.unwrap_or(held & roles);
-        if advertised.is_empty() || !roles.contains(advertised) {
-            let (cert, any) = (reached.cert.display(), roles.to_string().replace(',', " or "));
-            let found = self.role.unwrap_or(held);
-            return Err(Failure::new(format!(
-                "{cert}: the role is {found}, it has to be {any}"
-            )));
-        }
-        self.config_of(reached, identity, advertised)
+        let cert = reached.files.cert.clone();
+        self.config_of(reached, |identity| {
+            let held = identity.roles();
+            let advertised = self.role.unwrap_or(held & roles);
+            if advertised.is_empty() || !roles.contains(advertised) {
+                let (cert, any) = (cert.display(), roles.to_string().replace(',', " or "));
+                let found = self.role.unwrap_or(held);
+                return Err(Failure::new(format!(
+                    "{cert}: the role is {found}, it has to be {any}"
+                )));
+            }
+            Ok(advertised)
+        })
     }
 
-    fn config_of(&self, reached: Reached, identity: Identity, role: Role) -> Result<ClientConfig, Failure> {
-        let config = reached.config(identity)?.role(role);
+    fn config_of(
+        &self,
+        reached: Reached,
+        role: impl FnOnce(&Identity) -> Result<Role, Failure>,
+    ) -> Result<(ClientConfig, Renewal), Failure> {
+        let (config, renewal) = reached.config(role)?;
         Ok(match self.uuid {
-            Some(uuid) => config.uuid(uuid),
-            None => config,
+            Some(uuid) => (config.uuid(uuid), renewal),
+            None => (config, renewal),
         })
+    }
+
+    /// The identity and the trust, for what listens beside the client.
+    #[cfg(feature = "admin")]
+    pub(crate) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
+        self.server.reach(stop)?.files.load()
     }
 
     /// The identity, the trust and the one address, for what is no client of
@@ -234,11 +342,8 @@ impl Connection {
         let [address] = &reached.connect[..] else {
             return Err(Failure::usage("--connect is needed, with one address"));
         };
-        Ok((
-            Identity::load(&reached.cert)?,
-            Trust::load(&reached.ca)?,
-            address.clone(),
-        ))
+        let (identity, trust) = reached.files.load()?;
+        Ok((identity, trust, address.clone()))
     }
 
     /// Whether the command line says the UUID.
@@ -248,7 +353,13 @@ impl Connection {
 
     /// Whether the command line or the certificate says the UUID.
     pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
-        let bound = || Ok::<_, Failure>(Identity::load(self.server.reach(stop)?.cert)?.uuid().is_some());
+        let bound = || {
+            Ok::<_, Failure>(
+                Identity::load(self.server.reach(stop)?.files.cert)?
+                    .uuid()
+                    .is_some(),
+            )
+        };
         Ok(self.uuid.is_some() || bound()?)
     }
 }
@@ -264,20 +375,24 @@ pub(crate) enum Waited {
 }
 
 /// What comes from a client, with a word to the user as soon as its server cannot
-/// be reached.
+/// be reached. Meanwhile its files are looked at.
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     pub(crate) client: &'a Client,
     pub(crate) stop: &'a Stop,
     complaint: Complaint,
+    renewal: Renewal,
+    looks: Receiver<Instant>,
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(client: &'a Client, stop: &'a Stop) -> Self {
+    pub(crate) fn new(client: &'a Client, stop: &'a Stop, renewal: Renewal) -> Self {
         Self {
             client,
             stop,
             complaint: Complaint::default(),
+            renewal,
+            looks: looks(),
         }
     }
 
@@ -293,6 +408,9 @@ impl<'a> Watch<'a> {
         };
         if self.stop.requested() {
             return Ok(Waited::Stopped);
+        }
+        if self.looks.try_recv().is_ok() {
+            self.renewal.look(&client.handle());
         }
         // Where frames come fast, nothing else is needed.
         match client.events().try_recv() {
@@ -311,6 +429,7 @@ impl<'a> Watch<'a> {
                 recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
                 recv(timeout) -> _ => return Ok(Waited::TimedOut),
                 recv(look) -> _ => self.complaint.tell(&client.handle()),
+                recv(self.looks) -> _ => self.renewal.look(&client.handle()),
             }
         }
     }
@@ -346,6 +465,18 @@ impl Complaint {
     }
 }
 
+#[cfg(feature = "cli")]
+/// The trace that whoever started the program says it is part of. One that is none
+/// is said, and otherwise as if it were not there.
+pub(crate) fn traceparent() -> Option<TraceParent> {
+    let value = std::env::var("TRACEPARENT").ok()?;
+    let parsed = value.parse();
+    if let Err(why) = &parsed {
+        note(format_args!("ssntp: TRACEPARENT: {why}: left out"));
+    }
+    parsed.ok()
+}
+
 /// Nobody has answered in time.
 pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> Failure {
     let why = reasons(&client.failures());
@@ -367,6 +498,14 @@ fn reasons(failures: &[DialError]) -> String {
 /// A client that ended for good ends its program.
 pub(crate) fn closed(why: ClientError) -> Failure {
     Failure::new(why)
+}
+
+/// What a client that is its program's work does, for whoever looks after it.
+pub(crate) fn shown(client: &ClientFigures) -> String {
+    match &client.server {
+        Some(server) => format!("connected to {server}"),
+        None => "not connected".to_owned(),
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a wait has a limit")]

@@ -9,6 +9,7 @@
 //!     connect: scheduler.example:8888     # or a list
 //!     ca: ca.pem                          # relative to this file
 //!     cert: controller.pem
+//!     crl: crl.pem                        # or a list; need not be
 //!     server_name: scheduler              # what the server's certificate has to hold
 //! ```
 //!
@@ -44,26 +45,28 @@ pub(crate) struct Contexts {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Context {
-    pub(crate) connect: Addresses,
+    pub(crate) connect: OneOrSeveral,
     pub(crate) ca: String,
     pub(crate) cert: String,
+    #[serde(skip_serializing_if = "OneOrSeveral::is_empty")]
+    pub(crate) crl: OneOrSeveral,
     pub(crate) server_name: String,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Addresses {
+pub(crate) enum OneOrSeveral {
     One(String),
     Several(Vec<String>),
 }
 
-impl Default for Addresses {
+impl Default for OneOrSeveral {
     fn default() -> Self {
         Self::Several(Vec::new())
     }
 }
 
-impl Addresses {
+impl OneOrSeveral {
     pub(crate) fn texts(&self) -> &[String] {
         match self {
             Self::One(text) => std::slice::from_ref(text),
@@ -71,6 +74,12 @@ impl Addresses {
         }
     }
 
+    /// Whether it says nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.texts().iter().all(String::is_empty)
+    }
+
+    /// As addresses to connect to.
     pub(crate) fn parse(&self) -> Result<Vec<Address>, Failure> {
         let parse = |text: &String| {
             let address = text.parse::<Address>();
@@ -110,7 +119,11 @@ impl Contexts {
         let context = self.contexts.get(name).cloned();
         let mut context = context.ok_or_else(|| self.unknown(name))?;
         let directory = path().and_then(|path| path.parent().map(Path::to_owned));
-        for file in [&mut context.ca, &mut context.cert] {
+        let lists = match &mut context.crl {
+            OneOrSeveral::One(file) => std::slice::from_mut(file),
+            OneOrSeveral::Several(files) => files,
+        };
+        for file in [&mut context.ca, &mut context.cert].into_iter().chain(lists) {
             if let Some(directory) = &directory
                 && !file.is_empty()
             {

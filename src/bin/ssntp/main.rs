@@ -3,18 +3,23 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `admin` | pages about a daemon, over HTTP |
 //! | `args` | the command line, one variant a subcommand |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `context` | what these flags need not say: the user's contexts |
+//! | `credentials` | the files of certificates, and how long they count |
 //! | `daemon` | what every daemon does beside its work |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `logging` | the log on the standard error, which nobody waits for |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `receipt` | how a server tells a sender who received a frame |
 //! | `seconds` | times on the command line |
+//! | `service_manager` | what systemd is told of a daemon |
+//! | `settings/` | what daemons are told by flags, environment and file |
 //! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
+//! | `watched` | files that are read again when they change |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -22,6 +27,8 @@
     allow(dead_code, reason = "the agent alone needs a part of what is here")
 )]
 
+#[cfg(all(feature = "admin", any(feature = "aws-lc-rs", feature = "ring")))]
+mod admin;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 mod application;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -32,6 +39,8 @@ mod cmd;
 mod connection;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod context;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod credentials;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod daemon;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -44,10 +53,16 @@ mod output;
 mod receipt;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod seconds;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod service_manager;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod settings;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 mod signal_stacks;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod signals;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod watched;
 
 use std::process::ExitCode;
 
@@ -57,14 +72,11 @@ fn main() -> ExitCode {
     if let Some(code) = ssntp::cluster::agent::driver::supervise() {
         return code;
     }
-    let command = args::Args::of_this_process().command;
-    let logging = logging::Logging::start(command.log_level());
-    let done = cmd::run(command);
-    // The last lines come before what the user is told.
-    drop(logging);
-    match done {
+    let (args, settings) = args::Args::of_this_process();
+    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    match cmd::run(args.command, settings) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => logging.last_word(failure),
     }
 }
 

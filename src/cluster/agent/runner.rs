@@ -19,10 +19,11 @@ use super::store::{PASS, Store, make_dirs};
 use super::streams::Streams;
 use super::worker::Workers;
 use crate::Role;
-use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
+use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::NextState;
+use crate::pki::{Identity, Trust};
 use crate::proto::Command;
 use crate::transport::threads;
 
@@ -199,7 +200,7 @@ impl From<ClientError> for AgentError {
 /// directory finds them.
 #[derive(Debug)]
 pub struct Agent {
-    uuid: Uuid,
+    client: ClientHandle,
     orders: Sender<Order>,
     ended: Receiver<ClientError>,
     evacuated: Receiver<NextState>,
@@ -237,7 +238,7 @@ impl Agent {
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
         }
-        let uuid = client.uuid();
+        let handle = client.handle();
         let (orders, inbox) = bounded(16);
         let (ending, ended) = bounded(1);
         let (evacuations, evacuated) = bounded(EVACUATIONS);
@@ -273,7 +274,7 @@ impl Agent {
             }
         });
         Ok(Self {
-            uuid,
+            client: handle,
             orders,
             ended,
             evacuated,
@@ -283,14 +284,29 @@ impl Agent {
 
     /// The node's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.uuid
+        self.client.uuid()
+    }
+
+    /// Its client: counters, the server of the session, how long the certificate
+    /// is valid.
+    pub fn client(&self) -> ClientHandle {
+        self.client.clone()
+    }
+
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Instances are
+    /// not disturbed; their streams end where the session is replaced.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.client.renew(identity, trust)
     }
 
     /// Takes the node out of service (OFFLINE), or back into it. Does not
     /// wait.
     pub fn toggle_offline(&self) {
         if let Err(TrySendError::Full(_)) = self.orders.try_send(Order::ToggleOffline) {
-            warn!("{}: too many orders wait", self.uuid);
+            warn!("{}: too many orders wait", self.uuid());
         }
     }
 

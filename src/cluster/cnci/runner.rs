@@ -19,9 +19,10 @@ use super::figures::CnciFigures;
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
-use crate::client::{Client, ClientConfig, ClientError, ClientEvent};
+use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
+use crate::pki::{Identity, Trust};
 use crate::proto::Frame;
 use crate::transport::threads;
 
@@ -135,7 +136,7 @@ impl From<ClientError> for CnciError {
 /// [`stop`](Self::stop), ends them.
 #[derive(Debug)]
 pub struct Cnci {
-    uuid: Uuid,
+    client: ClientHandle,
     /// Who wants figures; it ends where there is nobody any more to ask.
     asks: Option<Sender<Sender<CnciFigures>>>,
     ended: Receiver<ClientError>,
@@ -184,6 +185,7 @@ impl Cnci {
         .map_err(|e| CnciError::State(state, e))?;
         let (asks, asked) = bounded(ASKS);
         let (ending, ended) = bounded(1);
+        let handle = client.handle();
         let runner = Runner {
             client,
             concentrator,
@@ -198,7 +200,7 @@ impl Cnci {
             }
         });
         Ok(Self {
-            uuid,
+            client: handle,
             asks: Some(asks),
             ended,
             thread: Some(thread.map_err(CnciError::Thread)?),
@@ -207,7 +209,22 @@ impl Cnci {
 
     /// Its UUID.
     pub fn uuid(&self) -> Uuid {
-        self.uuid
+        self.client.uuid()
+    }
+
+    /// Its client: counters, the server of the session, how long the certificate
+    /// is valid.
+    pub fn client(&self) -> ClientHandle {
+        self.client.clone()
+    }
+
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. What it knows
+    /// of its tenant stays.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.client.renew(identity, trust)
     }
 
     /// What the concentrator knows about itself, at one moment; none where it has

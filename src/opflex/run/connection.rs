@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -14,6 +15,7 @@ use super::now;
 use crate::opflex::message::{Decoder, Incoming};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::rpc;
+use crate::pki::CertificateDer;
 use crate::transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed};
 use crate::transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
@@ -136,7 +138,12 @@ struct Peer {
     id: transport::ConnectionId,
     /// Who is there, for the log.
     name: String,
+    shown: Shown,
 }
+
+/// The certificates that a peer has shown, its own first; none without TLS, and
+/// where none is asked for.
+pub(super) type Shown = Arc<[CertificateDer<'static>]>;
 
 /// Frames for one connection.
 #[derive(Debug, Default)]
@@ -149,8 +156,28 @@ struct Run {
 impl Peers {
     /// A connection begins.
     pub(super) fn add(&mut self, id: transport::ConnectionId, connection: ConnectionId, name: String) {
-        self.open.insert(connection, Peer { id, name });
+        let shown = Shown::default();
+        self.open.insert(connection, Peer { id, name, shown });
         self.numbers.insert(id, connection);
+    }
+
+    /// The peer has shown these certificates.
+    pub(super) fn has_shown(&mut self, connection: ConnectionId, shown: Shown) {
+        if let Some(peer) = self.open.get_mut(&connection) {
+            peer.shown = shown;
+        }
+    }
+
+    /// Each connection, and what certificates its peer has shown.
+    pub(super) fn shown(&self) -> impl Iterator<Item = (ConnectionId, &Shown)> {
+        self.open
+            .iter()
+            .map(|(connection, peer)| (*connection, &peer.shown))
+    }
+
+    /// Who is there.
+    pub(super) fn name(&self, connection: ConnectionId) -> Option<&str> {
+        self.open.get(&connection).map(|peer| peer.name.as_str())
     }
 
     /// What the core calls a connection that has not ended.

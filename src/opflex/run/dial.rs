@@ -6,7 +6,7 @@ use std::io;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::connection::enter;
+use super::connection::{Shown, enter};
 use super::engaging::{Engaging, EngagingEvents, Reached};
 use super::{ElementConfig, StartError, now};
 use crate::opflex::message::Decoder;
@@ -87,8 +87,8 @@ impl Dialer {
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
             let failed = match dialer.attempt(&address, &cancelled) {
-                Ok(halves) => {
-                    dialer.enter(id, address, halves);
+                Ok(reached) => {
+                    dialer.enter(id, address, reached);
                     None
                 }
                 Err(why) => Some(why),
@@ -108,28 +108,53 @@ impl Dialer {
         address.parse::<Address>().ok().map(Target::Address)
     }
 
-    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<Halves, DialError> {
+    /// Dials with this from here on.
+    pub(super) fn renew(&mut self, connector: Connector) {
+        self.connector = Some(connector);
+    }
+
+    /// What a handshake now would have against the server at an address that has shown
+    /// these certificates.
+    pub(super) fn objection(&self, address: &str, shown: &Shown) -> Option<String> {
+        let (connector, target) = (self.connector.as_ref()?, self.target(address)?);
+        let (why, _) = connector.objection(shown, self.name(&target))?;
+        Some(why)
+    }
+
+    /// The name that the server's certificate has to hold.
+    fn name<'a>(&'a self, target: &'a Target) -> &'a str {
+        self.server_name
+            .as_deref()
+            .unwrap_or_else(|| target.server_name())
+    }
+
+    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), DialError> {
         let target = self.target(address).ok_or(DialError::Address)?;
         let stream = target
             .connect(&self.tcp, self.dial_timeout, cancel)
             .map_err(DialError::Connect)?;
         let Some(connector) = &self.connector else {
-            return Ok(plain(stream, self.pool.clone()));
+            return Ok((plain(stream, self.pool.clone()), Shown::default()));
         };
         // Cancelling shuts the stream down, which ends every read and write.
         let _watch = cancel.watch(&stream);
-        let name = self
-            .server_name
-            .as_deref()
-            .unwrap_or_else(|| target.server_name());
         connector
-            .connect(stream, name, &self.pool, after(now(), self.tls_timeout))
-            .map(|secured| secured.halves)
+            .connect(
+                stream,
+                self.name(&target),
+                &self.pool,
+                after(now(), self.tls_timeout),
+            )
+            .map(|secured| (secured.halves, secured.peer.into()))
             .map_err(DialError::Tls)
     }
 
-    fn enter(&self, connection: ConnectionId, address: String, halves: Halves) {
-        let reached = Reached { connection, address };
+    fn enter(&self, connection: ConnectionId, address: String, (halves, shown): (Halves, Shown)) {
+        let reached = Reached {
+            connection,
+            address,
+            shown,
+        };
         let decoder = Decoder::new(self.framing, self.limits);
         // Where it is refused, nobody waits for it any more.
         let _ = enter(

@@ -17,6 +17,7 @@ use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, now};
 use crate::opflex::model::{ManagedObject, Name, Target, Uri};
 use crate::opflex::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
+use crate::transport::tls::Connector;
 use crate::transport::{Budget, PATIENCE, threads};
 
 /// A running policy element: connects to its servers, keeps what is resolved
@@ -280,6 +281,25 @@ impl ElementHandle {
     pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
         let uri = uri.clone();
         self.with(move |cx| cx.withdraw(&uri))
+    }
+
+    /// Replaces TLS: its certificate and whom it trusts. Servers are dialled with this
+    /// from here on. Those that are connected are looked at again, and whoever would not
+    /// be taken any more is disconnected. How many those are.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn renew(&self, connector: Connector) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        let (reply, result) = crossbeam_channel::bounded(1);
+        let call = move |engaging: &mut Engaging, now, actions: &mut Vec<_>| {
+            let _ = reply.send(engaging.renew(connector, now, actions));
+        };
+        let sent = self.events.send(DispatchEvent::Call(Box::new(call)));
+        sent.map_err(|_| CallError::Stopped)?;
+        self.events.answer(&result).ok_or(CallError::Stopped)
     }
 
     /// Begins again with the configured servers; see [`ElementCore::reset`].

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
-use super::connection::{Messages, Peers, deal};
+use super::connection::{Messages, Peers, Shown, deal};
 use super::dial::{Dial, DialError, Dialer};
 use super::feed::Feed;
 use super::{ELEMENT_LOG as LOG, guard};
@@ -16,6 +16,7 @@ use crate::opflex::model::{ManagedObject, ModelError, Name, Target, Uri};
 use crate::opflex::peer::ConnectionId;
 use crate::opflex::policy_element::{self as core, ElementCore, ReferenceId};
 use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
+use crate::transport::tls::Connector;
 use crate::transport::{self, EndReason, Gauge, Outgoing};
 
 /// The way into an element's dispatcher.
@@ -216,6 +217,33 @@ impl Engaging {
         }
     }
 
+    /// Replaces TLS. Ends the connections of servers that are not trusted any more;
+    /// how many those are.
+    pub(super) fn renew(&mut self, connector: Connector, now: Instant, actions: &mut Vec<Action>) -> usize {
+        self.dialer.renew(connector);
+        let ended = self.end_untrusted(now, actions);
+        self.hand_on(now, actions);
+        ended
+    }
+
+    fn end_untrusted(&mut self, now: Instant, actions: &mut Vec<Action>) -> usize {
+        let mut untrusted = Vec::new();
+        for (connection, shown) in self.peers.shown() {
+            let address = self.peers.name(connection).unwrap_or_default();
+            if let Some(why) = self.dialer.objection(address, shown) {
+                warn!(target: LOG, "{connection} ({address}) is not trusted any more, it is disconnected: {why}");
+                untrusted.push((connection, why));
+            }
+        }
+        let count = untrusted.len();
+        for (connection, why) in untrusted {
+            self.peers.end(connection, actions);
+            let why = format!("not trusted any more: {why}");
+            self.core.failed(connection, why, now, &mut self.wanted);
+        }
+        count
+    }
+
     /// The threads of the attempts under way, once the element has stopped and
     /// has cancelled them: they still ask the dispatcher.
     pub(super) fn take_dials(&mut self) -> Vec<JoinHandle<()>> {
@@ -267,6 +295,7 @@ impl Engaging {
 pub(super) struct Reached {
     pub(super) connection: ConnectionId,
     pub(super) address: String,
+    pub(super) shown: Shown,
 }
 
 impl Core for Engaging {
@@ -286,13 +315,20 @@ impl Core for Engaging {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<(ConnectionId, ()), ()> {
-        let Reached { connection, address } = reached;
+        let Reached {
+            connection,
+            address,
+            shown,
+        } = reached;
         let dial = self.dials.get(&connection);
         if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
             return Err(());
         }
         self.peers.add(id, connection, address);
+        self.peers.has_shown(connection, shown);
         self.core.connected(connection, now, &mut self.wanted);
+        // TLS may have been replaced since the handshake. Servers are few.
+        self.end_untrusted(now, actions);
         self.hand_on(now, actions);
         Ok((connection, ()))
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use crossbeam_channel::Receiver;
 use log::warn;
 
-use super::connection::enter;
+use super::connection::{Shown, enter};
 use super::control;
 use super::editing::{self, Editor};
 use super::figures::ServerFigures;
@@ -45,6 +45,7 @@ const AGENTS: usize = 500;
 pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
+    tls: Arc<Mutex<Tls>>,
     acceptance: Option<Acceptance>,
     inspector: Option<Inspector>,
     keeper: Option<Keeper>,
@@ -119,9 +120,14 @@ impl Server {
             keeper: asked(),
             occupancy: None,
         };
+        let tls = Arc::new(Mutex::new(Tls {
+            acceptor: config.tls,
+            generation: 0,
+        }));
         let mut server = Self {
             handle,
             addresses,
+            tls: Arc::clone(&tls),
             acceptance: None,
             inspector: None,
             keeper,
@@ -135,7 +141,7 @@ impl Server {
         server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
-            acceptor: config.tls,
+            tls,
             pool: BufferPool::new(),
             events,
             framing: config.framing,
@@ -155,6 +161,34 @@ impl Server {
     /// The addresses it listens at, with the ports that the system chose.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
+    }
+
+    /// Replaces TLS: its certificate and whom it trusts. Newcomers have their handshake
+    /// with this one; one that is under way with the one before comes to nothing. The
+    /// certificates of the clients that are connected are looked at again, on this
+    /// thread, and whoever would not be taken any more is disconnected. How many those
+    /// are.
+    ///
+    /// # Errors
+    /// [`CallError::Stopped`].
+    pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
+        let generation = {
+            let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            tls.acceptor = Some(acceptor.clone());
+            tls.generation += 1;
+            tls.generation
+        };
+        let events = &self.handle.events;
+        let clients = serving::tls_replaced(events, generation).ok_or(CallError::Stopped)?;
+        let now = time_of_day();
+        let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
+            let why = acceptor.objection(&shown, now)?;
+            Some((connection, why))
+        });
+        let untrusted: Vec<_> = untrusted.collect();
+        let count = untrusted.len();
+        serving::end_untrusted(events, untrusted);
+        Ok(count)
     }
 
     /// A handle for other threads.
@@ -228,10 +262,18 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
 /// same server has given to its policy, which has changed less often than that,
 /// and exact in the numbers of JSON.
 fn first_revision() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "no clock but this outlives a process")]
-    let wall = SystemTime::now();
-    let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    since_1970.as_micros().try_into().unwrap_or(u64::MAX)
+    let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
+    since_1970
+        .unwrap_or_default()
+        .as_micros()
+        .try_into()
+        .unwrap_or(u64::MAX)
+}
+
+/// Certificates are valid by this clock, and no other outlives a process.
+#[expect(clippy::disallowed_methods, reason = "the time of day")]
+fn time_of_day() -> SystemTime {
+    SystemTime::now()
 }
 
 /// What a listener is, and so what its clients dialled.
@@ -241,10 +283,18 @@ enum Place {
     Control,
 }
 
+/// What newcomers have their TLS handshake with.
+#[derive(Debug)]
+struct Tls {
+    acceptor: Option<Acceptor>,
+    /// How often it was replaced.
+    generation: u64,
+}
+
 /// What every handshake is done with.
 struct HandshakeContext {
     places: Vec<Place>,
-    acceptor: Option<Acceptor>,
+    tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
     events: ServingEvents,
     framing: Framing,
@@ -275,11 +325,15 @@ impl HandshakeContext {
             Place::Control => None,
         };
         let is_control = matches!(place, Place::Control);
-        let halves = match &self.acceptor {
+        let (acceptor, generation) = {
+            let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            (tls.acceptor.clone(), tls.generation)
+        };
+        let (halves, shown) = match acceptor {
             Some(acceptor) if !is_control => {
                 let deadline = after(newcomer.accepted(), self.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
-                    Ok(secured) => secured.halves,
+                    Ok(secured) => (secured.halves, secured.peer.into()),
                     Err(e) => {
                         if let Some(more) = self.may_say(&peer, "no TLS") {
                             warn!(target: LOG, "{peer}: refused: no TLS: {e}{more}");
@@ -288,7 +342,7 @@ impl HandshakeContext {
                     }
                 }
             }
-            _ => plain(stream, self.pool.clone()),
+            _ => (plain(stream, self.pool.clone()), Shown::default()),
         };
         if !newcomer.admitted() {
             return;
@@ -307,6 +361,8 @@ impl HandshakeContext {
             dialled,
             is_control,
             peer: peer.to_string(),
+            shown,
+            generation,
         };
         let entered = enter(
             &self.events,

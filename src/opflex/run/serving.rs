@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crossbeam_channel::Sender;
 use log::{Level, debug, info, log, warn};
 
-use super::connection::{Messages, Peers, deal};
+use super::connection::{Messages, Peers, Shown, deal};
 use super::editing::Job;
 use super::figures::ServerFigures;
 use super::journal::Line;
@@ -105,6 +105,40 @@ pub(super) fn copy_policy(events: &ServingEvents) -> Option<Vec<ManagedObject>> 
     Some(objects)
 }
 
+/// Newcomers whose TLS handshake was with an acceptor from before this one are not
+/// admitted any more. Those who are there, and what they have shown. `None` where the
+/// server has stopped.
+pub(super) fn tls_replaced(events: &ServingEvents, generation: u64) -> Option<Vec<(ConnectionId, Shown)>> {
+    let (reply, result) = crossbeam_channel::bounded(1);
+    let call = move |serving: &mut Serving, _, _: &mut Vec<Action>| {
+        serving.generation = serving.generation.max(generation);
+        let clients = serving.peers.shown();
+        let clients = clients.filter(|(connection, _)| !serving.controls.contains_key(connection));
+        let clients = clients.map(|(connection, shown)| (connection, Shown::clone(shown)));
+        let _ = reply.send(clients.collect());
+    };
+    events.send(DispatchEvent::Call(Box::new(call))).ok()?;
+    events.answer(&result)
+}
+
+/// Ends the connections of clients that are not trusted any more, each for its
+/// reason.
+pub(super) fn end_untrusted(events: &ServingEvents, untrusted: Vec<(ConnectionId, String)>) {
+    let call = move |serving: &mut Serving, now, actions: &mut Vec<Action>| {
+        for (connection, why) in untrusted {
+            let name = serving.peers.name(connection).map(str::to_owned);
+            let Some(name) = name else { continue };
+            if let Some(more) = serving.log.admit(host(&name), "not trusted", now) {
+                warn!(target: LOG, "{name} ({connection}) is not trusted any more, it is disconnected: {why}{more}");
+            }
+            serving.peers.end(connection, actions);
+            serving.gone(connection, now);
+        }
+        serving.hand_on(actions);
+    };
+    let _ = events.send(DispatchEvent::Call(Box::new(call)));
+}
+
 /// Control connections beyond the most clients at a time.
 const CONTROLS: usize = 16;
 
@@ -116,6 +150,9 @@ pub(super) struct Request {
     pub(super) is_control: bool,
     /// Who it is, for the log.
     pub(super) peer: String,
+    pub(super) shown: Shown,
+    /// Which acceptor it had its handshake with: they are counted.
+    pub(super) generation: u64,
 }
 
 /// All state of a server.
@@ -131,6 +168,8 @@ pub(super) struct Serving {
     editor: Option<Sender<Job>>,
     max: usize,
     stopping: bool,
+    /// The acceptor that newcomers have to have had their handshake with.
+    generation: u64,
     /// What clients may cause in the log, by host.
     log: LogLimit<String>,
 }
@@ -154,6 +193,7 @@ impl Serving {
             editor,
             max,
             stopping: false,
+            generation: 0,
             log: LogLimit::default(),
         }
     }
@@ -279,6 +319,9 @@ impl Core for Serving {
         if self.stopping {
             return Err("the server is shutting down".to_owned());
         }
+        if request.generation < self.generation {
+            return Err("the certificates of the server were replaced during its handshake".to_owned());
+        }
         if standing >= max {
             return Err(format!("{max} clients are connected"));
         }
@@ -287,6 +330,7 @@ impl Core for Serving {
             info!(target: LOG, "{} ({connection}) is connected{more}", request.peer);
         }
         self.peers.add(id, connection, request.peer.clone());
+        self.peers.has_shown(connection, request.shown);
         if request.is_control {
             self.controls.insert(connection, None);
         } else {
@@ -445,6 +489,8 @@ mod tests {
                 dialled: None,
                 is_control,
                 peer: "peer".to_owned(),
+                shown: Shown::default(),
+                generation: 0,
             };
             self.runner
                 .handle(DispatchEvent::Admit(Box::new(request), reply), self.now);

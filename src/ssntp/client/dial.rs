@@ -8,19 +8,18 @@ use bytes::Bytes;
 
 use super::event::Facts;
 use super::{ClientConfig, DialError, DialFault, ServerInfo};
-use crate::pki::CertificateInfo;
+use crate::pki::{CertificateDer, CertificateInfo};
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::ssntp::wire::outgoing;
-use crate::transport::tls::{Connector, Secured, TlsError};
+use crate::transport::tls::{Connector, Secured};
 use crate::transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, deadline, refuse};
 
 /// How long a server that we refuse may take to read why.
 const PARTING: Duration = Duration::from_millis(500);
 
-/// Everything an attempt needs, the server's place excepted.
+/// Everything an attempt needs, the server's place and credentials excepted.
 #[derive(Debug)]
 pub(super) struct Dialer {
-    connector: Connector,
     connect: Connect,
     server_name: Option<String>,
     max_payload: u32,
@@ -37,12 +36,14 @@ pub(super) struct Established {
     pub(super) halves: Halves,
     pub(super) server: ServerInfo,
     pub(super) configuration: Bytes,
+    /// The server's certificates, its own first, and the name that they prove.
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) name: String,
 }
 
 impl Dialer {
-    pub(super) fn new(config: &ClientConfig, uuid: uuid::Uuid, cancel: Cancel) -> Result<Self, TlsError> {
-        Ok(Self {
-            connector: Connector::mutual(&config.identity, &config.trust)?.resumption(config.resumption),
+    pub(super) fn new(config: &ClientConfig, uuid: uuid::Uuid, cancel: Cancel) -> Self {
+        Self {
             connect: Connect::new(config.role, uuid, config.tracing),
             server_name: config.server_name.clone(),
             max_payload: config.max_payload,
@@ -51,19 +52,19 @@ impl Dialer {
             tcp: config.tcp,
             pool: BufferPool::new(),
             cancel,
-        })
+        }
     }
 
     /// Blocks until the session stands or the attempt has failed, which is at
     /// once when the client is closed.
-    pub(super) fn dial(&self, target: &Target) -> Result<Established, DialError> {
-        self.attempt(target).map_err(|fault| DialError {
+    pub(super) fn dial(&self, target: &Target, connector: &Connector) -> Result<Established, DialError> {
+        self.attempt(target, connector).map_err(|fault| DialError {
             server: target.to_string(),
             fault,
         })
     }
 
-    fn attempt(&self, target: &Target) -> Result<Established, DialFault> {
+    fn attempt(&self, target: &Target, connector: &Connector) -> Result<Established, DialFault> {
         let stream = target
             .connect(&self.tcp, self.connect_timeout, &self.cancel)
             .map_err(|e| DialFault::Connect(Arc::new(e)))?;
@@ -76,8 +77,7 @@ impl Dialer {
             .server_name
             .as_deref()
             .unwrap_or_else(|| target.server_name());
-        let secured = self
-            .connector
+        let secured = connector
             .connect(stream, name, &self.pool, deadline)
             .map_err(DialFault::of_tls)?;
         let Secured {
@@ -102,7 +102,7 @@ impl Dialer {
                 if resumed {
                     // The resumed session may be what the server dislikes. So the next
                     // attempt makes a full handshake, in which it can say what it is.
-                    self.connector.forget(name);
+                    connector.forget(name);
                 }
                 if let DialFault::Refused(refusal) = &fault {
                     part(&mut halves, refusal);
@@ -124,6 +124,8 @@ impl Dialer {
             halves,
             server,
             configuration: connected.payload,
+            name: name.to_owned(),
+            chain: peer,
         })
     }
 }

@@ -184,16 +184,22 @@ pub enum DialFault {
     /// TLS failed for another reason than a certificate. Tried again.
     Tls(Arc<TlsError>),
     /// The server's certificate is not trusted, does not hold the name that
-    /// was dialled, or cannot be read. The server is ruled out.
+    /// was dialled, or cannot be read. The server is ruled out, unless there has
+    /// been a session with it before: then its certificate is being replaced, or
+    /// ours, and it is tried again.
     ServerCertificate(String),
     /// The server's name cannot be checked: it is neither a DNS name nor an
     /// IP address. The server is ruled out.
     ServerName(String),
     /// The server refused our certificate, and this is what its alert says, whose
-    /// name stands at the end: it trusts another authority, or the certificate is revoked or of the wrong kind. The
-    /// server is ruled out. (One that calls the certificate expired is tried
-    /// again, since its clock or ours may be wrong.)
+    /// name stands at the end: it trusts another authority, or the certificate is
+    /// of the wrong kind. The server is ruled out, unless it has taken this client
+    /// before. (One that calls the certificate expired is tried again, since its
+    /// clock or ours may be wrong.)
     OwnCertificate(String),
+    /// The server says that our certificate is revoked. The server is ruled out,
+    /// until the client is [renewed](super::ClientHandle::renew).
+    Revoked,
     /// TLS stands and the protocol's handshake failed.
     Refused(Refusal),
 }
@@ -203,8 +209,27 @@ impl DialFault {
     pub fn may_retry(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Lost(_) | Self::Tls(_) => true,
-            Self::ServerCertificate(_) | Self::ServerName(_) | Self::OwnCertificate(_) => false,
+            Self::ServerCertificate(_) | Self::ServerName(_) | Self::OwnCertificate(_) | Self::Revoked => {
+                false
+            }
             Self::Refused(refusal) => refusal.may_retry(),
+        }
+    }
+
+    /// Whether a server that has been connected before may be mended without
+    /// this client: an authority is replaced on one side first.
+    pub(super) fn may_be_mended(&self) -> bool {
+        matches!(self, Self::ServerCertificate(_) | Self::OwnCertificate(_))
+    }
+
+    /// Whether the identity that was shown may be at fault: the server has
+    /// answered, and nothing is wrong with its own certificate.
+    pub(super) fn may_be_of_identity(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::ServerCertificate(_) | Self::ServerName(_) => false,
+            Self::Tls(e) => !matches!(**e, TlsError::Deadline),
+            Self::Refused(refusal) => *refusal != Refusal::Deadline,
+            Self::Lost(_) | Self::OwnCertificate(_) | Self::Revoked => true,
         }
     }
 
@@ -219,6 +244,7 @@ impl DialFault {
             Self::ServerCertificate(_) => "server_certificate",
             Self::ServerName(_) => "server_name",
             Self::OwnCertificate(_) => "own_certificate",
+            Self::Revoked => "revoked",
             Self::Refused(refusal) => refusal.word(),
         }
     }
@@ -247,8 +273,15 @@ impl DialFault {
         use rustls::CertificateError as C;
         match error {
             // A clock that is wrong, here or there, may be set right.
+            // So may a revocation list, which says nothing once it is too old.
             rustls::Error::InvalidCertificate(
-                C::Expired | C::ExpiredContext { .. } | C::NotValidYet | C::NotValidYetContext { .. },
+                C::Expired
+                | C::ExpiredContext { .. }
+                | C::NotValidYet
+                | C::NotValidYetContext { .. }
+                | C::UnknownRevocationStatus
+                | C::ExpiredRevocationList
+                | C::ExpiredRevocationListContext { .. },
             ) => None,
             rustls::Error::InvalidCertificate(C::Other(e)) => Some(Self::ServerCertificate(e.to_string())),
             // The same in our words, as checking it by hand would tell it.
@@ -266,11 +299,12 @@ impl DialFault {
             // `CertificateExpired` and `BadCertificate` are not among these: a
             // server tells with them that our certificate is not valid yet or
             // not any more by its clock, rustls and Go with the first, OpenSSL
-            // with the second where it is not valid yet.
+            // with the second where it is not valid yet. With the same two OpenSSL
+            // tells that its revocation list is too old, or of the future.
+            rustls::Error::AlertReceived(A::CertificateRevoked) => Some(Self::Revoked),
             rustls::Error::AlertReceived(
                 alert @ (A::NoCertificate
                 | A::UnsupportedCertificate
-                | A::CertificateRevoked
                 | A::CertificateUnknown
                 | A::UnknownCA
                 | A::AccessDenied
@@ -291,7 +325,6 @@ fn verdict(alert: AlertDescription) -> String {
         A::DecryptError => {
             "its signature is not that of the authority that the server trusts (another one of that name?)"
         }
-        A::CertificateRevoked => "it is revoked",
         A::UnsupportedCertificate => "its usages do not let it be a client's",
         A::NoCertificate | A::CertificateRequired => "there is none",
         A::AccessDenied => "its holder may not connect",
@@ -318,6 +351,9 @@ impl fmt::Display for DialFault {
             Self::ServerCertificate(why) => write!(f, "the server's certificate is refused: {why}"),
             Self::ServerName(name) => write!(f, "{name:?} is neither a DNS name nor an IP address"),
             Self::OwnCertificate(alert) => write!(f, "the server refuses our certificate: {alert}"),
+            Self::Revoked => {
+                f.write_str("the server refuses our certificate: it is revoked (CertificateRevoked)")
+            }
             Self::Refused(refusal) => refusal.fmt(f),
         }
     }
@@ -349,6 +385,13 @@ pub enum DisconnectReason {
     Lost(String),
     /// The server broke the protocol.
     Protocol(String),
+    /// The client was [renewed](super::ClientHandle::renew), and ended the session
+    /// in order to begin another one with its new certificate. What is sent
+    /// meanwhile waits for that.
+    Renewed,
+    /// The client was renewed, and does not trust the server's certificate any
+    /// more. This is why.
+    Certificate(String),
 }
 
 impl fmt::Display for DisconnectReason {
@@ -359,6 +402,8 @@ impl fmt::Display for DisconnectReason {
             Self::PeerRefused(code) => write!(f, "the server sent {code}"),
             Self::Lost(why) => f.write_str(why),
             Self::Protocol(why) => write!(f, "protocol error: {why}"),
+            Self::Renewed => f.write_str("the certificate was renewed, and is shown in another session"),
+            Self::Certificate(why) => write!(f, "the server is not trusted any more: {why}"),
         }
     }
 }
@@ -494,6 +539,8 @@ mod tests {
             (A::CertificateExpired, true),
             (A::BadCertificate, true),
             (A::InternalError, true),
+            // What a server of this crate says whose revocation list is overdue.
+            (A::HandshakeFailure, true),
             (A::UnknownCA, false),
             (A::CertificateRevoked, false),
             (A::UnsupportedCertificate, false),
@@ -504,5 +551,23 @@ mod tests {
             let fault = DialFault::of_tls(TlsError::Tls(error));
             assert_eq!(fault.may_retry(), retried, "{alert:?}");
         }
+    }
+
+    #[test]
+    fn a_list_that_is_too_old_is_no_verdict_on_the_server_and_a_revocation_is() {
+        use rustls::CertificateError as C;
+        for (fault, retried) in [
+            (C::Expired, true),
+            (C::NotValidYet, true),
+            (C::UnknownRevocationStatus, true),
+            (C::ExpiredRevocationList, true),
+            (C::Revoked, false),
+            (C::UnknownIssuer, false),
+        ] {
+            let error = rustls::Error::InvalidCertificate(fault.clone());
+            let of = DialFault::of_tls(TlsError::Tls(error));
+            assert_eq!(of.may_retry(), retried, "{fault:?}");
+        }
+        assert!(!DialFault::Revoked.may_be_mended(), "not even where it was known");
     }
 }

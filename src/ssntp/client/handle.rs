@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use uuid::Uuid;
 
+use super::credentials::Credentials;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{
@@ -18,6 +20,7 @@ use super::{
 };
 use crate::Role;
 use crate::payload::Content;
+use crate::pki::{Identity, Trust};
 use crate::proto::{Frame, FrameKind, Operands};
 use crate::ssntp::request::{Outstanding, Request, RequestError};
 use crate::transport::{Cancel, Outbox, deadline, dispatch};
@@ -141,6 +144,42 @@ impl ClientHandle {
             .exchange(&request.refusal(why), self.state.send_timeout)
     }
 
+    /// Replaces what this client shows and whom it trusts. Does not wait.
+    ///
+    /// Later handshakes use the new ones, and tickets of former sessions are
+    /// forgotten. Servers that were ruled out are tried again, and a pause between
+    /// attempts ends now. Of a session that stands:
+    ///
+    /// * Where the server's certificate is not trusted any more, it ends at once,
+    ///   with [`DisconnectReason::Certificate`], and the client connects again. The
+    ///   server has a second for what was sent before, and nothing where its
+    ///   certificate is revoked.
+    /// * Otherwise, where the identity is another one, the session is replaced
+    ///   within [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread),
+    ///   before the old certificate ends, with [`DisconnectReason::Renewed`]. A
+    ///   client that does not [reconnect](super::ClientConfig::reconnect) keeps it.
+    /// * Otherwise nothing happens to it.
+    ///
+    /// A server may not take the new certificate yet, where its authority is new
+    /// as well. Then the old one is used again until it ends, and the new one is
+    /// tried first in every later attempt, and now and then.
+    ///
+    /// # Errors
+    /// [`ClientError::Role`]: the certificate does not hold the roles that this
+    /// client advertises; [`ClientError::BorrowedUuid`]: it is bound to another
+    /// UUID; [`ClientError::Tls`]; and why the client has ended, if it has. Nothing
+    /// has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.state.renew(identity, trust)
+    }
+
+    /// What this client shows: in the session that stands, else in the next
+    /// attempt. [`Identity::info`] says until when it is valid.
+    pub fn identity(&self) -> Identity {
+        let in_use = lock(&self.state.in_use).clone();
+        in_use.unwrap_or_else(|| lock(&self.state.credentials).identity.clone())
+    }
+
     /// Blocks until no sent frame waits any more: the system has taken each,
     /// or its session was lost. False when `limit` has passed before, or the
     /// client has ended.
@@ -243,6 +282,13 @@ pub(super) struct ClientState {
     pub(super) requests: Mutex<Outstanding>,
     pub(super) send_timeout: Option<Duration>,
     pub(super) uplink: Uplink,
+    pub(super) resumption: bool,
+    /// Of the next attempt.
+    pub(super) credentials: Mutex<Credentials>,
+    /// Of the session that stands.
+    pub(super) in_use: Mutex<Option<Identity>>,
+    /// Tells the supervisor that the credentials were replaced.
+    pub(super) news: Sender<()>,
     /// `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
@@ -295,7 +341,20 @@ impl ClientState {
             return Err(RequestError::Kind(frame.kind()));
         }
         let deadline = deadline(limit);
-        let (id, asking, answered) = lock(&self.requests).ask(whom, frame)?;
+        let (id, asking, answered) = loop {
+            let rung = self.uplink.rung();
+            let mut requests = lock(&self.requests);
+            if !requests.is_held() {
+                break requests.ask(whom, frame)?;
+            }
+            drop(requests);
+            if self.uplink.ended().is_some() {
+                return Err(RequestError::Ended);
+            }
+            if !self.uplink.wait_for_change(rung, deadline) {
+                return Err(RequestError::NotConnected);
+            }
+        };
         let result = self.exchange(&asking, Some(limit)).and_then(|()| {
             let answer = answered.recv_deadline(deadline);
             answer.map_err(|_| RequestError::TimedOut(limit)).flatten()
@@ -304,6 +363,29 @@ impl ClientState {
             lock(&self.requests).forget(id);
         }
         result
+    }
+
+    fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        if let Some(reason) = self.uplink.ended() {
+            return Err(reason);
+        }
+        let (advertised, certified) = (self.role, identity.roles());
+        if !advertised.may_be_advertised_with(certified) {
+            return Err(ClientError::Role {
+                advertised,
+                certified,
+            });
+        }
+        if let Some(bound) = identity.uuid().filter(|bound| *bound != self.uuid) {
+            return Err(ClientError::BorrowedUuid {
+                given: self.uuid,
+                bound,
+            });
+        }
+        *lock(&self.credentials) = Credentials::new(identity, trust, self.resumption)?;
+        // One that waits to be taken tells of these as well.
+        let _ = self.news.try_send(());
+        Ok(())
     }
 
     /// Sends a request or an answer on the session that stands.
@@ -329,6 +411,11 @@ impl ClientState {
     /// The server takes no frames of that kind.
     pub(super) fn refused_kind(&self, kind: FrameKind) {
         lock(&self.requests).unsupported(kind);
+    }
+
+    /// Whether new requests are to wait for the next session.
+    pub(super) fn hold_requests(&self, held: bool) {
+        lock(&self.requests).hold(held);
     }
 
     /// The session is over: nothing that was asked on it is answered any more.
@@ -460,7 +547,7 @@ impl Counts {
         }
     }
 
-    fn lose(&self, frames: u64) {
+    pub(super) fn lose(&self, frames: u64) {
         lock(&self.sent).lost += frames;
     }
 

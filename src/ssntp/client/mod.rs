@@ -59,6 +59,15 @@
 //! taken it, it is lost as well and counted ([`ClientCounters::lost_frames`]): it is
 //! not moved to the next session, where the state that it tells of may be over.
 //!
+//! # A client whose credentials are renewed
+//! [`ClientHandle::renew`] replaces identity and trust while the client runs.
+//! Where the session has to go for that, it ends in order: what was sent before
+//! arrives, what the server sent before is received, and what is sent meanwhile
+//! waits for the next session, also under [`Offline::Fail`], for at most 10 s and
+//! the attempt under way then. New requests wait as well, those under way are
+//! waited for, for 5 s. The application sees `Disconnected` with
+//! [`DisconnectReason::Renewed`], then `Connected`.
+//!
 //! # An application that does not receive
 //! holds the server back: once the bounded channel of events is full, nothing
 //! more is read from the session until there is room, and the server will
@@ -75,6 +84,7 @@
 //! | `error` | [`ClientError`], [`DialError`], [`DisconnectReason`], [`SendError`], [`RecvError`] |
 //! | `uplink` | where a frame to be sent goes now: session, queue, nowhere |
 //! | `inbound` | the bounded channel of events |
+//! | `credentials` | what handshakes show and trust, and when a renewed client moves over |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | what the reader of a session does with frames |
 //! | `supervisor` | the thread: rounds of attempts, back-off, the end |
@@ -82,6 +92,7 @@
 //! | `uuid_file` | UUIDs that survive, one client each |
 
 mod config;
+mod credentials;
 mod dial;
 mod error;
 mod event;
@@ -111,6 +122,7 @@ pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;
 use crate::payload::Content;
+use crate::pki::{Identity, Trust};
 use crate::proto::Frame;
 pub use crate::ssntp::request::{Request, RequestError};
 use crate::transport::{deadline, threads};
@@ -308,6 +320,14 @@ impl Client {
     /// [`RequestError`].
     pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
         self.handle.refuse(request, why)
+    }
+
+    /// Replaces identity and trust, see [`ClientHandle::renew`].
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.handle.renew(identity, trust)
     }
 
     /// Waits until what was sent has left, see [`ClientHandle::flush`].

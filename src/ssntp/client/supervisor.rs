@@ -7,13 +7,30 @@
 //!    ├ ConnectionAborted ──▶ the end
 //!    └ the last one is ruled out ──▶ the end
 //! ```
+//!
+//! A client that was renewed replaces its session when the moment has come:
+//!
+//! ```text
+//!  requests under way are answered, new ones wait          5 s at most
+//!  the queue goes out, close_notify      frames wait       30 s at most (write_timeout)
+//!  the server deals with all of it, sends its rest, ends
+//!  Disconnected { Renewed }
+//!  attempts with the new certificate, else the old one     10 s, then frames wait no more
+//!  Connected                             what waited goes out first
+//! ```
+//!
+//! Two sessions never stand side by side: a server can let the second take the
+//! first over only where both certificates are bound to the UUID by one authority
+//! (docs/admission.md), and it would leave what the first has sent and nobody has
+//! dealt with. Ending the first in order is exact for all of them.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, at, never};
 use log::{debug, info, warn};
 
+use super::credentials::{self, Credentials};
 use super::dial::{Dialer, Established, say_goodbye};
 use super::handle::{ClientState, Counts, lock, now};
 use super::inbound::Inbound;
@@ -21,6 +38,7 @@ use super::session::{Decoder, SessionSink};
 use super::uplink::Uplink;
 use super::uuid_file::Claimed;
 use super::{Backoff, ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
+use crate::pki::{CertificateDer, Identity};
 use crate::proto::{ErrorCode, Refusal};
 use crate::ssntp::request::Outstanding;
 use crate::transport::{Cancel, Link, LinkConfig, Target, deadline};
@@ -28,6 +46,17 @@ use crate::transport::{Cancel, Link, LinkConfig, Target, deadline};
 /// How long after its last byte a session waits for the server to end its
 /// side.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// How long a session that is to be replaced stays for the answers to requests:
+/// as long as most wait for one.
+const ANSWERS: Duration = Duration::from_secs(5);
+/// How often it is looked whether they have come.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long frames wait for the session that replaces another, and for the
+/// attempts that are under way then: longer than a server that restarts
+/// at the same time takes.
+const GAP: Duration = Duration::from_secs(10);
 
 /// The thread's state.
 #[derive(Debug)]
@@ -42,6 +71,21 @@ pub(super) struct Supervisor {
     reconnect: bool,
     write_timeout: Duration,
     grace: Duration,
+    renewal_spread: Duration,
+    /// What attempts use, and the identity of the last session that stood.
+    credentials: Credentials,
+    proven: Option<Identity>,
+    /// The application has replaced the credentials.
+    news: Receiver<()>,
+    /// When the session is to be replaced.
+    move_at: Option<Instant>,
+    /// In a gap, when frames wait no more.
+    gap: Option<Instant>,
+    /// Whether the log says that our certificate is not valid.
+    told_invalid: bool,
+    /// Whether a server that is not trusted any more is that because its
+    /// certificate is revoked.
+    is_revoked: bool,
     /// Rounds that failed, and sessions that did not last, in a row.
     setbacks: u32,
     /// Kept until the thread ends: the UUID is in use as long.
@@ -51,8 +95,10 @@ pub(super) struct Supervisor {
 #[derive(Debug)]
 struct Server {
     target: Target,
-    /// Why it is never tried again.
+    /// Why it is not tried again.
     ruled_out: Option<DialError>,
+    /// Whether a session has stood with it.
+    known: bool,
 }
 
 impl Supervisor {
@@ -63,8 +109,9 @@ impl Supervisor {
         uuid: Claimed,
     ) -> Result<(Self, Arc<ClientState>, Receiver<ClientEvent>), ClientError> {
         let cancel = Cancel::new();
-        let dialer =
-            Dialer::new(&config, uuid.uuid, cancel.clone()).map_err(|e| ClientError::Tls(Arc::new(e)))?;
+        let dialer = Dialer::new(&config, uuid.uuid, cancel.clone());
+        let credentials = Credentials::new(&config.identity, &config.trust, config.resumption)?;
+        let (tell, news) = crossbeam_channel::bounded(1);
         let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
         let state = Arc::new(ClientState {
             uuid: uuid.uuid,
@@ -74,6 +121,10 @@ impl Supervisor {
             requests: Mutex::new(Outstanding::new(config.max_requests)),
             send_timeout: config.send_timeout,
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
+            resumption: config.resumption,
+            credentials: Mutex::new(credentials.clone()),
+            in_use: Mutex::new(None),
+            news: tell,
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
             failures: Mutex::new(Vec::new()),
@@ -83,6 +134,7 @@ impl Supervisor {
         let servers = config.servers().into_iter().map(|target| Server {
             target,
             ruled_out: None,
+            known: false,
         });
         let supervisor = Self {
             state: Arc::clone(&state),
@@ -94,6 +146,14 @@ impl Supervisor {
             reconnect: config.reconnect,
             write_timeout: config.write_timeout,
             grace: config.grace,
+            renewal_spread: config.renewal_spread,
+            credentials,
+            proven: None,
+            news,
+            move_at: None,
+            gap: None,
+            told_invalid: false,
+            is_revoked: false,
             setbacks: 0,
             _uuid: uuid,
         };
@@ -130,6 +190,12 @@ impl Supervisor {
                     return ClientError::Aborted { server };
                 }
                 reason if !self.reconnect => return ClientError::Disconnected(reason),
+                DisconnectReason::Renewed => {
+                    self.gap = Some(deadline(GAP));
+                    continue;
+                }
+                DisconnectReason::Certificate(_) => self.gap = Some(deadline(GAP)),
+                DisconnectReason::PeerRefused(_) => self.tell_invalid(),
                 _ => {}
             }
             // The pauses start over only after a session that lasted. A server
@@ -150,14 +216,17 @@ impl Supervisor {
         let mut rounds = 0;
         loop {
             let mut errors = Vec::new();
+            self.adopt_news();
             for at in 0..self.servers.len() {
                 if let Some(error) = &self.servers[at].ruled_out {
                     errors.push(error.clone());
                     continue;
                 }
-                match self.dialer.dial(&self.servers[at].target) {
+                match self.dial(at) {
                     Ok(established) => {
                         lock(&self.state.failures).clear();
+                        self.servers[at].known = true;
+                        self.gap = None;
                         return Ok(established);
                     }
                     Err(_) if self.state.cancel.is_cancelled() => return Err(ClientError::Closed),
@@ -168,7 +237,15 @@ impl Supervisor {
                 }
             }
             if self.servers.iter().all(|server| server.ruled_out.is_some()) {
+                if self.adopt_news() {
+                    continue;
+                }
                 return Err(ClientError::NoServerLeft(errors));
+            }
+            if self.gap.is_some_and(|until| now() >= until) {
+                self.gap = None;
+                self.state.hold_requests(false);
+                self.state.counts.lose(self.state.uplink.give_up());
             }
             lock(&self.state.failures).clone_from(&errors);
             rounds += 1;
@@ -184,6 +261,69 @@ impl Supervisor {
         }
     }
 
+    /// One attempt, and a second one with the identity of the last session where
+    /// the server does not take a newer one.
+    fn dial(&mut self, at: usize) -> Result<Established, DialError> {
+        let target = &self.servers[at].target;
+        let newest = self.dialer.dial(target, &self.credentials.connector);
+        let (established, identity) = match newest {
+            Ok(established) => (established, self.credentials.identity.clone()),
+            Err(error) => {
+                let older = self.credentials.older(self.proven.as_ref(), &error.fault);
+                let Some(older) = older.filter(|_| !self.state.cancel.is_cancelled()) else {
+                    return Err(error);
+                };
+                let again = self.dialer.dial(target, &older.connector);
+                let established = again.map_err(|_| error.clone())?;
+                let until = older.identity.info().not_after_text();
+                self.state.counts.failed(&error.fault);
+                warn!(target: LOG, "{}: the new certificate is not taken ({error}); the old one goes on until {until}", self.name());
+                (established, older.identity)
+            }
+        };
+        self.move_at = None;
+        if !self.credentials.has(&identity) {
+            self.move_at = Some(credentials::moment_after_refusal(&identity));
+        }
+        self.proven = Some(identity);
+        Ok(established)
+    }
+
+    /// Takes what the application has replaced the credentials with; false where
+    /// it has not.
+    fn adopt_news(&mut self) -> bool {
+        let renewed = self.news.try_recv().is_ok();
+        if renewed {
+            self.adopt();
+        }
+        renewed
+    }
+
+    fn adopt(&mut self) {
+        self.credentials = lock(&self.state.credentials).clone();
+        self.told_invalid = false;
+        let not_after = self.credentials.identity.info().not_after_text();
+        info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());
+        for server in &mut self.servers {
+            server.ruled_out = None;
+        }
+    }
+
+    /// Says, once, what a server does not: that it is our own certificate, or our
+    /// clock, that stands in the way.
+    fn tell_invalid(&mut self) {
+        let valid = self
+            .credentials
+            .identity
+            .info()
+            .check_validity(credentials::today());
+        if let Err(why) = valid
+            && !std::mem::replace(&mut self.told_invalid, true)
+        {
+            warn!(target: LOG, "{}: our own certificate is not valid: {why}; no server takes it", self.name());
+        }
+    }
+
     /// What a failed attempt means for later ones.
     fn note(&mut self, at: usize, error: &DialError) -> Result<(), ClientError> {
         self.state.counts.failed(&error.fault);
@@ -192,7 +332,8 @@ impl Supervisor {
                 server: error.server.clone(),
             });
         }
-        if error.fault.may_retry() {
+        self.tell_invalid();
+        if error.fault.may_retry() || self.servers[at].known && error.fault.may_be_mended() {
             warn!(target: LOG, "{}: cannot connect to {error}", self.name());
         } else {
             warn!(target: LOG, "{}: not tried again: {error}", self.name());
@@ -201,12 +342,18 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits before the next round; false at once when the client is closed.
+    /// Waits before the next round, or until the credentials are renewed; false at
+    /// once when the client is closed.
     fn pause(&mut self) -> bool {
         let pause = self.backoff.pause(self.setbacks);
         self.setbacks = self.setbacks.saturating_add(1);
         debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
-        self.state.cancel.pause(pause)
+        crossbeam_channel::select! {
+            recv(self.news) -> _ => self.adopt(),
+            recv(self.state.cancel.done()) -> _ => {}
+            default(pause) => {}
+        }
+        !self.state.cancel.is_cancelled()
     }
 
     /// Runs a session to its end, and says why it ended.
@@ -215,8 +362,12 @@ impl Supervisor {
             mut halves,
             server,
             configuration,
+            chain,
+            name,
         } = established;
         self.state.configure(&configuration);
+        self.state.hold_requests(false);
+        lock(&self.state.in_use).clone_from(&self.proven);
         let Some(outbox) = self.state.uplink.up(&server) else {
             say_goodbye(&mut halves);
             return DisconnectReason::Closed;
@@ -230,7 +381,9 @@ impl Supervisor {
         let config = LinkConfig {
             name: "ssntp-client".into(),
             write_timeout: Some(self.write_timeout),
-            linger: LINGER.min(self.grace),
+            // As long as a server may take to deal with all that it was sent, where
+            // the session is to be replaced. Every other end has a limit below.
+            linger: self.write_timeout,
         };
         // The reader waits at this lock with its first frame until the
         // application has been told of the session.
@@ -239,6 +392,7 @@ impl Supervisor {
             Ok(link) => link,
             Err(e) => {
                 drop(inbound);
+                *lock(&self.state.in_use) = None;
                 self.state.uplink.down();
                 self.state.cancel_requests();
                 self.state.counts.finish();
@@ -252,31 +406,123 @@ impl Supervisor {
         }
         drop(inbound);
 
-        let reason = crossbeam_channel::select! {
-            recv(over) -> reason => reason.unwrap_or(DisconnectReason::Lost("its reader ended".into())),
-            recv(self.state.cancel.done()) -> _ => DisconnectReason::Closed,
+        let mut reason = self.stand(&over, &chain, &name);
+        if reason == DisconnectReason::Renewed {
+            self.state.hold_requests(true);
+            reason = self.await_answers(&over).unwrap_or(reason);
+        }
+        let renewed = reason == DisconnectReason::Renewed;
+        // How long the server may take to deal with what it was sent, and to end
+        // its side. One that is a stranger now gets no new frame, and hardly time;
+        // one whose certificate is revoked gets nothing at all.
+        let ending = match &reason {
+            DisconnectReason::Renewed => Some(self.write_timeout),
+            DisconnectReason::Certificate(_) if self.is_revoked => Some(Duration::ZERO),
+            DisconnectReason::Certificate(_) => Some(LINGER),
+            _ => None,
         };
+        if let Some(limit) = ending {
+            self.state.hold_requests(true);
+            self.state.uplink.part();
+            // What it has sent until its end is delivered before that.
+            crossbeam_channel::select! {
+                recv(over) -> _ => {}
+                recv(self.state.cancel.done()) -> _ => {}
+                default(limit) => {
+                    link.abort();
+                    crossbeam_channel::select! {
+                        recv(over) -> _ => {}
+                        recv(self.state.cancel.done()) -> _ => {}
+                    }
+                }
+            }
+        }
         self.state.uplink.down();
         self.state.cancel_requests();
+        *lock(&self.state.in_use) = None;
         if self.state.cancel.is_cancelled() {
             self.part(link, &over);
             return DisconnectReason::Closed;
         }
         let aborted = reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
         let retrying = self.reconnect && !aborted;
-        warn!(target: LOG, "{}: disconnected: {reason}", self.name());
+        match renewed {
+            true => info!(target: LOG, "{}: disconnected: {reason}", self.name()),
+            false => warn!(target: LOG, "{}: disconnected: {reason}", self.name()),
+        }
         self.state.deliver(ClientEvent::Disconnected {
             reason: reason.clone(),
             retrying,
         });
+        // A server that ended its side may still receive; any other one that
+        // this client has ended the session with does not deserve the wait.
+        let limit = match reason {
+            DisconnectReason::PeerClosed | DisconnectReason::Renewed => self.write_timeout,
+            _ => LINGER,
+        };
         crossbeam_channel::select! {
             recv(over) -> _ => {}
             recv(self.state.cancel.done()) -> _ => link.abort(),
-            default(self.write_timeout) => link.abort(),
+            default(limit) => link.abort(),
         }
         link.join();
         self.state.counts.finish();
         reason
+    }
+
+    /// Waits until the session is over or has to be, and says why.
+    fn stand(
+        &mut self,
+        over: &Receiver<DisconnectReason>,
+        chain: &[CertificateDer<'static>],
+        name: &str,
+    ) -> DisconnectReason {
+        loop {
+            let due = self.move_at.filter(|_| self.reconnect).map_or_else(never, at);
+            crossbeam_channel::select! {
+                recv(over) -> reason => return reason.unwrap_or_else(|_| reader_ended()),
+                recv(self.state.cancel.done()) -> _ => return DisconnectReason::Closed,
+                recv(due) -> _ => return DisconnectReason::Renewed,
+                recv(self.news) -> _ => {
+                    self.adopt();
+                    if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
+                        self.is_revoked = revoked;
+                        return DisconnectReason::Certificate(why);
+                    }
+                    self.plan();
+                }
+            }
+        }
+    }
+
+    /// Says when a session that stands with another identity than the newest one
+    /// is to be replaced. What was planned before is not put off.
+    fn plan(&mut self) {
+        let older = self
+            .proven
+            .as_ref()
+            .filter(|proven| !self.credentials.has(proven));
+        self.move_at = older.map(|older| {
+            let moment = credentials::moment(older, self.renewal_spread);
+            self.move_at.map_or(moment, |planned| planned.min(moment))
+        });
+    }
+
+    /// Waits until the requests under way are answered. Some, where the session
+    /// is over before.
+    fn await_answers(&self, over: &Receiver<DisconnectReason>) -> Option<DisconnectReason> {
+        let until = deadline(ANSWERS);
+        while !lock(&self.state.requests).is_idle() && now() < until {
+            crossbeam_channel::select! {
+                recv(over) -> reason => {
+                    self.state.hold_requests(false);
+                    return Some(reason.unwrap_or_else(|_| reader_ended()));
+                }
+                recv(self.state.cancel.done()) -> _ => return Some(DisconnectReason::Closed),
+                default(LOOK) => {}
+            }
+        }
+        None
     }
 
     /// Lets a session that is closed send what waits, and part from the
@@ -295,4 +541,8 @@ impl Supervisor {
     fn name(&self) -> String {
         format!("{} ({})", self.state.uuid, self.state.role)
     }
+}
+
+fn reader_ended() -> DisconnectReason {
+    DisconnectReason::Lost("its reader ended".into())
 }

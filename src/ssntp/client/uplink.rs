@@ -10,6 +10,10 @@
 //!     └───────────────▶ Ended(reason) ◀──────────────┘   for good
 //! ```
 //!
+//! Where a session is replaced by another one as planned, `part()` leads from Up
+//! to Down as well, and frames wait for the next session in this *gap*, also
+//! where they would be refused otherwise. `give_up()` ends a gap that lasts.
+//!
 //! Senders take the lock for reading, for one push, so that several threads
 //! send side by side. A change of state takes it for writing: while what waited
 //! moves into the outbox of a new session nobody sends, so a later frame of a
@@ -52,6 +56,8 @@ enum State {
 struct Waiting {
     frames: VecDeque<Frame>,
     bytes: u64,
+    /// In a gap, the way out of the session before it, which still sends.
+    gap: Option<Outbox>,
 }
 
 #[derive(Debug)]
@@ -96,31 +102,43 @@ impl Uplink {
     pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
         match (self.offer_to_session(frame), self.offline) {
             (Err(Obstacle::Fault(SendFault::NotConnected)), Offline::Queue(limits)) => {
-                self.wait_in_line(frame, limits)
+                self.wait_in_line(frame, Some(limits))
             }
             (result, _) => result,
         }
     }
 
-    /// As [`offer`](Self::offer), for the session that stands and no later one.
+    /// As [`offer`](Self::offer), for the session that stands, or the next one
+    /// in a gap.
     pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
         match &*self.read() {
-            State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
-                Ok(()) => Ok(()),
-                Err(PushError::Full(_)) => Err(Obstacle::Session(up.outbox.clone())),
-                // The session is over, and the supervisor has not seen that yet.
-                Err(PushError::Closed(_)) => Err(Obstacle::Fault(SendFault::NotConnected)),
-            },
-            State::Down(_) => Err(Obstacle::Fault(SendFault::NotConnected)),
-            State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
+            State::Up(up) => {
+                return match up.outbox.push(self.item(frame, up.server.tracing())) {
+                    Ok(()) => Ok(()),
+                    Err(PushError::Full(_)) => Err(Obstacle::Session(up.outbox.clone())),
+                    // The session is over, and the supervisor has not seen that yet.
+                    Err(PushError::Closed(_)) => Err(Obstacle::Fault(SendFault::NotConnected)),
+                };
+            }
+            State::Down(Waiting { gap: None, .. }) => {
+                return Err(Obstacle::Fault(SendFault::NotConnected));
+            }
+            State::Down(_) => {}
+            State::Ended(reason) => return Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
         }
+        self.wait_in_line(frame, None)
     }
 
-    fn wait_in_line(&self, frame: &Frame, limits: Limits) -> Result<(), Obstacle> {
+    /// Takes a frame for the next session, within these limits; in a gap, within
+    /// those of the session that is replaced.
+    fn wait_in_line(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
         let mut state = self.write();
         state.see_closed_outbox();
         match &mut *state {
             State::Down(waiting) => {
+                let Some(limits) = offline.or(waiting.gap.as_ref().map(|_| self.queue)) else {
+                    return Err(Obstacle::Fault(SendFault::NotConnected));
+                };
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
                 let fits = frames < limits.frames && waiting.bytes + len <= limits.bytes;
@@ -201,7 +219,7 @@ impl Uplink {
         Some(outbox)
     }
 
-    /// The session is over.
+    /// The session is over. In a gap what waits for the next one goes on waiting.
     pub(super) fn down(&self) {
         let mut state = self.write();
         if let State::Up(_) = *state {
@@ -209,6 +227,38 @@ impl Uplink {
         }
         drop(state);
         self.changes.ring();
+    }
+
+    /// The session is to be replaced: what waits in its outbox is sent, and what
+    /// comes now waits for the next one.
+    pub(super) fn part(&self) {
+        let mut state = self.write();
+        if let State::Up(up) = &*state {
+            let outbox = up.outbox.clone();
+            // Under the lock for writing, so nothing is between the last frame
+            // in the outbox and the first that waits.
+            outbox.close();
+            *state = State::Down(Waiting {
+                gap: Some(outbox),
+                ..Waiting::default()
+            });
+        }
+    }
+
+    /// The gap lasts too long, and is now like any time without a session. Says
+    /// how many frames are lost by that.
+    pub(super) fn give_up(&self) -> u64 {
+        let mut state = self.write();
+        let State::Down(waiting) = &mut *state else {
+            return 0;
+        };
+        let mut lost = 0;
+        if waiting.gap.take().is_some() && self.offline == Offline::Fail {
+            lost = std::mem::take(waiting).frames.len() as u64;
+        }
+        drop(state);
+        self.changes.ring();
+        lost
     }
 
     /// Ends the uplink for good: nothing is taken any more, and what waits in
@@ -225,7 +275,7 @@ impl Uplink {
                 }
             }
             State::Down(waiting) => UplinkEnd {
-                connected: false,
+                connected: waiting.gap.as_ref().is_some_and(|outbox| !outbox.is_over()),
                 lost: waiting.frames.len() as u64,
             },
         };
@@ -267,14 +317,30 @@ impl Uplink {
         }
     }
 
+    /// How many changes there were, to wait for the next one.
+    pub(super) fn rung(&self) -> u64 {
+        self.changes.rung()
+    }
+
+    /// Waits for a change after that; false when there is none by then.
+    pub(super) fn wait_for_change(&self, rung: u64, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(now());
+        self.changes.wait(rung, Some(left))
+    }
+
     /// Waits until nothing waits to be sent.
     pub(super) fn flush(&self, deadline: Instant) -> bool {
         loop {
             let rung = self.changes.rung();
             let outbox = match &*self.read() {
                 State::Up(up) => Some(up.outbox.clone()),
-                State::Down(waiting) if waiting.frames.is_empty() => return true,
-                State::Down(_) => None,
+                State::Down(waiting) => {
+                    let is_parting = |outbox: &Outbox| outbox.waiting().items > 0;
+                    if waiting.frames.is_empty() && !waiting.gap.as_ref().is_some_and(is_parting) {
+                        return true;
+                    }
+                    None
+                }
                 State::Ended(_) => return false,
             };
             let left = deadline.saturating_duration_since(now());

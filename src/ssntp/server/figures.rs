@@ -528,7 +528,7 @@ mod tests {
                 uuid: Uuid::from_u128(number.into()),
                 role: Role::AGENT,
                 address: PeerAddress::Memory,
-                certificate: KeptCertificate::new(&nothing),
+                certificate: KeptCertificate::new(&nothing, None),
                 tracing: false,
             };
             let gauge = Outbox::new(Limits::default()).gauge();

@@ -16,6 +16,14 @@ use crate::transport::{ConnectionId, Gauge, Load, PeerAddress, Table};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub(super) ConnectionId);
 
+impl SessionId {
+    /// Its number among all: later sessions have greater ones.
+    #[cfg(feature = "admin")]
+    pub(crate) fn number(self) -> u64 {
+        self.0.sequence()
+    }
+}
+
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "s{}", self.0)

@@ -6,22 +6,32 @@ mod fleet;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::{Receiver, after, never, select};
 use log::warn;
 use ssntp::Role;
+#[cfg(feature = "admin")]
+use ssntp::admin::Snapshot;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
-use crate::connection::{Connection, closed};
+#[cfg(feature = "cli")]
+use super::config::Problems;
+#[cfg(feature = "admin")]
+use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::connection::{self, Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::service_manager::VARIABLES;
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -33,9 +43,12 @@ use crate::seconds::Seconds;
 /// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
 /// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
 /// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
-/// is for --after-evacuation.
+/// is for --after-evacuation. SIGHUP makes it read --ca, --cert and --crl again, and so
+/// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// Where it keeps its instances and, unless the certificate or --uuid
@@ -97,6 +110,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    #[cfg(feature = "admin")]
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -171,6 +187,18 @@ impl PolicyArgs {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
+        problems.of("policy", Some(self.policy.policy()));
+        problems
+    }
+}
+
 /// How often the program after an evacuation is looked at.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
@@ -192,16 +220,16 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
     }
     let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
-    let mut client = args
+    let (client, renewal) = args
         .connection
-        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?
-        .tracing(true);
+        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?;
+    let mut client = client.tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {
@@ -231,12 +259,35 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(mb) = args.disk {
         config = config.disk_mb(mb);
     }
-    let agent = Agent::start(config).map_err(Failure::new)?;
+    let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
+    #[cfg(feature = "admin")]
+    let pages = args.admin.start(
+        About {
+            daemon: "agent",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&agent),
+    )?;
     let uuid = agent.uuid();
     lone_line(
         format!("agent {uuid}"),
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
     )?;
+    #[cfg(feature = "admin")]
+    pages.announce(args.json)?;
+    let mut running = Running {
+        agent: &agent,
+        renewal,
+        #[cfg(feature = "admin")]
+        pages: &pages,
+        settings,
+    };
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
+    let pulse = Arc::downgrade(&agent);
+    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -247,26 +298,64 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             }
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
             recv(toggle) -> signal => match signal {
                 Ok(()) => agent.toggle_offline(),
                 Err(_) => break,
             },
         }
     }
-    agent.stop();
+    daemon.stopping();
+    #[cfg(feature = "admin")]
+    pages.stopping();
+    drop(agent);
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What its pages show. They do not keep it alive.
+#[cfg(feature = "admin")]
+fn figures(agent: &Arc<Agent>) -> Figures {
+    let agent = Arc::downgrade(agent);
+    Box::new(move || {
+        let agent = agent.upgrade().ok_or("it is stopping")?;
+        let figures = agent.figures().ok_or("it does not answer")?;
+        Ok(Snapshot::of_agent(&figures))
+    })
+}
 
-impl Service for Running {
+/// What is read again: certificates. The policy of the node is its start's, and what
+/// else the file of settings says.
+struct Running<'a> {
+    agent: &'a Agent,
+    renewal: Renewal,
+    #[cfg(feature = "admin")]
+    pages: &'a Pages,
+    settings: Settings,
+}
+
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("an agent has no files to read again"))
+        let read = self.settings.read_again()?;
+        let agent = self.agent;
+        #[cfg(feature = "admin")]
+        let pages = self.pages;
+        self.renewal.reload(|identity, trust| {
+            agent.renew(identity, trust)?;
+            #[cfg(feature = "admin")]
+            pages.renew(identity, trust);
+            Ok(())
+        })?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 
@@ -315,6 +404,9 @@ impl AfterEvacuation {
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => warn!("{}: {e}", program.display()),

@@ -1,4 +1,4 @@
-//! `ssntp cert`: makes, shows and checks certificates.
+//! `ssntp cert`: makes, renews, revokes, shows and checks certificates.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -8,15 +8,17 @@ use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Error, Fault, Host, Identity, KeyKind,
-    Trust, load_certificates,
+    RenewalRequest, RevocationListInfo, RevocationReason, Revoked, Serial, SignedRevocationList, Trust,
+    load_certificates,
 };
 use uuid::Uuid;
 
+use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, printable};
 use crate::signals::Stop;
 
-/// Make, show and check certificates
+/// Make, renew, revoke, show and check certificates
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,6 +29,10 @@ pub(crate) struct Args {
 enum Command {
     Ca(Ca),
     Issue(Issue),
+    Renew(Renew),
+    Revoke(Revoke),
+    Crl(Crl),
+    #[command(visible_alias = "show")]
     Inspect(Inspect),
     Verify(Verify),
 }
@@ -90,25 +96,89 @@ struct Issue {
     name: Option<String>,
 }
 
-/// Show what the certificates in a file say
+/// Issue a certificate anew, in place of that in its file: DIR/NAME.pem
+///
+/// It says the same for as long, under a new key. The one before counts until its end,
+/// or until it is revoked. NAME `ca` is the authority itself, which keeps its key: what
+/// it has issued counts under either of its certificates.
+#[derive(Debug, clap::Args)]
+struct Renew {
+    /// Where the authority and the certificate are
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Keep the key
+    #[arg(long)]
+    keep_key: bool,
+    /// Lifetime in days [default: that of the one before], cut where the authority's
+    /// own ends
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=36_500))]
+    days: Option<u32>,
+    /// Revoke the one before, as superseded
+    #[arg(long)]
+    revoke_old: bool,
+    /// Further authorities that the one before may have come from: for a cluster that
+    /// goes over to another authority
+    #[arg(long, value_name = "FILE")]
+    issued_by: Option<PathBuf>,
+    /// The certificate's name, or its file
+    name: String,
+}
+
+/// Revoke certificates: DIR/crl.pem is the list of them
+///
+/// Servers and clients refuse whom a list holds that they have by --crl. What is on it
+/// stays there.
+#[derive(Debug, clap::Args)]
+struct Revoke {
+    /// Where the authority and its list are
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Why: unspecified, key-compromise, affiliation-changed, superseded,
+    /// cessation-of-operation or privilege-withdrawn
+    #[arg(long, value_name = "WHY", default_value_t)]
+    reason: RevocationReason,
+    /// In how many days there is to be another list
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=36_500))]
+    days: u32,
+    /// Each a certificate's name (DIR/NAME.pem), its file, or its serial number, as
+    /// `ssntp cert show` prints it
+    #[arg(value_name = "NAME|FILE|SERIAL", required = true)]
+    certificates: Vec<String>,
+}
+
+/// Sign the list of revoked certificates anew, so that it counts for further days:
+/// DIR/crl.pem
+#[derive(Debug, clap::Args)]
+struct Crl {
+    /// Where the authority and its list are
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// In how many days there is to be another one
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=36_500))]
+    days: u32,
+}
+
+/// Show what the certificates and revocation lists in a file say
 #[derive(Debug, clap::Args)]
 struct Inspect {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// A PEM file with certificates
+    /// A PEM file with certificates or revocation lists
     file: PathBuf,
 }
 
 /// Check a certificate as a TLS peer would, its role, and its key if there
 ///
-/// Checked are the signatures up to the authority, the lifetimes, and that
-/// it may be used for what its roles need.
+/// Checked are the signatures up to the authority, the lifetimes, that it may be used
+/// for what its roles need, and that no list of --crl revokes it.
 #[derive(Debug, clap::Args)]
 struct Verify {
     /// A PEM file with the trusted authorities
     #[arg(long, value_name = "FILE")]
     ca: PathBuf,
+    #[command(flatten)]
+    crl: CrlArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -122,6 +192,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Ca(ca) => make(ca),
         Command::Issue(request) => issue(request),
+        Command::Renew(what) => renew(&what),
+        Command::Revoke(what) => revoke(&what),
+        Command::Crl(what) => sign_list(&what),
         Command::Inspect(what) => inspect(&what),
         Command::Verify(what) => verify(&what),
     }
@@ -172,12 +245,7 @@ fn issue(args: Issue) -> Result<(), Failure> {
         request.name = name;
     }
     let path = args.dir.join(file_name(&request.name)?);
-    let authority = Authority::load(&args.dir).map_err(|error| match &error {
-        Error::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-            Failure::new(format_args!("{error}; `ssntp cert ca` makes an authority"))
-        }
-        _ => error.into(),
-    })?;
+    let authority = authority(&args.dir)?;
     let issued = authority.issue(&request)?;
     issued.save(&path)?;
     let info = issued.info();
@@ -194,10 +262,160 @@ fn issue(args: Issue) -> Result<(), Failure> {
     output.flush()
 }
 
+fn authority(directory: &Path) -> Result<Authority, Failure> {
+    Authority::load(directory).map_err(|error| match &error {
+        Error::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            Failure::new(format_args!("{error}; `ssntp cert ca` makes an authority"))
+        }
+        _ => error.into(),
+    })
+}
+
+fn renew(args: &Renew) -> Result<(), Failure> {
+    let authority = authority(&args.dir)?;
+    if is_authority(&args.name) {
+        return renew_authority(&authority, args);
+    }
+    let path = match Path::new(&args.name) {
+        path if is_path(&args.name) => path.to_owned(),
+        _ => args.dir.join(file_name(&args.name)?),
+    };
+    let mut request = RenewalRequest::default();
+    request.days = args.days;
+    request.keep_key = args.keep_key;
+    request.issued_by = args.issued_by.as_ref().map(Trust::load).transpose()?;
+    let renewed = authority.renew(&path, &request)?;
+    let (before, info) = (&renewed.before, renewed.issued.info());
+    let mut output = Output::new();
+    output.line(format_args!(
+        "{}: renewed for {}, {} key, valid until {}, serial {}",
+        path.display(),
+        info.roles,
+        info.key,
+        info.not_after_text(),
+        info.serial
+    ))?;
+    if !args.revoke_old {
+        output.line(format_args!(
+            "the one before counts until {}, serial {}",
+            before.not_after_text(),
+            before.serial
+        ))?;
+        return output.flush();
+    }
+    output.flush()?;
+    // Another authority's is for that one to revoke.
+    authority
+        .check_issued(before)
+        .map_err(|fault| Failure::new(format_args!("the one before is not revoked: {fault}")))?;
+    let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
+    tell_of_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
+}
+
+fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
+    if args.revoke_old || args.issued_by.is_some() {
+        return Err(Failure::usage(
+            "an authority signs itself and keeps its key: --revoke-old and --issued-by are for what it issues",
+        ));
+    }
+    let renewed = authority.renew_itself(&args.dir, args.days)?;
+    let info = renewed.info();
+    let mut output = Output::new();
+    output.line(format_args!(
+        "{}: {} renewed with its key, valid until {}, serial {}",
+        args.dir.join("ca.pem").display(),
+        info.subject,
+        info.not_after_text(),
+        info.serial
+    ))?;
+    output.flush()
+}
+
+/// How long the list counts that a renewal signs.
+const LIST_DAYS: u32 = 30;
+
+fn revoke(args: &Revoke) -> Result<(), Failure> {
+    let authority = authority(&args.dir)?;
+    let mut named = Vec::new();
+    for text in &args.certificates {
+        named.push((text, serial(&authority, &args.dir, text)?));
+    }
+    let revoked: Vec<_> = named
+        .iter()
+        .map(|(_, serial)| Revoked::now(serial.clone(), args.reason))
+        .collect();
+    let list = authority.revoke(&args.dir, &revoked, args.days)?;
+    let mut output = Output::new();
+    for (text, serial) in named {
+        let is_new = list.added().iter().any(|added| added.serial == serial);
+        let what = if is_new { "revoked" } else { "was revoked before" };
+        output.line(format_args!("{}: {what}, serial {serial}", printable(text)))?;
+    }
+    output.flush()?;
+    tell_of_list(&args.dir, &list)
+}
+
+fn sign_list(args: &Crl) -> Result<(), Failure> {
+    let list = authority(&args.dir)?.revoke(&args.dir, &[], args.days)?;
+    tell_of_list(&args.dir, &list)
+}
+
+fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
+    let info = list.info();
+    let mut output = Output::new();
+    output.line(format_args!(
+        "{}: {} revoked, to be signed anew before {}",
+        directory.join("crl.pem").display(),
+        info.revoked.len(),
+        info.next_update_text().unwrap_or_default()
+    ))?;
+    output.flush()
+}
+
+/// The serial number of a certificate that the authority issued, by its name, its file
+/// or that number itself.
+fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial, Failure> {
+    let of_file = |path: &Path| {
+        let unfit = |fault: Fault| Failure::new(format_args!("{}: {fault}", path.display()));
+        let chain = load_certificates(path)?;
+        let info = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
+        authority.check_issued(&info).map_err(|fault| match fault {
+            Fault::AuthorityAsPeer => Failure::new(format_args!(
+                "{}: this is the authority's own certificate, which no list revokes",
+                path.display()
+            )),
+            fault => unfit(fault),
+        })?;
+        Ok(Serial::from(&info))
+    };
+    if is_path(text) {
+        return of_file(Path::new(text));
+    }
+    let named = directory.join(format!("{text}.pem"));
+    if named.exists() {
+        return of_file(&named);
+    }
+    text.parse::<Serial>().map_err(|_| {
+        Failure::new(format_args!(
+            "{text:?}: there is no {}, and it is neither a file's name nor a serial number",
+            named.display()
+        ))
+    })
+}
+
+/// Whether a file is meant, and not the certificate of that name.
+fn is_path(text: &str) -> bool {
+    text.contains('/') || text.ends_with(".pem")
+}
+
+fn is_authority(name: &str) -> bool {
+    name.eq_ignore_ascii_case("ca")
+}
+
 /// The file of a certificate: beside the authority's, and never one of them.
 fn file_name(name: &str) -> Result<String, Failure> {
-    let is_authority = name.eq_ignore_ascii_case("ca");
-    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || is_authority {
+    let is_taken = is_authority(name) || name.eq_ignore_ascii_case("crl");
+    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || is_taken {
         return Err(Failure::usage(format_args!("{name:?} cannot be a file's name")));
     }
     Ok(format!("{name}.pem"))
@@ -206,11 +424,27 @@ fn file_name(name: &str) -> Result<String, Failure> {
 fn inspect(args: &Inspect) -> Result<(), Failure> {
     let origin = args.file.display();
     let mut certificates = Vec::new();
-    for certificate in load_certificates(&args.file)? {
+    let lists = RevocationListInfo::load(&args.file);
+    let found = match load_certificates(&args.file) {
+        // A file of lists alone.
+        Err(_) if lists.is_ok() => Vec::new(),
+        found => found?,
+    };
+    let lists = match lists {
+        Err(Error::Content {
+            fault: Fault::NoRevocationList,
+            ..
+        }) => Vec::new(),
+        lists => lists?,
+    };
+    for certificate in found {
         let info = CertificateInfo::from_der(&certificate);
         certificates.push(info.map_err(|fault| Failure::new(format_args!("{origin}: {fault}")))?);
     }
-    let key = key_state(&args.file);
+    let key = match certificates.is_empty() {
+        true => Key::None,
+        false => key_state(&args.file),
+    };
     let now = now();
     let mut output = Output::new();
     if args.json {
@@ -218,6 +452,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
         output.json(json!({
             "file": args.file.to_string_lossy(),
             "certificates": list,
+            "revocation_lists": lists.iter().map(|list| list_to_json(list, now)).collect::<Vec<_>>(),
             "private_key": key.name(),
         }))?;
         return output.flush();
@@ -229,8 +464,62 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
             output.line(format_args!("  {name:<12} {value}"))?;
         }
     }
-    output.line(format_args!("{origin}: private key: {}", key.text()))?;
+    for list in &lists {
+        show_list(&mut output, &origin.to_string(), list, now)?;
+    }
+    if !certificates.is_empty() {
+        output.line(format_args!("{origin}: private key: {}", key.text()))?;
+    }
     output.flush()
+}
+
+fn show_list(
+    output: &mut Output,
+    origin: &str,
+    list: &RevocationListInfo,
+    now: SystemTime,
+) -> Result<(), Failure> {
+    output.line(format_args!("{origin}: revocation list"))?;
+    let late = match list.next_update {
+        Some(next) if next <= now => " (out of date)",
+        _ => "",
+    };
+    let next = list.next_update_text().unwrap_or_else(|| "none".to_owned());
+    for (name, value) in [
+        ("issuer", list.issuer.clone()),
+        (
+            "number",
+            list.number.map_or("none".to_owned(), |number| number.to_string()),
+        ),
+        ("this update", list.this_update_text()),
+        ("next update", format!("{next}{late}")),
+        ("revoked", list.revoked.len().to_string()),
+    ] {
+        output.line(format_args!("  {name:<12} {value}"))?;
+    }
+    for revoked in &list.revoked {
+        let (serial, since) = (&revoked.serial, revoked.time_text());
+        output.line(format_args!("    {serial}  {since}  {}", revoked.reason))?;
+    }
+    Ok(())
+}
+
+fn list_to_json(list: &RevocationListInfo, now: SystemTime) -> Value {
+    let revoked = list.revoked.iter().map(|revoked| {
+        json!({
+            "serial": revoked.serial.to_string(),
+            "time": revoked.time_text(),
+            "reason": revoked.reason.to_string(),
+        })
+    });
+    json!({
+        "issuer": list.issuer,
+        "number": list.number,
+        "this_update": list.this_update_text(),
+        "next_update": list.next_update_text(),
+        "valid_now": list.next_update.is_none_or(|next| next > now),
+        "revoked": revoked.collect::<Vec<_>>(),
+    })
 }
 
 fn lines(info: &CertificateInfo, now: SystemTime) -> Vec<(&'static str, String)> {
@@ -338,7 +627,7 @@ fn key_state(file: &Path) -> Key {
 }
 
 fn verify(args: &Verify) -> Result<(), Failure> {
-    let trust = Trust::load(&args.ca)?;
+    let trust = args.crl.trust(&args.ca)?;
     let chain = load_certificates(&args.file)?;
     let key = key_state(&args.file);
     let checked = trust.verify(&chain).and_then(|info| match &key {

@@ -2,27 +2,36 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use comfy_table::{Table, presets};
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::Role;
+use ssntp::admin::Snapshot;
 use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::connection::{Connection, closed};
+use super::config::Problems;
+use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::connection::{self, Connection, Renewal, closed};
+use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
 /// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it. With --state
+/// moved: the tables are all there is. SIGINT and SIGTERM end it; SIGHUP makes it read
+/// --ca, --cert and --crl again, and so does a change of these files. With --state
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// The tenant
@@ -37,22 +46,40 @@ pub(crate) struct Args {
     /// Print the tables in --state, of a concentrator that runs or not, and end
     #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
     show: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let connects = connection.server.says_something() || connection.has_uuid();
     let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
         Some(state) if args.show || !runs => show(state, args.json),
-        _ => serve(args),
+        _ => serve(args, settings),
     }
 }
 
-fn serve(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::CNCIAGENT);
+        for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
+            problems.of(
+                key,
+                (!is_there).then(|| Err::<(), _>(Failure::new("it is needed"))),
+            );
+        }
+        problems
+    }
+}
+
+fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -63,40 +90,89 @@ fn serve(args: Args) -> Result<(), Failure> {
     if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
     }
-    let client = connection
-        .config_as(Role::CNCIAGENT, daemon.stop())?
-        .tracing(true);
-    let mut config = CnciConfig::new(client, tenant, ip);
+    let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
     }
-    let cnci = Cnci::start(config).map_err(Failure::new)?;
+    let cnci = Arc::new(Cnci::start(config).map_err(Failure::new)?);
+    let pages = args.admin.start(
+        About {
+            daemon: "cnci",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&cnci),
+    )?;
     let uuid = cnci.uuid();
     lone_line(
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
+    pages.announce(args.json)?;
+    let mut running = Running {
+        cnci: &cnci,
+        renewal,
+        pages: &pages,
+        settings,
+    };
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
+    let pulse = Arc::downgrade(&cnci);
+    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
             recv(daemon.stop().channel()) -> _ => break,
             recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut Running),
+                Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
-            recv(daemon.looks()) -> _ => daemon.look(&mut Running),
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
-    cnci.stop();
+    daemon.stopping();
+    pages.stopping();
+    drop(cnci);
     Ok(())
 }
 
-/// What SIGHUP is about.
-struct Running;
+/// What its pages show. They do not keep it alive.
+fn figures(cnci: &Arc<Cnci>) -> Figures {
+    let cnci = Arc::downgrade(cnci);
+    Box::new(move || {
+        let cnci = cnci.upgrade().ok_or("it is stopping")?;
+        let figures = cnci.figures().ok_or("it does not answer")?;
+        Ok(Snapshot::of_cnci(&figures))
+    })
+}
 
-impl Service for Running {
+/// What is read again.
+struct Running<'a> {
+    cnci: &'a Cnci,
+    renewal: Renewal,
+    pages: &'a Pages,
+    settings: Settings,
+}
+
+impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        Err(Failure::new("a concentrator has no files to read again"))
+        let read = self.settings.read_again()?;
+        let (cnci, pages) = (self.cnci, self.pages);
+        self.renewal.reload(|identity, trust| {
+            cnci.renew(identity, trust)?;
+            pages.renew(identity, trust);
+            Ok(())
+        })?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use clap::Subcommand;
 use serde_json::json;
-use ssntp::pki::{Identity, Trust};
 
 use crate::connection::ServerArgs;
 use crate::context::{self, Contexts};
@@ -12,8 +11,8 @@ use crate::signals::Stop;
 
 /// Name a server and how to reach it, so that commands need no options
 ///
-/// Whatever a command is not told by its options or SSNTP_CONNECT, SSNTP_CA and
-/// SSNTP_CERT it finds in the current context, or the one that --context or
+/// Whatever a command is not told by its options or SSNTP_CONNECT, SSNTP_CA,
+/// SSNTP_CERT and SSNTP_CRL it finds in the current context, or the one that --context or
 /// SSNTP_CONTEXT names.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -81,10 +80,8 @@ fn add(args: &Add) -> Result<(), Failure> {
             args.name
         )));
     }
-    let context = args.server.to_context()?;
     // What will not do is better told now than by the first command.
-    Trust::load(&context.ca)?;
-    Identity::load(&context.cert)?;
+    let context = args.server.to_context()?;
     Contexts::change(|contexts| {
         if contexts.has_none() || args.is_current {
             contexts.current.clone_from(&args.name);
@@ -106,7 +103,7 @@ fn list(as_json: bool) -> Result<(), Failure> {
         let connect = context.connect.texts();
         values.push(json!({
             "name": name, "current": is_current, "connect": connect, "ca": context.ca,
-            "cert": context.cert, "server_name": context.server_name,
+            "cert": context.cert, "crl": context.crl.texts(), "server_name": context.server_name,
         }));
         let mark = if is_current { "*" } else { "" };
         let row = [mark, name, &connect.join(","), &context.cert, &context.ca];

@@ -10,7 +10,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::transport::Address;
 
-use crate::context::{self, Addresses, Context, Contexts};
+use crate::context::{self, Context, Contexts, OneOrSeveral};
 use crate::failure::Failure;
 
 /// What the context is called.
@@ -65,9 +65,10 @@ impl Dev {
     pub(super) fn name(&self, addresses: &[Address]) -> Result<bool, Failure> {
         let file = |name| self.directory.join(name).to_string_lossy().into_owned();
         let context = Context {
-            connect: Addresses::Several(addresses.iter().map(absolute).collect()),
+            connect: OneOrSeveral::Several(addresses.iter().map(absolute).collect()),
             ca: file("ca.pem"),
             cert: file("client.pem"),
+            crl: OneOrSeveral::default(),
             server_name: String::new(),
         };
         let mut is_current = false;

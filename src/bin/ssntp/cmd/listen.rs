@@ -19,7 +19,8 @@ use crate::signals::Stop;
 /// Connect and print each frame that arrives, with its time, and its sender where
 /// that had it traced
 ///
-/// Connects again whenever the connection is lost.
+/// Connects again whenever the connection is lost, and with another certificate once
+/// its files have changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -43,11 +44,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Some(_) => Stop::install_for_commands()?,
         None => Stop::install()?,
     };
-    let config = args.connection.config(&stop)?.tracing(true);
+    let (config, renewal) = args.connection.config(&stop)?;
     let operands = args.applications.operands()?;
-    let config = config.operands(operands.clone());
+    let config = config.tracing(true).operands(operands.clone());
     let client = Client::start(config).map_err(Failure::new)?;
-    let mut watch = Watch::new(&client, &stop);
+    let mut watch = Watch::new(&client, &stop, renewal);
     let mut left = args.count;
     while left != Some(0) {
         let mut frame = match watch.wait(None)? {
@@ -130,6 +131,10 @@ fn print(
     output.line(head(operands, frame, from))?;
     if let Some(trace) = frame.trace() {
         output.line(format!("  trace {:?}{}", trace.label(), total(trace)))?;
+        if let Some(parent) = trace.traceparent() {
+            let (trace, span) = (parent.trace_id(), parent.span_id());
+            output.line(format!("    trace {trace}, span {span}"))?;
+        }
         for hop in trace.hops() {
             let time = |t: Option<std::time::Duration>| {
                 t.map_or("-".into(), |t| format!("{:.3} ms", t.as_secs_f64() * 1e3))
@@ -197,6 +202,10 @@ pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) 
             })
             .collect();
         object["trace"] = json!({ "label": trace.label(), "nodes": nodes });
+        if let Some(parent) = trace.traceparent() {
+            object["trace"]["trace_id"] = parent.trace_id().into();
+            object["trace"]["span_id"] = parent.span_id().into();
+        }
         if let Some(duration) = trace.duration() {
             object["trace"]["duration_us"] = (duration.as_secs_f64() * 1e6).into();
         }

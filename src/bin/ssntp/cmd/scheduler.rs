@@ -5,18 +5,23 @@ use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
+use ssntp::Role;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
-use ssntp::pki::{Identity, Trust};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{Admission, announce};
+use super::config::Problems;
+use super::server::{Admission, announce, load_configuration, sessions};
+use crate::admin::{self, About, AdminArgs, Pages};
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
+use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
@@ -24,9 +29,13 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: takes commands, picks nodes, passes on
 /// what they say
 ///
-/// Prints one line with its address once it accepts clients.
+/// Prints one line with its address once it accepts clients. SIGHUP makes it read
+/// --ca, --cert, --crl and --config-file again, and so does a change of these files.
+/// Sessions stay, but for those whose certificate does not count any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
@@ -37,7 +46,10 @@ pub(crate) struct Args {
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
-    /// The cluster configuration. It is rewritten whenever a controller
+    #[command(flatten)]
+    crl: CrlArgs,
+    /// The cluster's configuration, which clients get; the scheduler's own settings
+    /// are for --config-file. It is rewritten whenever a controller
     /// changes it, so that the next start has it; where there is no such file
     /// yet, the cluster begins without a configuration
     #[arg(long, value_name = "FILE")]
@@ -68,6 +80,8 @@ pub(crate) struct Args {
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -89,7 +103,28 @@ enum ControllersName {
     Master,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    fn files(&self) -> CredentialFiles {
+        CredentialFiles {
+            cert: self.cert.clone(),
+            ca: self.ca.clone(),
+            crl: self.crl.clone(),
+        }
+    }
+
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca) = (Some(self.cert.clone()), Some(self.ca.clone()));
+        problems.credentials(&cert, &ca, &self.crl, Role::SCHEDULER);
+        // One that is not there yet will be made.
+        let config = self.config.as_deref().filter(|path| path.exists());
+        problems.of("config", config.map(load_configuration));
+        problems
+    }
+}
+
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
@@ -105,10 +140,15 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
-    let (identity, trust) = (Identity::load(&args.cert)?, Trust::load(&args.ca)?);
-    let mut server = ServerConfig::new(identity, trust)
+    let files = args.files();
+    let watched = files.paths().into_iter().chain(settings.file());
+    let watched = Watched::of(watched.collect());
+    let (identity, trust) = files.load()?;
+    let lifetimes = files.lifetimes(&identity, &trust);
+    let mut server = ServerConfig::new(identity.clone(), trust.clone())
         .resumption(!args.no_resumption)
-        .admission(args.admission.policy());
+        .admission(args.admission.policy())
+        .outlive_certificates(args.admission.outlive_certificates);
     if let Some(sessions) = args.max_sessions {
         server = server.max_sessions(sessions as usize);
     }
@@ -120,11 +160,28 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "scheduler",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_scheduler(server.handle()),
+    )?;
     announce(&server, args.json)?;
+    pages.announce(args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || sessions(&handle));
     let mut running = Running {
         server: &server,
-        args: &args,
+        pages: &pages,
+        files,
+        settings,
+        watched: None,
+        lifetimes,
     };
+    daemon.watch(watched, &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -135,23 +192,50 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    daemon.stopping();
+    pages.stopping();
     server.stop();
     Ok(())
 }
 
-/// What SIGHUP is about: certificates alone. The configuration is the scheduler's
-/// own file, which controllers change.
+/// What is read again: certificates alone. The configuration is the scheduler's own
+/// file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
-    args: &'a Args,
+    pages: &'a Pages,
+    files: CredentialFiles,
+    settings: Settings,
+    /// Other files than before, as they were before they were read.
+    watched: Option<Watched>,
+    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
-        self.server
-            .renew(&identity, &trust)
-            .map(drop)
-            .map_err(Failure::new)
+        let read = self.settings.read_again()?;
+        let files = match &read {
+            Some((crate::args::Command::Scheduler(args), _)) => args.files(),
+            _ => self.files.clone(),
+        };
+        let watched = files.paths().into_iter().chain(self.settings.file());
+        let watched = Watched::of(watched.collect());
+        let (identity, trust) = files.load()?;
+        self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        self.pages.renew(&identity, &trust);
+        self.lifetimes = files.lifetimes(&identity, &trust);
+        self.files = files;
+        self.watched = Some(watched);
+        if let Some((_, now)) = read {
+            self.settings.take(now, &["ca", "cert", "crl", "crl-strict"]);
+        }
+        Ok(())
+    }
+
+    fn watched(&mut self) -> Option<Watched> {
+        self.watched.take()
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
     }
 }

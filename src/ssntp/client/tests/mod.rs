@@ -6,6 +6,7 @@
 mod closing;
 mod connecting;
 mod frames;
+mod renewing;
 mod sending;
 mod server;
 

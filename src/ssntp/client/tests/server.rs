@@ -14,7 +14,9 @@ use uuid::Uuid;
 
 use crate::client::ClientConfig;
 use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use crate::proto::{Codec, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Header, Item, ServerHandshake};
+use crate::proto::{
+    Codec, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Header, Item, Operands, ServerHandshake,
+};
 use crate::transport::memory::MemoryListener;
 use crate::transport::tls::{Acceptor, TlsError};
 use crate::transport::{Address, BufferPool, Duplex, Halves, Listener, Outgoing, TcpOptions, threads};
@@ -113,6 +115,11 @@ impl TestServer {
         }
     }
 
+    /// Later handshakes show and trust this.
+    pub(super) fn renew(&mut self, identity: &Identity, trust: &Trust) {
+        self.acceptor = Acceptor::mutual(identity, trust).unwrap();
+    }
+
     pub(super) fn address(&self) -> Address {
         self.address.clone().unwrap()
     }
@@ -203,6 +210,11 @@ impl Peer {
         self.codec = Codec::new(DEFAULT_MAX_PAYLOAD, hello.trace);
         let configuration = Bytes::from_static(configuration);
         ServerHandshake::connected(&hello, SERVER, role, true, configuration).encode()
+    }
+
+    /// From now on it takes frames of an application.
+    pub(super) fn operands(&mut self, operands: &Operands) {
+        self.codec = Codec::new(DEFAULT_MAX_PAYLOAD, false).operands(operands.clone());
     }
 
     pub(super) fn send(&mut self, frame: &Frame) {

@@ -55,11 +55,19 @@ impl Server {
     /// A server of our own that forwards STATS to controllers, EVACUATE to
     /// agents and READY to schedulers.
     pub(super) fn ssntp(pki: &Pki, program: &Path, more: &[&str]) -> Result<Self, Failure> {
+        Self::ssntp_at(&Address::tcp("127.0.0.1", 0), pki, program, more)
+    }
+
+    /// The same at an address of its own.
+    pub(super) fn ssntp_at(
+        address: &Address,
+        pki: &Pki,
+        program: &Path,
+        more: &[&str],
+    ) -> Result<Self, Failure> {
         let mut child = Command::new(program)
+            .args(["server", "--listen", &address.to_string()])
             .args([
-                "server",
-                "--listen",
-                "127.0.0.1:0",
                 "--forward",
                 "STATS=controller",
                 "EVACUATE=agent",
@@ -137,6 +145,11 @@ impl Server {
             super::pause(Duration::from_millis(20));
         }
         Ok(server)
+    }
+
+    /// Ends it without letting it say goodbye to anybody.
+    pub(super) fn kill(mut self) {
+        let _ = self.child.kill();
     }
 
     /// The fields of `stat` after the command's name, which is in parentheses

@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// Name the cases, and measure none
     #[arg(long)]
     list: bool,
-    /// Idle sessions of the memory cases [default: 500,2000; with --peers: 500]
+    /// Idle sessions of the memory cases, and clients that reconnect [default: 500,2000; with --peers: 500]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     sessions: Vec<u32>,
     /// Sessions of the case that has many

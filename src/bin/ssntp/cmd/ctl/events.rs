@@ -7,7 +7,7 @@ use ssntp::cluster::controller::{Change, Controller};
 use super::json;
 use super::list::ended;
 use super::options::Options;
-use crate::connection::Complaint;
+use crate::connection::{self, Complaint};
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
@@ -24,9 +24,11 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let controller = Controller::start(options.config(true, stop)?).map_err(Failure::new)?;
+    let (config, mut renewal) = options.config_going_on(stop)?;
+    let controller = Controller::start(config).map_err(Failure::new)?;
     let changes = controller.subscribe();
     let look = crossbeam_channel::tick(Duration::from_millis(500));
+    let looks = connection::looks();
     let mut complaint = Complaint::default();
     loop {
         let first = crossbeam_channel::select! {
@@ -36,6 +38,10 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                     return Ok(());
                 }
                 complaint.tell(&controller.client());
+                continue;
+            }
+            recv(looks) -> _ => {
+                renewal.look(&controller.client());
                 continue;
             }
             recv(changes) -> change => change,

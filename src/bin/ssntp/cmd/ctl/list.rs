@@ -13,7 +13,7 @@ use super::options::Options;
 use super::select::{self, Selection};
 use super::session::Session;
 use super::{json, tables};
-use crate::connection::Complaint;
+use crate::connection::{self, Complaint};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable_json, reader_is_gone};
 use crate::signals::Stop;
@@ -112,8 +112,10 @@ fn instances<'a>(
 }
 
 fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
-    let controller = Controller::start(options.config(true, stop)?).map_err(Failure::new)?;
+    let (config, mut renewal) = options.config_going_on(stop)?;
+    let controller = Controller::start(config).map_err(Failure::new)?;
     let changes = controller.subscribe();
+    let looks = connection::looks();
     let over_itself = !options.json && std::io::stdout().is_terminal();
     let mut shown = String::new();
     let pace = crossbeam_channel::tick(PACE);
@@ -123,6 +125,7 @@ fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
     loop {
         crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
+            recv(looks) -> _ => renewal.look(&controller.client()),
             recv(pace) -> _ => {}
         }
         if reader_is_gone() {

@@ -5,9 +5,8 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::client::{Backoff, ClientConfig};
 use ssntp::cluster::controller::ControllerConfig;
-use ssntp::pki::Identity;
 
-use crate::connection::ServerArgs;
+use crate::connection::{self, Renewal, ServerArgs};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -57,20 +56,26 @@ impl Options {
         self.timeout.is_some()
     }
 
-    /// A controller for a program that ends once it has done its work, or for
-    /// one that goes on and connects again whenever it has to.
-    pub(super) fn config(&self, goes_on: bool, stop: &Stop) -> Result<ControllerConfig, Failure> {
-        Ok(ControllerConfig::new(self.client(goes_on, stop)?))
+    /// A controller for a program that ends once it has done its work. Its commands
+    /// are part of the trace that the environment names.
+    pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
+        let config = ControllerConfig::new(self.client(stop)?);
+        Ok(match connection::traceparent() {
+            Some(parent) => config.traceparent(parent),
+            None => config,
+        })
     }
 
-    /// The client of such a program.
-    pub(super) fn client(&self, goes_on: bool, stop: &Stop) -> Result<ClientConfig, Failure> {
-        let reached = self.server.reach(stop)?;
-        let identity = Identity::load(&reached.cert)?;
-        let config = reached.config(identity)?.role(Role::CONTROLLER).backoff(BACKOFF);
-        Ok(match goes_on {
-            true => config,
-            false => config.first_attempts(ATTEMPTS),
-        })
+    /// The client of a program that ends once it has done its work.
+    pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
+        let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
+        Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
+    }
+
+    /// A controller for a program that goes on, connects again whenever it has to,
+    /// and has its files read again.
+    pub(super) fn config_going_on(&self, stop: &Stop) -> Result<(ControllerConfig, Renewal), Failure> {
+        let (config, renewal) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
+        Ok((ControllerConfig::new(config.backoff(BACKOFF)), renewal))
     }
 }

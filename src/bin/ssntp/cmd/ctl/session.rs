@@ -44,7 +44,7 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Connects.
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let controller = Controller::start(options.config(false, stop)?).map_err(Failure::new)?;
+        let controller = Controller::start(options.config(stop)?).map_err(Failure::new)?;
         let limit = options.limit();
         let deadline = now() + limit;
         let mut complaint = Complaint::default();

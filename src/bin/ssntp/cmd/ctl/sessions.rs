@@ -55,7 +55,7 @@ pub(super) struct Operator<'a> {
 impl<'a> Operator<'a> {
     /// Connects.
     pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let client = Client::start(options.client(false, stop)?).map_err(Failure::new)?;
+        let client = Client::start(options.client(stop)?).map_err(Failure::new)?;
         let deadline = now() + options.limit();
         let handle = client.handle();
         let mut complaint = Complaint::default();

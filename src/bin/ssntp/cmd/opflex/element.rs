@@ -11,21 +11,29 @@ use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings
 use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
+use super::super::config::Problems;
 use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_object, print_properties};
 use super::tls::ClientTls;
+use crate::credentials::Lifetime;
+use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
+use crate::settings::ConfigFile;
 use crate::signals::Stop;
+use crate::watched::Watched;
 
 /// Resolve policy, declare endpoints and report state
 ///
 /// Without --watch it ends once servers have answered everything, and prints
-/// what was resolved; with it, it stays and prints what changes.
+/// what was resolved; with it, it stays and prints what changes. Then, SIGHUP makes it
+/// read the files of its certificates again, and so does a change of them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     connect: Vec<Address>,
@@ -103,6 +111,25 @@ struct Wanted {
 }
 
 impl Args {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls", Some(self.tls.connector()));
+        problems.of("resolve", Some(self.wanted()));
+        for (key, file) in [
+            ("start-policy", &self.start_policy),
+            ("declare", &self.declare),
+            ("report", &self.report),
+        ] {
+            problems.of(key, file.as_deref().map(load_objects));
+        }
+        problems
+    }
+
+    /// Whether it goes on once everything is answered.
+    pub(super) fn stays(&self) -> bool {
+        self.watch || self.serve.is_given()
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let mut wanted = policies(&self.resolve)?;
         for three in self.resolve_ident.chunks(3) {
@@ -184,7 +211,11 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
 }
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install()?;
+    let stays = args.stays();
+    let mut daemon = match stays {
+        true => Daemon::install()?,
+        false => Daemon::install_for_trying()?,
+    };
     let wanted = args.wanted()?;
     let peers = args.connect.iter().map(Address::to_string);
     let mut settings = Settings::new(args.name, args.domain, peers);
@@ -196,11 +227,12 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         data["mac"] = mac.into();
     }
     let mut config = ElementConfig::new(settings);
-    config.tls = args.tls.connector()?;
+    let watched = Watched::of(args.tls.paths());
+    let (connector, lifetimes) = args.tls.connector()?;
+    config.tls = connector;
     config.inspector = args.inspector.socket();
     config.serve = args.serve.socket();
     let load = |path: &Option<PathBuf>| path.as_deref().map(load_objects).transpose();
-    let serves = config.serve.is_some();
     config.start_policy = load(&args.start_policy)?.unwrap_or_default();
     let (endpoints, reports) = (load(&args.declare)?, load(&args.report)?);
     let element = PolicyElement::start(config).map_err(Failure::new)?;
@@ -221,10 +253,16 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         })
         .collect::<Result<Vec<Reference>, _>>()
         .map_err(Failure::new)?;
-    let result = if args.watch || serves {
-        watch(&element, &stop, args.watch, args.json)
+    let result = if stays {
+        let running = Running {
+            element: &element,
+            tls: args.tls,
+            lifetimes,
+        };
+        daemon.watch(watched, &running);
+        watch(running, &mut daemon, args.watch, args.json)
     } else {
-        resolve_once(&element, &stop, args.timeout.into()).and_then(|done| {
+        resolve_once(&element, daemon.stop(), args.timeout.into()).and_then(|done| {
             if done {
                 show(&element, &wanted, args.follow, args.json)
             } else {
@@ -238,11 +276,27 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Takes events until a signal comes, and prints them or not.
-fn watch(element: &PolicyElement, stop: &Stop, is_shown: bool, as_json: bool) -> Result<(), Failure> {
+fn watch(
+    mut running: Running<'_>,
+    daemon: &mut Daemon,
+    is_shown: bool,
+    as_json: bool,
+) -> Result<(), Failure> {
     loop {
         let event = select! {
-            recv(element.events()) -> event => event.map_err(Failure::new)?,
-            recv(stop.channel()) -> _ => return Ok(()),
+            recv(running.element.events()) -> event => event.map_err(Failure::new)?,
+            recv(daemon.stop().channel()) -> _ => return Ok(()),
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => {
+                    daemon.reload(&mut running);
+                    continue;
+                }
+                Err(_) => return Ok(()),
+            },
+            recv(daemon.looks()) -> _ => {
+                daemon.look(&mut running);
+                continue;
+            }
         };
         if !is_shown {
             continue;
@@ -255,6 +309,28 @@ fn watch(element: &PolicyElement, stop: &Stop, is_shown: bool, as_json: bool) ->
         }
         // A reader at the other end of a pipe waits for each event.
         output.flush()?;
+    }
+}
+
+/// What is read again.
+struct Running<'a> {
+    element: &'a PolicyElement,
+    tls: ClientTls,
+    lifetimes: Vec<Lifetime>,
+}
+
+impl Service for Running<'_> {
+    fn reload(&mut self) -> Result<(), Failure> {
+        let (connector, lifetimes) = self.tls.connector()?;
+        if let Some(connector) = connector {
+            self.element.renew(connector).map_err(Failure::new)?;
+        }
+        self.lifetimes = lifetimes;
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
     }
 }
 

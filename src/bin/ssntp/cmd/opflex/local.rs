@@ -35,6 +35,10 @@ impl InspectorArgs {
 }
 
 impl ServeArgs {
+    pub(super) fn is_given(&self) -> bool {
+        self.serve.is_some()
+    }
+
     pub(super) fn socket(self) -> Option<LocalSocket> {
         socket(self.serve?, self.serve_group)
     }

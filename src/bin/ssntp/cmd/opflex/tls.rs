@@ -1,5 +1,4 @@
 //! TLS on the command line of `ssntp opflex`.
-
 //!
 //! | what is verified | of a client, by `serve` | of a server, by `element` |
 //! |---|---|---|
@@ -16,10 +15,11 @@ use std::path::{Path, PathBuf};
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
 
+use crate::credentials::{CrlArgs, Lifetime};
 use crate::failure::Failure;
 
 /// TLS of a server.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(super) struct ServerTls {
     /// The server's certificate and key; with it, clients have to use TLS
     #[arg(long, value_name = "FILE")]
@@ -30,24 +30,72 @@ pub(super) struct ServerTls {
     /// clients need no certificate]
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
+    #[command(flatten)]
+    crl: ListArgs,
 }
 
 impl ServerTls {
-    pub(super) fn acceptor(&self) -> Result<Option<Acceptor>, Failure> {
+    /// What the pages of `--admin` prove themselves with, and whom they trust, where
+    /// both are known.
+    pub(super) fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
+        match (&self.tls_cert, &self.tls_ca) {
+            (Some(cert), Some(ca)) => Ok(Some((
+                self.key.identity(cert)?,
+                self.crl.trust(ca, &mut Vec::new())?,
+            ))),
+            _ => Ok(None),
+        }
+    }
+
+    /// What clients have their handshake with, and how long what was read counts.
+    pub(super) fn acceptor(&self) -> Result<(Option<Acceptor>, Vec<Lifetime>), Failure> {
         let Some(cert) = &self.tls_cert else {
-            return Ok(None);
+            return Ok((None, Vec::new()));
         };
         let identity = self.key.identity(cert)?;
+        let mut lifetimes = vec![Lifetime::of_identity(&identity, cert)];
         let acceptor = match &self.tls_ca {
-            Some(ca) => Acceptor::mutual_of_any_version(&identity, &Trust::load(ca)?),
+            Some(ca) => {
+                let trust = self.crl.trust(ca, &mut lifetimes)?;
+                Acceptor::mutual_of_any_version(&identity, &trust)
+            }
             None => Acceptor::server_only(&identity),
         };
-        acceptor.map(Some).map_err(Failure::new)
+        Ok((Some(acceptor.map_err(Failure::new)?), lifetimes))
+    }
+
+    /// Each file of it.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)
+    }
+}
+
+/// Whose certificates do not count any more.
+#[derive(Clone, Debug, clap::Args)]
+struct ListArgs {
+    /// A file with the authority's revocation list, or several: whose certificate
+    /// such a list holds is refused; may be given several times
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    tls_crl: Vec<PathBuf>,
+    /// Trust nobody by a revocation list that is out of date, rather than warn of it
+    #[arg(long, requires = "tls_crl")]
+    tls_crl_strict: bool,
+}
+
+impl ListArgs {
+    fn trust(&self, ca: &Path, lifetimes: &mut Vec<Lifetime>) -> Result<Trust, Failure> {
+        let lists = CrlArgs {
+            crl: self.tls_crl.clone(),
+            crl_strict: self.tls_crl_strict,
+        };
+        let trust = lists.trust(ca)?;
+        lifetimes.extend(lists.lifetimes(&trust, ca));
+        Ok(trust)
     }
 }
 
 /// The private key of a certificate.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 struct KeyArgs {
     /// The private key, where it is not in the file of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
@@ -58,6 +106,12 @@ struct KeyArgs {
 }
 
 impl KeyArgs {
+    fn paths(&self, cert: &Option<PathBuf>, ca: &Option<PathBuf>, lists: &ListArgs) -> Vec<PathBuf> {
+        let files = [cert, ca, &self.tls_key, &self.tls_passphrase_file];
+        let files = files.into_iter().flatten().chain(&lists.tls_crl);
+        files.cloned().collect()
+    }
+
     fn identity(&self, cert: &Path) -> Result<Identity, Failure> {
         let passphrase = self.tls_passphrase_file.as_ref().map(|path| {
             let text = fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
@@ -74,7 +128,7 @@ impl KeyArgs {
 }
 
 /// TLS of a client.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(super) struct ClientTls {
     /// Encrypt; without --tls-ca the server is not checked at all
     #[arg(long)]
@@ -90,23 +144,39 @@ pub(super) struct ClientTls {
     /// Take any name in the server's certificate, as libopflex does
     #[arg(long, requires = "tls_ca")]
     tls_any_name: bool,
+    #[command(flatten)]
+    crl: ListArgs,
 }
 
 impl ClientTls {
-    pub(super) fn connector(&self) -> Result<Option<Connector>, Failure> {
+    /// What servers are dialled with, and how long what was read counts.
+    pub(super) fn connector(&self) -> Result<(Option<Connector>, Vec<Lifetime>), Failure> {
+        let mut lifetimes = Vec::new();
         if !self.tls {
-            return Ok(None);
+            return Ok((None, lifetimes));
         }
-        let identity = self.tls_cert.as_deref().map(|cert| self.key.identity(cert));
-        let identity = identity.transpose()?;
-        let trust = self.tls_ca.as_ref().map(Trust::load).transpose()?;
+        let mut identity = None;
+        if let Some(cert) = &self.tls_cert {
+            let own = self.key.identity(cert)?;
+            lifetimes.push(Lifetime::of_identity(&own, cert));
+            identity = Some(own);
+        }
+        let trust = self
+            .tls_ca
+            .as_deref()
+            .map(|ca| self.crl.trust(ca, &mut lifetimes));
+        let trust = trust.transpose()?;
         let check = match &trust {
             None => ServerCheck::Nothing,
             Some(trust) if self.tls_any_name => ServerCheck::Authority(trust),
             Some(trust) => ServerCheck::Name(trust),
         };
-        Connector::checking(check, identity.as_ref())
-            .map(Some)
-            .map_err(Failure::new)
+        let connector = Connector::checking(check, identity.as_ref()).map_err(Failure::new)?;
+        Ok((Some(connector), lifetimes))
+    }
+
+    /// Each file of it.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)
     }
 }

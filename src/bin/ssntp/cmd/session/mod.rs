@@ -33,7 +33,7 @@ use ssntp::proto::Operands;
 
 use self::input::{Asked, Input};
 use crate::application::Applications;
-use crate::connection::{Connection, closed};
+use crate::connection::{self, Connection, Renewal, closed};
 use crate::failure::Failure;
 use crate::output::{Output, reader_is_gone};
 use crate::seconds::Seconds;
@@ -41,8 +41,8 @@ use crate::signals::Stop;
 
 /// Hold a session for a program, by lines of JSON on standard input and output
 ///
-/// Connects again whenever the connection is lost, and ends when the standard input
-/// does. docs/session.md says what stands in the lines.
+/// Connects again whenever the connection is lost, and with another certificate once
+/// its files have changed. Ends when the standard input does. docs/session.md says what stands in the lines.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -86,8 +86,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 fn hold(args: &Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let operands = args.applications.operands()?;
-    let config = args.connection.config(&stop)?.tracing(true);
-    let config = config.operands(operands.clone()).backoff(BACKOFF);
+    let (config, renewal) = args.connection.config(&stop)?;
+    let config = config.tracing(true).operands(operands.clone()).backoff(BACKOFF);
     let client = Arc::new(Client::start(config).map_err(Failure::new)?);
     let asked = Arc::new(Asked::default());
     let input = Input::new(&client, &asked, operands.clone(), args.timeout.into());
@@ -97,6 +97,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
         asked: &asked,
         operands,
         unreachable: String::new(),
+        renewal,
     }
     .run(&stop, &ended)
 }
@@ -108,12 +109,14 @@ struct Session<'a> {
     operands: Operands,
     /// Why no session stands, as it was last told.
     unreachable: String,
+    renewal: Renewal,
 }
 
 impl Session<'_> {
     /// Writes what comes until the input ends, or a signal comes.
     fn run(&mut self, stop: &Stop, ended: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
         let events = self.client.events();
+        let looks = connection::looks();
         loop {
             crossbeam_channel::select! {
                 recv(stop.channel()) -> _ => break,
@@ -127,6 +130,7 @@ impl Session<'_> {
                     }
                     break;
                 }
+                recv(looks) -> _ => self.renewal.look(&self.client.handle()),
                 default(LOOK) => {
                     if reader_is_gone() {
                         return Ok(());

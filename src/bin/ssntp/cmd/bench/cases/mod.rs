@@ -7,12 +7,14 @@
 //! | `handshakes` | `handshakes/…` |
 //! | `pace` | frames at a pace, for several of them |
 //! | `memory` | `memory/…` |
+//! | `reconnects` | `reconnects/…` |
 //! | `sessions` | `sessions/…`, `curve/…` |
 
 mod handshakes;
 mod latency;
 mod memory;
 mod pace;
+mod reconnects;
 mod sessions;
 mod throughput;
 
@@ -64,6 +66,8 @@ pub(super) enum Case {
     Sessions { sessions: u32 },
     /// CPU for a frame with so many sessions.
     Curve { sessions: usize },
+    /// So many clients whose server is started anew, or killed before that.
+    Reconnects { sessions: u32, killed: bool },
 }
 
 impl Case {
@@ -84,6 +88,9 @@ impl Case {
         all.extend(memory.iter().map(|&sessions| Self::Memory { sessions }));
         all.push(Self::Sessions { sessions });
         all.extend(CURVE.map(|sessions| Self::Curve { sessions }));
+        for &sessions in memory {
+            all.extend([false, true].map(|killed| Self::Reconnects { sessions, killed }));
+        }
         all
     }
 
@@ -144,6 +151,9 @@ impl Case {
             Self::Memory { sessions } => memory::idle(bench, system, sessions as usize),
             Self::Sessions { sessions } => sessions::many(bench, sessions as usize),
             Self::Curve { sessions } => sessions::curve(bench, sessions),
+            Self::Reconnects { sessions, killed } => {
+                reconnects::after_restart(bench, sessions as usize, killed)
+            }
         }
     }
 }
@@ -165,6 +175,14 @@ impl fmt::Display for Case {
             Self::Memory { sessions } => write!(f, "memory/{sessions}"),
             Self::Sessions { sessions } => write!(f, "sessions/{sessions}"),
             Self::Curve { sessions } => write!(f, "curve/{sessions}"),
+            Self::Reconnects {
+                sessions,
+                killed: false,
+            } => write!(f, "reconnects/{sessions}/restart"),
+            Self::Reconnects {
+                sessions,
+                killed: true,
+            } => write!(f, "reconnects/{sessions}/kill"),
         }
     }
 }

@@ -1,0 +1,273 @@
+//! What a program proves itself with and whom it trusts: the files that say so, and
+//! how long each of them counts.
+//!
+//! ```text
+//!  --cert, --ca, --crl ─▶ CredentialFiles ─ load ─▶ (Identity, Trust)
+//!                                             └ lifetimes ─▶ Expiry ─▶ warnings in the log
+//! ```
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use ssntp::pki::{Identity, RevocationLists, Trust};
+
+use crate::failure::Failure;
+
+/// Whose certificates do not count any more.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct CrlArgs {
+    /// A file with the authority's revocation list, or several: whose certificate
+    /// such a list holds is refused; may be given several times, or as SSNTP_CRL,
+    /// joined with commas
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CRL",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub(crate) crl: Vec<PathBuf>,
+    /// Trust nobody by a revocation list that is out of date, rather than warn of it
+    #[arg(long, global = true)]
+    pub(crate) crl_strict: bool,
+}
+
+/// The files of a server or client.
+#[derive(Clone, Debug)]
+pub(crate) struct CredentialFiles {
+    pub(crate) cert: PathBuf,
+    pub(crate) ca: PathBuf,
+    pub(crate) crl: CrlArgs,
+}
+
+impl CredentialFiles {
+    /// Reads all of them.
+    pub(crate) fn load(&self) -> Result<(Identity, Trust), Failure> {
+        let identity = Identity::load(&self.cert)?;
+        Ok((identity, self.crl.trust(&self.ca)?))
+    }
+
+    /// Each of them.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let files = [&self.cert, &self.ca].into_iter().chain(&self.crl.crl);
+        files.cloned().collect()
+    }
+
+    /// How long what they held counts.
+    pub(crate) fn lifetimes(&self, identity: &Identity, trust: &Trust) -> Vec<Lifetime> {
+        let own = Lifetime::of_identity(identity, &self.cert);
+        let trusted = self.crl.lifetimes(trust, &self.ca);
+        std::iter::once(own).chain(trusted).collect()
+    }
+}
+
+impl CrlArgs {
+    /// Reads the authorities and the lists.
+    pub(crate) fn trust(&self, ca: &Path) -> Result<Trust, Failure> {
+        let trust = Trust::load(ca)?;
+        if self.crl.is_empty() {
+            return Ok(trust);
+        }
+        let mut all = Vec::new();
+        for path in &self.crl {
+            let shown = path.display();
+            let mut pem = Vec::new();
+            let read = File::open(path).and_then(|file| file.take(MOST).read_to_end(&mut pem));
+            read.map_err(|e| Failure::new(format!("{shown}: cannot read: {e}")))?;
+            // What is wrong with one is told with its name.
+            RevocationLists::from_pem(&pem, &shown.to_string())?;
+            all.extend(pem);
+            all.push(b'\n');
+        }
+        let lists = RevocationLists::from_pem(&all, &names(&self.crl))?;
+        Ok(trust.with_revocation_lists(&lists.enforce_expiry(self.crl_strict))?)
+    }
+
+    /// How long the authorities and the lists count.
+    pub(crate) fn lifetimes(&self, trust: &Trust, ca: &Path) -> Vec<Lifetime> {
+        let authorities = trust.authorities().iter().map(|authority| Lifetime {
+            what: Counts::Authority,
+            of: authority.subject.clone(),
+            file: ca.display().to_string(),
+            since: authority.not_before,
+            end: authority.not_after,
+        });
+        let lists = trust.revocation_lists().iter().filter_map(|list| {
+            Some(Lifetime {
+                what: Counts::RevocationList,
+                of: list.issuer.clone(),
+                file: names(&self.crl),
+                since: list.this_update,
+                end: list.next_update?,
+            })
+        });
+        authorities.chain(lists).collect()
+    }
+}
+
+/// The longest file with lists: that of some 300,000 certificates.
+const MOST: u64 = 16 << 20;
+
+fn names(paths: &[PathBuf]) -> String {
+    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    names.join(", ")
+}
+
+/// What counts for some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counts {
+    Certificate,
+    Authority,
+    RevocationList,
+}
+
+impl Counts {
+    /// As people and metrics call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Certificate => "certificate",
+            Self::Authority => "authority",
+            Self::RevocationList => "revocation list",
+        }
+    }
+}
+
+/// For how long something in a file counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lifetime {
+    pub(crate) what: Counts,
+    /// Whose it is.
+    pub(crate) of: String,
+    pub(crate) file: String,
+    pub(crate) since: SystemTime,
+    pub(crate) end: SystemTime,
+}
+
+impl Lifetime {
+    /// That of our own certificate.
+    pub(crate) fn of_identity(identity: &Identity, file: &Path) -> Self {
+        let info = identity.info();
+        Self {
+            what: Counts::Certificate,
+            of: info.subject.clone(),
+            file: file.display().to_string(),
+            since: info.not_before,
+            end: info.not_after,
+        }
+    }
+
+    /// The days that are left of it, less than none once it is over.
+    pub(crate) fn days_left(&self, now: SystemTime) -> f64 {
+        days_left(self.end, now)
+    }
+
+    /// Whether somebody should be told ahead by so many days. A list that is replaced
+    /// every month always has less than 30 days left, so of a list only the last third
+    /// counts.
+    fn warns_at(&self, days: u32) -> bool {
+        let ahead = DAY * days;
+        let lifetime = self.end.duration_since(self.since).unwrap_or_default();
+        self.what != Counts::RevocationList || ahead * 3 <= lifetime
+    }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The days until then, less than none once it is over.
+pub(crate) fn days_left(end: SystemTime, now: SystemTime) -> f64 {
+    let days = |left: Duration| left.as_secs_f64() / DAY.as_secs_f64();
+    match end.duration_since(now) {
+        Ok(left) => days(left),
+        Err(over) => -days(over.duration()),
+    }
+}
+
+/// How many days ahead somebody is told.
+const AHEAD: [u32; 4] = [30, 7, 1, 0];
+
+/// What counts at present, and what was told of its end.
+#[derive(Debug, Default)]
+pub(crate) struct Expiry(Vec<(Lifetime, usize)>);
+
+impl Expiry {
+    /// Of this, nothing was told yet.
+    pub(crate) fn of(lifetimes: Vec<Lifetime>) -> Self {
+        Self(lifetimes.into_iter().map(|lifetime| (lifetime, 0)).collect())
+    }
+
+    /// What has come within 30, 7 or 1 days of its end, or to it, since it was asked
+    /// last: in words.
+    pub(crate) fn warnings(&mut self, now: SystemTime) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (lifetime, told) in &mut self.0 {
+            let left = lifetime.days_left(now);
+            let due = |days: &u32| left <= f64::from(*days) && lifetime.warns_at(*days);
+            let reached = AHEAD.iter().filter(|days| due(days)).count();
+            if reached > *told {
+                *told = reached;
+                let Lifetime { file, what, of, .. } = &*lifetime;
+                let when = match left {
+                    left if left <= 0.0 => "has come to its end".to_owned(),
+                    left if left < 2.0 => format!("ends in {:.0} hours", (left * 24.0).max(1.0)),
+                    left => format!("ends in {left:.0} days"),
+                };
+                warnings.push(format!("{file}: the {} of {of:?} {when}", what.name()));
+            }
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lifetime(what: Counts, days: u32) -> Lifetime {
+        Lifetime {
+            what,
+            of: "CN=agent".to_owned(),
+            file: "agent.pem".to_owned(),
+            since: SystemTime::UNIX_EPOCH,
+            end: SystemTime::UNIX_EPOCH + DAY * days,
+        }
+    }
+
+    #[test]
+    fn each_threshold_is_told_once_with_the_file() {
+        let mut expiry = Expiry::of(vec![lifetime(Counts::Certificate, 365)]);
+        let mut told = |day: f64| expiry.warnings(SystemTime::UNIX_EPOCH + DAY.mul_f64(day));
+        assert!(told(0.0).is_empty() && told(334.0).is_empty());
+        let words = |when: &str| vec![format!("agent.pem: the certificate of \"CN=agent\" {when}")];
+        assert_eq!(told(335.0), words("ends in 30 days"));
+        assert!(told(335.1).is_empty() && told(357.0).is_empty());
+        assert_eq!(told(358.0), words("ends in 7 days"));
+        assert_eq!(told(364.5), words("ends in 12 hours"));
+        assert!(told(364.9).is_empty());
+        assert_eq!(told(366.0), words("has come to its end"));
+        assert!(told(900.0).is_empty());
+    }
+
+    #[test]
+    fn what_is_late_at_the_start_is_told_once() {
+        let mut expiry = Expiry::of(vec![lifetime(Counts::Authority, 6)]);
+        assert_eq!(expiry.warnings(SystemTime::UNIX_EPOCH).len(), 1);
+        assert!(expiry.warnings(SystemTime::UNIX_EPOCH).is_empty());
+    }
+
+    #[test]
+    fn a_list_for_thirty_days_is_told_of_in_its_last_week() {
+        let mut expiry = Expiry::of(vec![lifetime(Counts::RevocationList, 30)]);
+        let mut told = |day: u32| expiry.warnings(SystemTime::UNIX_EPOCH + DAY * day).len();
+        assert_eq!([told(0), told(22), told(23), told(29), told(30)], [0, 0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn days_that_are_over_count_below_none() {
+        let end = SystemTime::UNIX_EPOCH + DAY * 10;
+        assert_eq!(days_left(end, SystemTime::UNIX_EPOCH), 10.0);
+        assert_eq!(days_left(end, end + DAY / 2), -0.5);
+    }
+}

@@ -1,0 +1,146 @@
+//! Files that are read again when they change.
+//!
+//! They are looked at every two seconds, without being opened. A change counts once
+//! two looks have found the same, so that a file is not read while it is being
+//! written, and one that is away for a moment is not missed.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Between two looks.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
+
+/// Some files, and what they were when they were read last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Watched {
+    paths: Vec<PathBuf>,
+    read: Vec<Stamp>,
+    seen: Vec<Stamp>,
+}
+
+/// What tells one state of a file from another, without opening it. Links are
+/// followed, so that one to another file is another state; the last change of its
+/// owner or mode counts, too, since it may not have been readable before.
+type Stamp = Result<[i128; 5], io::ErrorKind>;
+
+impl Watched {
+    /// These files are about to be read. Those that change from here on have
+    /// changed.
+    pub(crate) fn of(paths: Vec<PathBuf>) -> Self {
+        let read = stamps(&paths);
+        let seen = read.clone();
+        Self { paths, read, seen }
+    }
+
+    /// The same, and one more, if there is one.
+    pub(crate) fn and(mut self, path: Option<PathBuf>) -> Self {
+        if let Some(path) = path {
+            self.read.push(stamp(&path));
+            self.seen.push(stamp(&path));
+            self.paths.push(path);
+        }
+        self
+    }
+
+    /// They are about to be read again.
+    pub(crate) fn read_now(&mut self) {
+        *self = Self::of(std::mem::take(&mut self.paths));
+    }
+
+    /// Whether they have changed since they were read, and nobody is writing any
+    /// more. They then count as read.
+    pub(crate) fn have_changed(&mut self) -> bool {
+        let now = stamps(&self.paths);
+        let is_quiet = now == self.seen;
+        self.seen = now;
+        let have_changed = is_quiet && self.seen != self.read;
+        if have_changed {
+            self.read.clone_from(&self.seen);
+        }
+        have_changed
+    }
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
+    paths.iter().map(|path| stamp(path)).collect()
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let found = fs::metadata(path).map_err(|e| e.kind())?;
+    let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+    Ok([
+        found.dev().into(),
+        found.ino().into(),
+        found.size().into(),
+        nanoseconds(found.mtime(), found.mtime_nsec()),
+        nanoseconds(found.ctime(), found.ctime_nsec()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_change_counts_once_it_was_seen_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.pem");
+        fs::write(&path, "one").unwrap();
+        let mut watched = Watched::of(vec![path.clone()]);
+        assert!(!watched.have_changed() && !watched.have_changed());
+        fs::write(&path, "half of").unwrap();
+        assert!(!watched.have_changed(), "it may still be written");
+        fs::write(&path, "half of it").unwrap();
+        assert!(!watched.have_changed(), "it was");
+        assert!(watched.have_changed());
+        assert!(!watched.have_changed(), "told once");
+    }
+
+    #[test]
+    fn a_file_that_is_away_for_a_moment_has_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, aside) = (dir.path().join("a.pem"), dir.path().join("b.pem"));
+        let link = dir.path().join("link.pem");
+        fs::write(&path, "one").unwrap();
+        symlink(&path, &link).unwrap();
+        let mut watched = Watched::of(vec![link.clone()]);
+        fs::remove_file(&link).unwrap();
+        assert!(!watched.have_changed());
+        symlink(&path, &link).unwrap();
+        assert!(!watched.have_changed() && !watched.have_changed());
+        fs::rename(&path, &aside).unwrap();
+        assert!(!watched.have_changed());
+        assert!(watched.have_changed(), "it stays away");
+    }
+
+    #[test]
+    fn a_directory_that_is_swapped_behind_a_link_has_other_files() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["one", "two"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("a.pem"), "same").unwrap();
+        }
+        let data = dir.path().join("data");
+        symlink("one", &data).unwrap();
+        let mut watched = Watched::of(vec![data.join("a.pem")]);
+        symlink("two", dir.path().join("new")).unwrap();
+        fs::rename(dir.path().join("new"), &data).unwrap();
+        assert!(!watched.have_changed());
+        assert!(watched.have_changed());
+    }
+
+    #[test]
+    fn what_is_read_by_order_has_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.pem");
+        let mut watched = Watched::of(vec![path.clone()]);
+        fs::write(&path, "one").unwrap();
+        watched.read_now();
+        assert!(!watched.have_changed() && !watched.have_changed());
+    }
+}

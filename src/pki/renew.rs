@@ -1,0 +1,347 @@
+//! Renewing: another certificate that says the same, for further days.
+
+use std::path::Path;
+
+use rcgen::{BasicConstraints, IsCa, KeyPair, KeyUsagePurpose};
+use rustls::pki_types::CertificateDer;
+
+use super::issue::{
+    CERTIFICATE_FILE, CLOCK_SKEW, DAY, MAX_DAYS, alternatives, crypto, issuer_params, key_pair, lifetime,
+    params,
+};
+use super::revoke::{hold, write};
+use super::{
+    Authority, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Issued, KeyKind, Serial, Trust,
+    inspect, store,
+};
+
+/// How a certificate is renewed.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct RenewalRequest {
+    /// Its lifetime in days, cut where the authority's own ends.
+    /// Default: as long as the one before.
+    pub days: Option<u32>,
+    /// Whether the key stays.
+    /// Default: a new one of the same kind.
+    pub keep_key: bool,
+    /// Authorities besides this one that the certificate may have come from, for a
+    /// cluster that goes over to another authority.
+    /// Default: none.
+    pub issued_by: Option<Trust>,
+}
+
+/// A certificate that was renewed.
+#[derive(Clone, Debug)]
+pub struct Renewed {
+    /// The facts in the one before.
+    pub before: CertificateInfo,
+    /// The new one.
+    pub issued: Issued,
+}
+
+impl Authority {
+    /// Puts a new certificate in place of that in a file as
+    /// [`Issued::save`](super::Issued::save) writes it: for the same name, roles,
+    /// hosts, UUID and kind of key. The file is replaced in one step and keeps its
+    /// mode; further certificates in it stay. Waits for other programs that change the
+    /// directory at the time, and for the disk.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] when the file holds no
+    /// certificate with its key, one of another authority, or one that is revoked;
+    /// [`Error::Request`] when it says something that this authority does not issue.
+    /// The file is as it was.
+    pub fn renew(&self, path: impl AsRef<Path>, request: &RenewalRequest) -> Result<Renewed, Error> {
+        let path = path.as_ref();
+        let origin = store::origin(path);
+        let directory = crate::replace::directory(path);
+        let _held = hold(directory)?;
+        let pem = store::read(path)?;
+        let unfit = |fault| Error::content(&origin)(fault);
+        let sections = store::Sections::read(&pem).map_err(unfit)?;
+        let chain = sections.certificates().map_err(unfit)?;
+        let key = sections.key().map_err(unfit)?;
+        let before = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
+        self.check_renewable(&before, chain, request).map_err(unfit)?;
+        if let Some(list) = self.kept_list(directory)?
+            && list.revokes(&Serial::from(&before))
+        {
+            let (subject, serial) = (before.subject, before.serial);
+            return Err(unfit(Fault::Revoked { subject, serial }));
+        }
+        let mut wanted = said_by(&before)?;
+        wanted.days = request.days.unwrap_or_else(|| days_of(&before));
+        let issued = match request.keep_key {
+            true => self.issue_for(&wanted, || key_pair(&key).map_err(unfit))?,
+            false => {
+                wanted.key = KeyKind::of(&before).ok_or_else(|| {
+                    BadRequest::Renewal(format!("new keys of the kind {} cannot be made", before.key))
+                })?;
+                self.issue(&wanted)?
+            }
+        };
+        let mut text = issued.certificate_pem().to_owned();
+        text.push_str(&behind_the_first(&pem));
+        text.push_str(issued.key_pem());
+        write(path, text.as_bytes())?;
+        Ok(Renewed { before, issued })
+    }
+
+    fn check_renewable(
+        &self,
+        before: &CertificateInfo,
+        chain: &[CertificateDer<'static>],
+        request: &RenewalRequest,
+    ) -> Result<(), Fault> {
+        let own = self.check_issued(before);
+        match (&own, &request.issued_by) {
+            (Err(Fault::UnknownIssuer { .. } | Fault::BadSignature), Some(trust)) => {
+                trust.verify_at(chain, before.not_before).map(drop)
+            }
+            _ => own,
+        }
+    }
+
+    /// Signs the authority's own certificate anew, with the same key, name and hosts,
+    /// and puts it in place of the `ca.pem` in a directory. What it has issued is good
+    /// under either. Waits as [`renew`](Self::renew) does.
+    ///
+    /// # Errors
+    /// [`Error::Request`] when another authority signed it, or it says something that
+    /// cannot be repeated; [`Error::Write`]. The file is as it was.
+    pub fn renew_itself(&self, directory: impl AsRef<Path>, days: Option<u32>) -> Result<Self, Error> {
+        let directory = directory.as_ref();
+        let _held = hold(directory)?;
+        let origin = store::origin(&directory.join(CERTIFICATE_FILE));
+        let unfit = |fault| Error::content(&origin)(fault);
+        let own = inspect::parse(&self.info.der).map_err(unfit)?;
+        if own.subject().as_raw() != own.issuer().as_raw() {
+            return Err(BadRequest::Renewal("another authority signed it: renew it there".to_owned()).into());
+        }
+        check_names(&self.info)?;
+        let name = issuer_params(&self.info, &origin)?;
+        let mut wanted = params("authority")?;
+        wanted.distinguished_name = name.distinguished_name;
+        wanted.key_identifier_method = name.key_identifier_method;
+        let (start, end) = lifetime(None, days.unwrap_or_else(|| days_of(&self.info)))?;
+        wanted.not_before += std::time::Duration::from_secs(start);
+        wanted.not_after += std::time::Duration::from_secs(end);
+        let constraints = own.basic_constraints().ok().flatten();
+        let most = constraints.and_then(|extension| extension.value.path_len_constraint);
+        wanted.is_ca = IsCa::Ca(match most {
+            None => BasicConstraints::Unconstrained,
+            // Nobody has chains that long.
+            Some(most) => BasicConstraints::Constrained(u8::try_from(most).unwrap_or(u8::MAX)),
+        });
+        wanted.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        wanted.subject_alt_names = alternatives(&self.info.hosts, None)?;
+        let key = self.key().map_err(unfit)?;
+        let certificate = wanted.self_signed(&key).map_err(crypto)?;
+        let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
+        let same = inspect::parse(&info.der).map_err(unfit)?.subject().as_raw() == own.subject().as_raw();
+        if !same {
+            return Err(BadRequest::AuthorityName.into());
+        }
+        let pem = certificate.pem();
+        let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
+        write(&directory.join(CERTIFICATE_FILE), pem.as_bytes())?;
+        Ok(renewed)
+    }
+
+    fn key(&self) -> Result<KeyPair, Fault> {
+        let sections = store::Sections::read(self.key_pem().as_bytes())?;
+        key_pair(&sections.key()?)
+    }
+}
+
+impl KeyKind {
+    /// The kind of a certificate's key, where such keys can be made.
+    fn of(certificate: &CertificateInfo) -> Option<Self> {
+        match certificate.key.as_str() {
+            "P-256" => Some(Self::P256),
+            "Ed25519" => Some(Self::Ed25519),
+            "RSA 2048" => Some(Self::Rsa2048),
+            "RSA 4096" => Some(Self::Rsa4096),
+            _ => None,
+        }
+    }
+}
+
+/// What has to be asked for to have a certificate that says the same.
+fn said_by(certificate: &CertificateInfo) -> Result<CertificateRequest, Error> {
+    check_names(certificate)?;
+    let mut request = CertificateRequest::new(certificate.roles);
+    request.name = common_name(certificate)
+        .ok_or_else(|| BadRequest::Renewal(format!("its holder is {:?}", certificate.subject)))?;
+    request.hosts.clone_from(&certificate.hosts);
+    request.uuid = certificate.uuid;
+    if certificate.server_auth != request.is_server() || !certificate.client_auth {
+        return Err(BadRequest::Renewal("its usages are not those of its roles".to_owned()).into());
+    }
+    Ok(request)
+}
+
+fn check_names(certificate: &CertificateInfo) -> Result<(), BadRequest> {
+    match certificate.other_names.as_slice() {
+        [] => Ok(()),
+        names => Err(BadRequest::Renewal(format!("it is for {}", names.join(", ")))),
+    }
+}
+
+/// The holder's name, where it is nothing but a common name.
+fn common_name(certificate: &CertificateInfo) -> Option<String> {
+    let parsed = inspect::parse(&certificate.der).ok()?;
+    let mut parts = parsed.subject().iter_rdn();
+    let (Some(part), None) = (parts.next(), parts.next()) else {
+        return None;
+    };
+    let mut attributes = part.iter();
+    let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
+        return None;
+    };
+    let is_common_name = attribute.attr_type().to_id_string() == "2.5.4.3";
+    let name = attribute.as_str().ok().filter(|_| is_common_name)?;
+    Some(name.to_owned())
+}
+
+/// Its lifetime, without what it began in the past.
+fn days_of(certificate: &CertificateInfo) -> u32 {
+    let lifetime = certificate.not_after.duration_since(certificate.not_before);
+    let seconds = lifetime.unwrap_or_default().as_secs();
+    let days = seconds.saturating_sub(CLOCK_SKEW).div_ceil(DAY);
+    u32::try_from(days).unwrap_or(MAX_DAYS).clamp(1, MAX_DAYS)
+}
+
+/// The certificates of a PEM text but the first, as they stand there.
+fn behind_the_first(pem: &[u8]) -> String {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    let text = String::from_utf8_lossy(pem);
+    let begun = text.match_indices(BEGIN).skip(1).map(|(at, _)| &text[at..]);
+    begun
+        .filter_map(|section| Some(section[..section.find(END)? + END.len()].to_owned() + "\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use uuid::Uuid;
+
+    use super::super::{AuthorityRequest, Identity, RevocationReason, Revoked};
+    use super::*;
+    use crate::Role;
+
+    fn authority() -> (tempfile::TempDir, Authority) {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        authority.save(directory.path(), false).unwrap();
+        (directory, authority)
+    }
+
+    #[test]
+    fn a_renewed_certificate_says_the_same_for_as_long_under_a_new_key() {
+        let (directory, authority) = authority();
+        let path = directory.path().join("scheduler.pem");
+        let request = CertificateRequest::new(Role::SCHEDULER | Role::AGENT)
+            .name("both")
+            .host("sched.example".parse().unwrap())
+            .host("::1".parse().unwrap())
+            .uuid(Uuid::from_u128(7))
+            .key(KeyKind::Ed25519)
+            .days(40);
+        authority.issue(&request).unwrap().save(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let renewed = authority.renew(&path, &RenewalRequest::default()).unwrap();
+        let (before, after) = (&renewed.before, renewed.issued.info());
+        assert_ne!(before.serial, after.serial);
+        let said = |info: &CertificateInfo| {
+            let length = info.not_after.duration_since(info.not_before).unwrap();
+            let (subject, key) = (info.subject.clone(), info.key.clone());
+            (subject, key, info.roles, info.hosts.clone(), info.uuid, length)
+        };
+        assert_eq!(said(before), said(after));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        let loaded = Identity::load(&path).unwrap();
+        assert_eq!(loaded.info(), after);
+        let public = |info: &CertificateInfo| inspect::parse(&info.der).unwrap().public_key().raw.to_vec();
+        assert_ne!(public(before), public(after));
+        let mut keeping = RenewalRequest::default();
+        keeping.keep_key = true;
+        keeping.days = Some(5);
+        let again = authority.renew(&path, &keeping).unwrap();
+        assert_eq!(public(after), public(again.issued.info()));
+        assert_eq!(days_of(again.issued.info()), 5);
+        Identity::load(&path).unwrap();
+    }
+
+    #[test]
+    fn what_was_revoked_or_came_from_elsewhere_is_not_renewed() {
+        let (directory, authority) = authority();
+        let path = directory.path().join("agent.pem");
+        let other = Authority::new(&AuthorityRequest::default()).unwrap();
+        other
+            .issue(&CertificateRequest::new(Role::AGENT))
+            .unwrap()
+            .save(&path)
+            .unwrap();
+        let refused = authority.renew(&path, &RenewalRequest::default());
+        assert!(matches!(
+            refused,
+            Err(Error::Content {
+                fault: Fault::BadSignature,
+                ..
+            })
+        ));
+        let mut coming = RenewalRequest::default();
+        coming.issued_by = Some(other.trust());
+        let renewed = authority.renew(&path, &coming).unwrap();
+        authority
+            .trust()
+            .verify(renewed.issued.identity().chain())
+            .unwrap();
+        let revoked = Revoked::now(Serial::from(renewed.issued.info()), RevocationReason::UNSPECIFIED);
+        authority.revoke(directory.path(), &[revoked], 30).unwrap();
+        let before = fs::read(&path).unwrap();
+        let refused = authority.renew(&path, &RenewalRequest::default());
+        assert!(matches!(
+            refused,
+            Err(Error::Content {
+                fault: Fault::Revoked { .. },
+                ..
+            })
+        ));
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn an_authority_that_renews_itself_is_the_same_one() {
+        let (directory, authority) = authority();
+        let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+        let renewed = authority.renew_itself(directory.path(), Some(7000)).unwrap();
+        assert_ne!(renewed.info().serial, authority.info().serial);
+        assert_eq!(days_of(renewed.info()), 7000);
+        let loaded = Authority::load(directory.path()).unwrap();
+        assert_eq!(loaded.info(), renewed.info());
+        // Each is good under the other.
+        renewed.trust().verify(issued.identity().chain()).unwrap();
+        let later = loaded.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
+        authority.trust().verify(later.identity().chain()).unwrap();
+        assert_eq!(loaded.check_issued(issued.info()), Ok(()));
+        assert_eq!(loaded.check_issued(authority.info()), Err(Fault::AuthorityAsPeer));
+    }
+
+    #[test]
+    fn further_certificates_in_a_file_stay() {
+        let text = "-----BEGIN CERTIFICATE-----\nA\n-----END CERTIFICATE-----\n\
+                    -----BEGIN PRIVATE KEY-----\nK\n-----END PRIVATE KEY-----\n\
+                    -----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n";
+        assert_eq!(
+            behind_the_first(text.as_bytes()),
+            "-----BEGIN CERTIFICATE-----\nB\n-----END CERTIFICATE-----\n"
+        );
+    }
+}

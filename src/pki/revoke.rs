@@ -1,0 +1,394 @@
+//! Revoking what an authority has issued: its list, in a file beside its
+//! certificate.
+//!
+//! ```text
+//!  lock DIR ─▶ read DIR/crl.pem ─▶ ours? ─▶ add what is new ─▶ sign ─▶ replace DIR/crl.pem
+//! ```
+//!
+//! The whole of it is under the lock, so that two programs lose no entry of each
+//! other, and the file is replaced in one step, so that a crash leaves the old list
+//! or the new one.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    CertificateRevocationListParams, KeyIdMethod, RevocationReason as Code, RevokedCertParams, SerialNumber,
+};
+use x509_parser::extensions::ParsedExtension;
+
+use super::issue::{DAY, PUBLIC, crypto};
+use super::signature::is_signed_by;
+use super::{
+    Authority, BadRequest, CertificateInfo, Error, Fault, RevocationListInfo, Revoked, Serial, inspect,
+    provider, store,
+};
+use crate::replace::replace;
+
+const LIST_FILE: &str = "crl.pem";
+
+/// A list just signed.
+#[derive(Clone, Debug)]
+pub struct SignedRevocationList {
+    info: RevocationListInfo,
+    pem: String,
+    added: Vec<Revoked>,
+}
+
+impl SignedRevocationList {
+    /// The facts in it.
+    pub fn info(&self) -> &RevocationListInfo {
+        &self.info
+    }
+
+    /// The list as PEM text.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// What it revokes and the list before it did not.
+    pub fn added(&self) -> &[Revoked] {
+        &self.added
+    }
+}
+
+impl Authority {
+    /// Signs a list that revokes these certificates, and is to be replaced within so
+    /// many days. The list before it, where there is one, must have a lower number.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for a lifetime that cannot be had; [`Error::Content`] when
+    /// the authority may not sign lists; [`Error::Crypto`].
+    pub fn revocation_list(
+        &self,
+        revoked: &[Revoked],
+        number: u64,
+        days: u32,
+    ) -> Result<SignedRevocationList, Error> {
+        if !(1..=super::issue::MAX_DAYS).contains(&days) {
+            return Err(BadRequest::Days(days).into());
+        }
+        let beginning = rcgen::date_time_ymd(1970, 1, 1);
+        let since = |time: SystemTime| {
+            let since = time.duration_since(UNIX_EPOCH).map_err(|_| BadRequest::Start)?;
+            // Lists count whole seconds.
+            Ok::<_, Error>(Duration::from_secs(since.as_secs()))
+        };
+        let now = since(inspect::now())?;
+        let entry = |revoked: &Revoked| {
+            Ok(RevokedCertParams {
+                serial_number: revoked.serial.bytes().to_vec().into(),
+                revocation_time: beginning + since(revoked.time)?,
+                reason_code: code(revoked.reason.0),
+                invalidity_date: None,
+            })
+        };
+        let params = CertificateRevocationListParams {
+            this_update: beginning + now,
+            next_update: beginning + now + Duration::from_secs(u64::from(days) * DAY),
+            crl_number: SerialNumber::from(number),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().map(entry).collect::<Result<_, Error>>()?,
+            key_identifier_method: self.key_identifier()?,
+        };
+        let list = params.signed_by(&self.issuer).map_err(crypto)?;
+        let info = RevocationListInfo::from_der(list.der());
+        Ok(SignedRevocationList {
+            info: info.map_err(Error::content("the new revocation list"))?,
+            pem: list.pem().map_err(crypto)?,
+            added: Vec::new(),
+        })
+    }
+
+    /// Revokes certificates in the list of this authority's directory, `crl.pem`,
+    /// which is made where there is none. Those that it revokes already stay as they
+    /// are. Without any, the list is signed anew, so that it counts for further days.
+    /// Waits for other programs that change the directory at the time, and for the
+    /// disk.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] when the list that is
+    /// there is broken or another authority's; [`Error::Request`] when one is this
+    /// authority's own certificate; and as [`revocation_list`](Self::revocation_list).
+    /// The list is as it was.
+    pub fn revoke(
+        &self,
+        directory: impl AsRef<Path>,
+        certificates: &[Revoked],
+        days: u32,
+    ) -> Result<SignedRevocationList, Error> {
+        let directory = directory.as_ref();
+        let _held = hold(directory)?;
+        if certificates.iter().any(|one| one.serial == self.serial()) {
+            return Err(BadRequest::OwnSerial.into());
+        }
+        let before = self.kept_list(directory)?;
+        let (mut revoked, number) = match before {
+            Some(list) => (list.revoked, list.number.unwrap_or_default()),
+            None => Default::default(),
+        };
+        let mut added: Vec<Revoked> = Vec::new();
+        for one in certificates {
+            if !revoked.iter().any(|other| other.serial == one.serial) {
+                revoked.push(one.clone());
+                added.push(one.clone());
+            }
+        }
+        // It grows also where the list before was lost, unless the clock goes back.
+        let now = inspect::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let number = number.saturating_add(1).max(now.as_secs());
+        let list = self.revocation_list(&revoked, number, days)?;
+        let path = directory.join(LIST_FILE);
+        let is_new = path.symlink_metadata().is_err();
+        write(&path, list.pem.as_bytes())?;
+        if is_new {
+            let all = fs::set_permissions(&path, fs::Permissions::from_mode(PUBLIC));
+            all.map_err(|source| Error::Write { path, source })?;
+        }
+        Ok(SignedRevocationList { added, ..list })
+    }
+
+    /// The list in the authority's directory, where there is one.
+    pub(super) fn kept_list(&self, directory: &Path) -> Result<Option<RevocationListInfo>, Error> {
+        let path = directory.join(LIST_FILE);
+        let mut lists = match RevocationListInfo::load(&path) {
+            Ok(lists) => lists,
+            Err(Error::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let unfit = Error::content(store::origin(&path));
+        match (lists.pop(), lists.is_empty()) {
+            (Some(list), true) if self.has_signed(&list.der)? => Ok(Some(list)),
+            _ => Err(unfit(Fault::BadRevocationList(format!(
+                "it is not the one list of {:?} (another authority of that name?); move it away",
+                self.info.subject
+            )))),
+        }
+    }
+
+    /// Checks that this authority issued a certificate, whatever its lifetime, and
+    /// that it is not the authority's own.
+    ///
+    /// # Errors
+    /// [`Fault::AuthorityAsPeer`], [`Fault::UnknownIssuer`] or
+    /// [`Fault::BadSignature`].
+    pub fn check_issued(&self, certificate: &CertificateInfo) -> Result<(), Fault> {
+        if certificate.der == self.info.der {
+            return Err(Fault::AuthorityAsPeer);
+        }
+        let parsed = inspect::parse(&certificate.der)?;
+        if parsed.issuer().as_raw() != inspect::parse(&self.info.der)?.subject().as_raw() {
+            let issuer = certificate.issuer.clone();
+            return Err(Fault::UnknownIssuer { issuer });
+        }
+        let signed = self.has_signed(&certificate.der);
+        match signed.map_err(|error| Fault::Refused(error.to_string()))? {
+            // Its own certificate from before it was renewed.
+            true if certificate.is_authority && certificate.subject == self.info.subject => {
+                Err(Fault::AuthorityAsPeer)
+            }
+            true => Ok(()),
+            false => Err(Fault::BadSignature),
+        }
+    }
+
+    fn has_signed(&self, der: &[u8]) -> Result<bool, Error> {
+        let algorithms = provider()?.signature_verification_algorithms;
+        let own = inspect::parse(&self.info.der).map_err(Error::content("the authority"))?;
+        Ok(is_signed_by(der, own.public_key().raw, &algorithms))
+    }
+
+    /// The serial number of the authority's own certificate.
+    fn serial(&self) -> Serial {
+        let parsed = inspect::parse(&self.info.der);
+        Serial::of(parsed.as_ref().map_or(&[], |parsed| parsed.raw_serial()))
+    }
+
+    /// The identifier of the authority's key, as its certificate has it; and that it
+    /// may sign lists, which peers check as well.
+    fn key_identifier(&self) -> Result<KeyIdMethod, Error> {
+        let unfit = |fault| Error::content("the authority")(fault);
+        let own = inspect::parse(&self.info.der).map_err(unfit)?;
+        let usage = own.key_usage().ok().flatten();
+        if usage.is_some_and(|usage| !usage.value.crl_sign()) {
+            return Err(BadRequest::NoListSigner.into());
+        }
+        let identifier = own
+            .iter_extensions()
+            .find_map(|extension| match extension.parsed_extension() {
+                ParsedExtension::SubjectKeyIdentifier(identifier) => Some(identifier.0.to_vec()),
+                _ => None,
+            });
+        Ok(identifier.map_or(KeyIdMethod::Sha256, KeyIdMethod::PreSpecified))
+    }
+}
+
+/// The certificate's serial number.
+impl From<&CertificateInfo> for Serial {
+    fn from(certificate: &CertificateInfo) -> Self {
+        let parsed = inspect::parse(&certificate.der);
+        Self::of(parsed.as_ref().map_or(&[], |parsed| parsed.raw_serial()))
+    }
+}
+
+/// Holds an authority's directory against other programs until this is dropped.
+pub(super) fn hold(directory: &Path) -> Result<File, Error> {
+    let hold = || {
+        let held = File::open(directory)?;
+        held.lock()?;
+        Ok(held)
+    };
+    hold().map_err(|source| Error::Read {
+        path: directory.to_owned(),
+        source,
+    })
+}
+
+/// Puts a file in place of one that may be there, or of what a link there leads to.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let target: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    replace(&target, bytes).map_err(|source| Error::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn code(number: u8) -> Option<Code> {
+    use Code as C;
+    [
+        C::KeyCompromise,
+        C::CaCompromise,
+        C::AffiliationChanged,
+        C::Superseded,
+        C::CessationOfOperation,
+        C::CertificateHold,
+        C::RemoveFromCrl,
+        C::PrivilegeWithdrawn,
+        C::AaCompromise,
+    ]
+    .into_iter()
+    .find(|code| *code as u8 == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{AuthorityRequest, CertificateRequest, RevocationReason};
+    use super::*;
+    use crate::Role;
+
+    fn authority() -> (tempfile::TempDir, Authority) {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        authority.save(directory.path(), false).unwrap();
+        (directory, authority)
+    }
+
+    fn revoked(authority: &Authority) -> Revoked {
+        let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+        Revoked::now(Serial::from(issued.info()), RevocationReason::KEY_COMPROMISE)
+    }
+
+    #[test]
+    fn a_list_grows_and_its_number_does() {
+        let (directory, authority) = authority();
+        let [one, other] = [revoked(&authority), revoked(&authority)];
+        let empty = authority.revoke(directory.path(), &[], 30).unwrap();
+        assert!(empty.info().revoked.is_empty() && empty.added().is_empty());
+        let first = authority.revoke(directory.path(), &[one.clone()], 30).unwrap();
+        let second = authority
+            .revoke(directory.path(), &[one.clone(), other.clone()], 7)
+            .unwrap();
+        assert_eq!(
+            second.added(),
+            std::slice::from_ref(&other),
+            "one was there already"
+        );
+        let kept = RevocationListInfo::load(directory.path().join("crl.pem")).unwrap();
+        assert_eq!(kept, [second.info().clone()]);
+        assert!(kept[0].revokes(&one.serial) && kept[0].revokes(&other.serial));
+        assert_eq!(kept[0].revoked[0].reason, RevocationReason::KEY_COMPROMISE);
+        assert!(empty.info().number < first.info().number && first.info().number < second.info().number);
+        let days = kept[0]
+            .next_update
+            .unwrap()
+            .duration_since(kept[0].this_update)
+            .unwrap();
+        assert_eq!(days, Duration::from_secs(7 * DAY));
+        let mode = fs::metadata(directory.path().join("crl.pem"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o644);
+    }
+
+    #[test]
+    fn programs_that_revoke_at_a_time_lose_no_entry() {
+        let (directory, authority) = authority();
+        let all: Vec<_> = (0..16).map(|_| revoked(&authority)).collect();
+        std::thread::scope(|scope| {
+            for part in all.chunks(4) {
+                // Each as a program of its own has it.
+                let authority = Authority::load(directory.path()).unwrap();
+                let directory = directory.path();
+                scope.spawn(move || {
+                    for one in part {
+                        authority
+                            .revoke(directory, std::slice::from_ref(one), 30)
+                            .unwrap();
+                    }
+                });
+            }
+        });
+        let kept = authority.kept_list(directory.path()).unwrap().unwrap();
+        assert_eq!(kept.revoked.len(), 16);
+        assert!(all.iter().all(|one| kept.revokes(&one.serial)));
+    }
+
+    #[test]
+    fn a_list_that_is_broken_or_of_another_authority_is_left_alone() {
+        let (directory, authority) = authority();
+        let path = directory.path().join("crl.pem");
+        let other = Authority::new(&AuthorityRequest::default()).unwrap();
+        let theirs = other.revocation_list(&[], 1, 30).unwrap();
+        for text in [theirs.pem(), &theirs.pem().repeat(2), "torn"] {
+            fs::write(&path, text).unwrap();
+            let one = revoked(&authority);
+            assert!(matches!(
+                authority.revoke(directory.path(), &[one], 30),
+                Err(Error::Content { .. })
+            ));
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn an_authority_revokes_what_it_issued_and_not_itself() {
+        let (directory, authority) = authority();
+        let other = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = |of: &Authority| of.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+        assert_eq!(authority.check_issued(issue(&authority).info()), Ok(()));
+        assert_eq!(
+            authority.check_issued(issue(&other).info()),
+            Err(Fault::BadSignature)
+        );
+        assert_eq!(
+            authority.check_issued(authority.info()),
+            Err(Fault::AuthorityAsPeer)
+        );
+        let named = Authority::new(&AuthorityRequest::default().name("Other")).unwrap();
+        assert!(matches!(
+            authority.check_issued(issue(&named).info()),
+            Err(Fault::UnknownIssuer { .. })
+        ));
+        let own = Revoked::now(Serial::from(authority.info()), RevocationReason::UNSPECIFIED);
+        assert!(matches!(
+            authority.revoke(directory.path(), &[own], 30),
+            Err(Error::Request(BadRequest::OwnSerial))
+        ));
+        assert!(!directory.path().join("crl.pem").exists());
+    }
+}

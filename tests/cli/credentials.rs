@@ -1,0 +1,344 @@
+//! Certificates with a life, as an operator meets them: revoked, renewed, replaced
+//! while servers and clients run.
+
+use std::fs;
+use std::time::{Duration, SystemTime};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use ssntp::Role;
+use ssntp::pki::{Authority, CertificateRequest, Identity, RevocationListInfo, Serial};
+
+use super::shell::{LIMIT, Program, User};
+
+/// A user with an authority in `pki`, its empty list, and a certificate for each.
+fn operator(names: &[&str]) -> User {
+    let user = User::new();
+    user.done(&["cert", "ca", "--dir", "pki"]);
+    user.done(&["cert", "crl", "--dir", "pki"]);
+    for name in names {
+        let role = name.trim_end_matches(|c: char| c == '-' || c.is_ascii_digit());
+        user.done(&["cert", "issue", "--dir", "pki", "--role", role, "--name", name]);
+    }
+    user
+}
+
+/// A server that goes by the list, and where it listens.
+fn server(user: &User) -> (Program, String) {
+    let server = user.start(&[
+        "server",
+        "--listen",
+        "127.0.0.1:0",
+        "--ca",
+        "pki/ca.pem",
+        "--cert",
+        "pki/server.pem",
+        "--crl",
+        "pki/crl.pem",
+        "--forward",
+        "STATS=controller",
+    ]);
+    let at = server.line("listening at ");
+    (server, at)
+}
+
+fn client<'a>(command: &[&'a str], at: &'a str, cert: &'a str) -> Vec<&'a str> {
+    let flags = ["--connect", at, "--ca", "pki/ca.pem", "--cert", cert];
+    command.iter().copied().chain(flags).collect()
+}
+
+fn listener(user: &User, at: &str, cert: &str) -> Program {
+    let listener = user.start(&client(&["listen"], at, cert));
+    listener.error_line("connected to ");
+    listener
+}
+
+fn serials(user: &User) -> Vec<Serial> {
+    let lists = RevocationListInfo::load(user.path("pki/crl.pem")).unwrap();
+    lists[0]
+        .revoked
+        .iter()
+        .map(|revoked| revoked.serial.clone())
+        .collect()
+}
+
+fn serial(user: &User, file: &str) -> Serial {
+    Serial::from(Identity::load(user.path(file)).unwrap().info())
+}
+
+#[test]
+fn a_client_that_is_revoked_ends_and_says_so_and_the_others_do_not_notice() {
+    let user = operator(&["server", "agent-1", "agent-2", "controller"]);
+    let (server, at) = server(&user);
+    let mut revoked = listener(&user, &at, "pki/agent-1.pem");
+    let stays = listener(&user, &at, "pki/controller.pem");
+    user.done(&[
+        "cert",
+        "revoke",
+        "--dir",
+        "pki",
+        "agent-1",
+        "--reason",
+        "key-compromise",
+    ]);
+    // By the change of the file alone.
+    let told = revoked.error_line("ssntp: ");
+    assert!(told.contains("revoked"), "{told}");
+    assert_eq!(revoked.code(), Some(1));
+    user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent-2.pem"));
+    assert!(stays.out.recv_timeout(LIMIT).unwrap().contains(" COMMAND STATS "));
+    assert_eq!(stays.err.try_recv().ok(), None, "it was never disconnected");
+    let refused = user.fails(
+        &client(
+            &["send", "STATS", "load: 1", "--timeout", "20"],
+            &at,
+            "pki/agent-1.pem",
+        ),
+        1,
+    );
+    assert!(refused.contains("revoked"), "{refused}");
+    server.signal(Signal::TERM);
+}
+
+#[test]
+fn a_client_whose_file_is_renewed_comes_back_with_the_new_certificate() {
+    let user = operator(&["server"]);
+    // One that ends in 45 s, so that it is renewed within 15.
+    let authority = Authority::load(user.path("pki")).unwrap();
+    let begin = SystemTime::now() - Duration::from_secs(86_400 - 45);
+    let request = CertificateRequest::new(Role::CONTROLLER)
+        .days(1)
+        .valid_from(begin);
+    let old = authority.issue(&request).unwrap();
+    old.save(user.path("pki/controller.pem")).unwrap();
+    let old = Serial::from(old.info());
+    let (_server, at) = server(&user);
+    let mut listener = listener(&user, &at, "pki/controller.pem");
+    let said = user.done(&["cert", "renew", "--dir", "pki", "controller"]);
+    assert!(said.contains(&format!("serial {old}")), "{said}");
+    let new = serial(&user, "pki/controller.pem");
+    assert_ne!(new, old);
+    listener.error_line("disconnected: ");
+    listener.error_line("connected to ");
+    // The session is the new one's.
+    user.done(&["cert", "revoke", "--dir", "pki", &new.to_string()]);
+    let told = listener.error_line("ssntp: ");
+    assert!(told.contains("revoked"), "{told}");
+    assert_eq!(listener.code(), Some(1));
+}
+
+#[test]
+fn a_file_that_will_not_do_changes_nothing_and_is_told_once() {
+    let user = operator(&["server", "agent"]);
+    let words = [
+        "server",
+        "--listen",
+        "127.0.0.1:0",
+        "--ca",
+        "pki/ca.pem",
+        "--cert",
+        "pki/server.pem",
+        "--crl",
+        "pki/crl.pem",
+    ];
+    let mut command = user.command(&words);
+    command.env("RUST_LOG", "warn,ssntp::daemon=info");
+    let server = Program::of(command);
+    let at = server.line("listening at ");
+    let stays = listener(&user, &at, "pki/agent.pem");
+    let whole = fs::read_to_string(user.path("pki/crl.pem")).unwrap();
+    fs::write(user.path("pki/crl.pem"), &whole[..whole.len() / 2]).unwrap();
+    let told = server.error_with("files have changed, which is not taken");
+    assert!(told.contains("pki/crl.pem"), "{told}");
+    user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent.pem"));
+    // An operator who asks is told again.
+    server.signal(Signal::HUP);
+    server.error_with("SIGHUP: not reloaded");
+    fs::write(user.path("pki/crl.pem"), whole).unwrap();
+    let taken = server.error_with(" ssntp::daemon] ");
+    assert!(
+        taken.contains("read its files again"),
+        "nothing else was told meanwhile: {taken}"
+    );
+    assert_eq!(stays.err.try_recv().ok(), None, "who was there stayed");
+}
+
+#[test]
+fn programs_that_revoke_at_a_time_lose_no_entry_and_what_a_crash_left_is_no_hindrance() {
+    let names: Vec<_> = (0..6).map(|i| format!("agent-{i}")).collect();
+    let user = operator(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    fs::write(user.path("pki/.crl.pem.new"), "torn").unwrap();
+    let programs: Vec<_> = names
+        .iter()
+        .map(|name| user.start(&["cert", "revoke", "--dir", "pki", name]))
+        .collect();
+    for mut program in programs {
+        assert_eq!(program.code(), Some(0));
+    }
+    let revoked = serials(&user);
+    assert_eq!(revoked.len(), 6);
+    for name in &names {
+        assert!(revoked.contains(&serial(&user, &format!("pki/{name}.pem"))));
+    }
+    assert!(!user.path("pki/.crl.pem.new").exists());
+}
+
+#[test]
+fn what_is_revoked_is_named_by_its_name_file_or_serial_number() {
+    let user = operator(&["agent-1", "agent-2", "agent-3"]);
+    let number = serial(&user, "pki/agent-3.pem").to_string();
+    let revoke = |what: &str| user.done(&["cert", "revoke", "--dir", "pki", what]);
+    assert!(revoke("agent-1").contains("agent-1: revoked, serial "));
+    assert!(revoke("pki/agent-2.pem").contains("pki/agent-2.pem: revoked, serial "));
+    assert!(revoke(&number).contains(": revoked, serial "));
+    let again = revoke("agent-1");
+    assert!(again.contains("agent-1: was revoked before"), "{again}");
+    assert!(again.contains("3 revoked"), "{again}");
+
+    user.done(&["cert", "ca", "--dir", "other"]);
+    user.done(&["cert", "issue", "--dir", "other", "--role", "agent"]);
+    for (what, why) in [
+        ("other/agent.pem", "not its issuer's"),
+        ("ca", "the authority's own certificate"),
+        ("pki/ca.pem", "the authority's own certificate"),
+        ("agent-4", "there is no pki/agent-4.pem"),
+        ("deed", "there is no pki/deed.pem"),
+        ("none.pem", "none.pem: cannot read"),
+    ] {
+        let told = user.fails(&["cert", "revoke", "--dir", "pki", what], 1);
+        assert!(told.contains(why), "{what}: {told}");
+    }
+    let own = serial_of_authority(&user);
+    let told = user.fails(&["cert", "revoke", "--dir", "pki", &own], 2);
+    assert!(told.contains("the authority's own certificate"), "{told}");
+    assert_eq!(serials(&user).len(), 3);
+
+    let shown = user.done(&["cert", "show", "pki/crl.pem"]);
+    assert!(
+        shown.contains(&number) && shown.contains("next update"),
+        "{shown}"
+    );
+    let json: Value = serde_json::from_str(&user.done(&["cert", "show", "--json", "pki/crl.pem"])).unwrap();
+    let list = &json["revocation_lists"][0];
+    assert_eq!(list["revoked"].as_array().unwrap().len(), 3);
+    assert_eq!(
+        (&list["valid_now"], &json["private_key"]),
+        (&true.into(), &"none".into())
+    );
+    let verify = |file: &str| {
+        [
+            "cert",
+            "verify",
+            "--ca",
+            "pki/ca.pem",
+            "--crl",
+            "pki/crl.pem",
+            file,
+        ]
+        .map(str::to_owned)
+    };
+    let verify = |file: &str| verify(file).to_vec();
+    let words = verify("pki/agent-1.pem");
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    assert!(user.fails(&words, 1).contains("revoked"));
+}
+
+fn serial_of_authority(user: &User) -> String {
+    let shown = user.done(&["cert", "show", "--json", "pki/ca.pem"]);
+    let json: Value = serde_json::from_str(&shown).unwrap();
+    json["certificates"][0]["serial"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_certificate_is_renewed_as_it_was_and_the_old_one_revoked_where_that_is_asked_for() {
+    let user = operator(&["agent"]);
+    let before = Identity::load(user.path("pki/agent.pem")).unwrap();
+    user.done(&["cert", "renew", "--dir", "pki", "agent"]);
+    assert!(serials(&user).is_empty());
+    let middle = Identity::load(user.path("pki/agent.pem")).unwrap();
+    assert_eq!(middle.roles(), before.roles());
+    assert_ne!(middle.info().serial, before.info().serial);
+    user.done(&[
+        "cert",
+        "renew",
+        "--dir",
+        "pki",
+        "--revoke-old",
+        "--days",
+        "9",
+        "pki/agent.pem",
+    ]);
+    assert_eq!(serials(&user), [Serial::from(middle.info())]);
+    user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
+    let told = user.fails(&["cert", "renew", "--dir", "pki", "agent"], 1);
+    assert!(told.contains("is revoked"), "{told}");
+    // The authority keeps its key, so what it has issued stays good.
+    let words = ["cert", "verify", "--ca", "pki/ca.pem", "pki/agent.pem"];
+    fs::copy(user.path("pki/ca.pem"), user.path("old.pem")).unwrap();
+    user.done(&["cert", "renew", "--dir", "pki", "ca"]);
+    assert_ne!(
+        fs::read(user.path("pki/ca.pem")).unwrap(),
+        fs::read(user.path("old.pem")).unwrap()
+    );
+    user.done(&words);
+    user.done(&["cert", "verify", "--ca", "old.pem", "pki/agent.pem"]);
+    // To another authority.
+    user.done(&["cert", "ca", "--dir", "new"]);
+    fs::copy(user.path("pki/agent.pem"), user.path("new/agent.pem")).unwrap();
+    user.fails(&["cert", "renew", "--dir", "new", "agent"], 1);
+    user.done(&[
+        "cert",
+        "renew",
+        "--dir",
+        "new",
+        "--issued-by",
+        "pki/ca.pem",
+        "agent",
+    ]);
+    user.done(&["cert", "verify", "--ca", "new/ca.pem", "new/agent.pem"]);
+}
+
+#[test]
+fn a_client_goes_by_a_list_of_its_context_or_environment() {
+    let user = operator(&["server", "agent"]);
+    let (_server, at) = server(&user);
+    user.done(&client(
+        &["context", "add", "work", "--crl", "pki/crl.pem"],
+        &at,
+        "pki/agent.pem",
+    ));
+    user.done(&["send", "STATS", "load: 1"]);
+    user.done(&["cert", "revoke", "--dir", "pki", "server"]);
+    let told = user.fails(&["send", "STATS", "load: 1", "--timeout", "3"], 1);
+    assert!(told.contains("revoked"), "{told}");
+    // Without a list nobody knows.
+    user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent.pem"));
+    let words = client(
+        &["send", "STATS", "load: 1", "--timeout", "3"],
+        &at,
+        "pki/agent.pem",
+    );
+    let output = user
+        .command(&words)
+        .env("SSNTP_CRL", "pki/crl.pem")
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(1) && told.contains("revoked"),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_ends_soon_is_warned_of_at_the_start_with_its_file() {
+    let user = operator(&[]);
+    user.done(&["cert", "issue", "--dir", "pki", "--role", "server", "--days", "5"]);
+    user.done(&["cert", "crl", "--dir", "pki", "--days", "30"]);
+    let (server, _) = server(&user);
+    let told = server.error_with("pki/server.pem: the certificate of ");
+    assert!(told.contains("ends in 5 days"), "{told}");
+    server.signal(Signal::TERM);
+    // Nothing of the authority, nor of the list, which is always replaced so late.
+    assert_eq!(server.err.iter().find(|line| line.contains("ends in")), None);
+}
