@@ -14,10 +14,10 @@ use log::warn;
 use super::connection::enter;
 use super::control;
 use super::editing::{self, Editor};
+use super::figures::ServerFigures;
 use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
-use super::figures::ServerFigures;
 use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
 use crate::log_limit::{LogLimit, More};
 use crate::opflex::message::Decoder;
@@ -28,8 +28,8 @@ use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
-    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress, Room, after,
-    memory_for_queues, plain, threads,
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
+    Room, after, memory_for_queues, plain, threads,
 };
 
 /// Agents that are copied in one go.
