@@ -122,6 +122,30 @@ pub enum Fault {
         subject: String,
     },
 
+    /// No section holds a revocation list.
+    NoRevocationList,
+    /// Something else where a revocation list should be, a broken one, or one of a
+    /// kind that is not understood.
+    BadRevocationList(String),
+    /// A revocation list has the name of a trusted authority, whose key did not
+    /// sign it: it is another authority's of the same name, or was changed.
+    RevocationListSignature {
+        /// Whose list it should be.
+        issuer: String,
+    },
+    /// An authority signed a revocation list and has a key usage without cRLSign.
+    NotForRevocationLists {
+        /// Whose list it is.
+        issuer: String,
+    },
+    /// There should be a newer revocation list; or the clock is wrong.
+    RevocationListOverdue {
+        /// Whose list it is.
+        issuer: String,
+        /// Since when, in RFC 3339 form.
+        next_update: String,
+    },
+
     /// The cryptography library does not take the private key.
     UnusableKey(String),
     /// The private key belongs to another certificate.
@@ -136,6 +160,13 @@ pub enum Fault {
     NotYetValid {
         /// The first moment, in RFC 3339 form.
         not_before: String,
+    },
+    /// The certificate's issuer has revoked it.
+    Revoked {
+        /// Whose certificate it is: the peer's, or an authority's in between.
+        subject: String,
+        /// Its serial number.
+        serial: String,
     },
     /// The certificate gives no SSNTP role.
     NoRole,
@@ -194,11 +225,31 @@ impl fmt::Display for Fault {
                     "the certificate of {subject:?} is not a certificate authority's"
                 )
             }
+            Self::NoRevocationList => f.write_str("no revocation list in it"),
+            Self::BadRevocationList(why) => write!(f, "not a revocation list: {why}"),
+            Self::RevocationListSignature { issuer } => write!(
+                f,
+                "the revocation list of {issuer:?} is not signed by the trusted authority of that name"
+            ),
+            Self::NotForRevocationLists { issuer } => write!(
+                f,
+                "{issuer:?} may not sign revocation lists: its key usage lacks cRLSign"
+            ),
+            Self::RevocationListOverdue { issuer, next_update } => write!(
+                f,
+                "the revocation list of {issuer:?} should have been replaced at {next_update}"
+            ),
             Self::UnusableKey(why) => write!(f, "the private key cannot be used: {why}"),
             Self::KeyMismatch => f.write_str("the private key does not belong to the first certificate"),
             Self::Expired { not_after } => write!(f, "the certificate expired at {not_after}"),
             Self::NotYetValid { not_before } => {
                 write!(f, "the certificate is not valid before {not_before}")
+            }
+            Self::Revoked { subject, serial } => {
+                write!(
+                    f,
+                    "the certificate of {subject:?} is revoked (serial number {serial})"
+                )
             }
             Self::NoRole => f.write_str("the certificate gives no SSNTP role"),
             Self::AuthorityAsPeer => {

@@ -178,6 +178,16 @@ impl CertificateInfo {
         rfc3339(self.not_after)
     }
 
+    /// How many whole days of its lifetime are left at that time: 0 on its last
+    /// day, and less once it has expired.
+    pub fn days_left(&self, at: SystemTime) -> i64 {
+        let days = |distance: Duration| i64::try_from(distance.as_secs() / 86_400).unwrap_or(i64::MAX);
+        match self.not_after.duration_since(at) {
+            Ok(left) => days(left),
+            Err(since) => -1 - days(since.duration()),
+        }
+    }
+
     /// Whether the certificate is valid at that time.
     ///
     /// # Errors
@@ -205,7 +215,8 @@ impl PartialEq for CertificateInfo {
 impl Eq for CertificateInfo {}
 
 /// A certificate that has been read, kept as its DER: less than half of what
-/// the facts take. They are read again once somebody asks. Clones share both,
+/// the facts take. They are read again once somebody asks. With it are those between
+/// it and a trusted authority, where its holder showed any. Clones share all of it,
 /// and two that are equal have the same DER.
 #[derive(Clone)]
 pub(crate) struct KeptCertificate(Arc<Kept>);
@@ -213,14 +224,30 @@ pub(crate) struct KeptCertificate(Arc<Kept>);
 struct Kept {
     der: Box<[u8]>,
     facts: OnceLock<Box<CertificateInfo>>,
+    intermediates: Option<Arc<[CertificateDer<'static>]>>,
 }
 
 impl KeptCertificate {
-    pub(crate) fn new(certificate: &CertificateInfo) -> Self {
+    pub(crate) fn new(
+        certificate: &CertificateInfo,
+        intermediates: Option<Arc<[CertificateDer<'static>]>>,
+    ) -> Self {
         Self(Arc::new(Kept {
             der: Box::from(&certificate.der[..]),
             facts: OnceLock::new(),
+            intermediates,
         }))
+    }
+
+    /// It and those that its holder showed with it.
+    pub(crate) fn chain(&self) -> Vec<CertificateDer<'_>> {
+        let intermediates = self
+            .0
+            .intermediates
+            .iter()
+            .flat_map(|shown| shown.iter().cloned());
+        let leaf = CertificateDer::from(&self.0.der[..]);
+        std::iter::once(leaf).chain(intermediates).collect()
     }
 
     /// Whether it is the same one.
@@ -395,7 +422,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+pub(super) fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
     let moment = if seconds < 0 {
@@ -408,7 +435,7 @@ fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
 
 /// Only for times that were read from a certificate, so that whole seconds
 /// from the year 0 to 9999 are enough.
-fn rfc3339(time: SystemTime) -> String {
+pub(super) fn rfc3339(time: SystemTime) -> String {
     let seconds = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
@@ -436,7 +463,7 @@ pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
 
 /// In one piece: a server reads a certificate in each handshake, and many small
 /// strings would be left as holes in its memory.
-fn hexadecimal(bytes: &[u8]) -> String {
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(3 * bytes.len());
     for (at, byte) in bytes.iter().enumerate() {
         if at > 0 {
@@ -540,7 +567,7 @@ mod tests {
             CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
         };
         let (one, other) = (issue(), issue());
-        let kept = KeptCertificate::new(&one);
+        let kept = KeptCertificate::new(&one, None);
         assert!(kept.is(&one) && !kept.is(&other));
         // Every fact of it, where `==` looks at the DER alone.
         assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
@@ -554,7 +581,7 @@ mod tests {
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         for _ in 0..20 {
             let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
-            let kept = KeptCertificate::new(issued.info());
+            let kept = KeptCertificate::new(issued.info(), None);
             assert_eq!(
                 kept.serial().map(hexadecimal).as_ref(),
                 Some(&issued.info().serial)
@@ -571,7 +598,7 @@ mod tests {
             &[0xff; 40],
         ] {
             let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
-            assert_eq!(KeptCertificate::new(&nothing).serial(), None, "{der:?}");
+            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
         }
     }
 
@@ -597,7 +624,7 @@ mod tests {
     #[test]
     fn what_is_no_certificate_states_nothing() {
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
-        let kept = KeptCertificate::new(&nothing);
+        let kept = KeptCertificate::new(&nothing, None);
         assert_eq!(kept.info().roles, Role::NONE);
         assert!(kept.info().check_validity(now()).is_err());
     }

@@ -10,7 +10,7 @@ use crate::Role;
 
 /// How many authorities may stand below one that is trusted (its path length),
 /// where it says so.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PathLength {
     subject: Vec<u8>,
     longest: usize,
@@ -19,6 +19,7 @@ pub(super) struct PathLength {
 impl PathLength {
     pub(super) fn of(authority: &CertificateInfo) -> Result<Option<Self>, Fault> {
         let parsed = inspect::parse(&authority.der)?;
+        check_issuer(&parsed)?;
         let constraints = parsed.basic_constraints().map_err(broken)?;
         let longest = constraints.and_then(|extension| extension.value.path_len_constraint);
         Ok(longest.map(|longest| Self {
@@ -50,6 +51,7 @@ pub(super) fn check(
     let parsed = intermediates.iter().map(|der| inspect::parse(der));
     let parsed: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
     for issuer in &parsed {
+        check_issuer(issuer)?;
         if let Some(usages) = eku::usages(issuer)?
             && !usages.any
             && !eku::roles(usages).contains(roles)
@@ -67,6 +69,17 @@ pub(super) fn check(
         |authority: &PathLength| below > authority.longest && issuers.contains(&authority.subject.as_slice());
     match authorities.iter().any(too_long) {
         true => Err(Fault::PathTooLong),
+        false => Ok(()),
+    }
+}
+
+/// An authority whose key usage leaves out keyCertSign issues no certificates.
+fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
+    let usage = issuer.key_usage().map_err(broken)?;
+    match usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
+        true => Err(Fault::NotAuthority {
+            subject: inspect::distinguished_name(issuer.subject()),
+        }),
         false => Ok(()),
     }
 }

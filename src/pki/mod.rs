@@ -19,6 +19,8 @@
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
 //! | `limits` | what certificates of a chain limit in each other |
+//! | `revocation` | [`RevocationLists`]: certificates that count no longer |
+//! | `signature` | signatures that are checked apart from a chain |
 //! | `version_1` | certificates of X.509 version 1, for protocols without roles |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
@@ -62,6 +64,8 @@ mod limits;
 mod provider;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod request;
+mod revocation;
+mod signature;
 mod store;
 mod trust;
 mod version_1;
@@ -70,7 +74,7 @@ mod version_1;
 /// needs is in [`crate::rustls`].
 #[doc(no_inline)]
 pub use rustls::{
-    pki_types::{CertificateDer, PrivateKeyDer},
+    pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},
     sign::{CertifiedKey, SigningKey},
 };
 
@@ -86,6 +90,7 @@ pub use self::provider::provider;
 pub(crate) use self::provider::ticketer;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
+pub use self::revocation::{RevocationList, RevocationLists};
 pub use self::store::load_certificates;
 pub use self::trust::Trust;
 pub(crate) use self::version_1::Version1;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls_pemfile::{Item, read_one_from_slice};
 
 use super::{Error, Fault};
@@ -15,10 +15,11 @@ use super::{Error, Fault};
 const MAX_FILE_LEN: u64 = 16 << 20;
 
 /// What the sections of a PEM text hold. Sections of other kinds (parameters,
-/// requests, revocation lists) are passed over.
+/// requests) are passed over.
 #[derive(Default)]
 pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
+    pub(super) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
     keys: Vec<PrivateKeyDer<'static>>,
     encrypted: bool,
     /// The encrypted keys, as PEM.
@@ -55,6 +56,7 @@ impl Sections {
     fn add(&mut self, item: Item) {
         match item {
             Item::X509Certificate(certificate) => self.certificates.push(certificate),
+            Item::Crl(list) => self.revocation_lists.push(list),
             Item::Pkcs8Key(key) => self.keys.push(key.into()),
             Item::Pkcs1Key(key) => self.keys.push(key.into()),
             Item::Sec1Key(key) => self.keys.push(key.into()),

@@ -11,6 +11,7 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
 use super::limits::{self, PathLength};
+use super::revocation::{Revocation, RevocationList, RevocationLists};
 use super::{CertificateInfo, Error, Fault, Host, inspect, provider, store};
 use crate::Role;
 
@@ -22,12 +23,13 @@ use crate::Role;
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateInfo>,
     names: Vec<Host>,
     path_lengths: Vec<PathLength>,
+    revocation: Option<Revocation>,
 }
 
 impl Trust {
@@ -112,7 +114,37 @@ impl Trust {
             authorities,
             names,
             path_lengths,
+            revocation: None,
         })))
+    }
+
+    /// The same trust, which counts these lists in place of any it had: wherever a
+    /// peer's certificate is checked, one that is revoked is refused, and so is one
+    /// below an authority that is. Certificates of an authority that has no list
+    /// are not refused for that. A list past its next update is warned of in the
+    /// log; see [`RevocationLists::enforce_expiry`].
+    ///
+    /// A list whose issuer is not trusted here is warned of as well: it counts where
+    /// a peer shows the issuer's certificate, as one between its own and a trusted
+    /// authority's.
+    ///
+    /// # Errors
+    /// [`Error::Content`] when a list has a trusted authority's name and not its
+    /// signature, or that authority's key usage does not let it sign lists; and
+    /// when one is overdue where that is enforced.
+    pub fn with_revocation_lists(&self, lists: &RevocationLists) -> Result<Self, Error> {
+        let revocation = Revocation::new(lists, &self.0.authorities);
+        let revocation = revocation.map_err(Error::content(lists.origin()))?;
+        Ok(Self(Arc::new(Inner {
+            revocation: Some(revocation),
+            ..Inner::clone(&self.0)
+        })))
+    }
+
+    /// The revocation lists that count, with their facts.
+    pub fn revocation_lists(&self) -> &[RevocationList] {
+        let revocation = self.0.revocation.as_ref();
+        revocation.map_or(&[], |revocation| revocation.lists().lists())
     }
 
     /// The authorities as rustls wants them.
@@ -137,8 +169,8 @@ impl Trust {
     /// lifetimes, and the usages that the roles need (serverAuth and a name
     /// for servers and schedulers, clientAuth for the others); that it gives a
     /// role at all, and only roles that the extended key usages of the issuers
-    /// in between allow; that its key may sign; and the trusted authority's
-    /// path length. Which name a server is dialled by is not known
+    /// in between allow; that its key may sign; the trusted authority's
+    /// path length; and that no revocation list holds any of them. Which name a server is dialled by is not known
     /// here and not checked. Returns the facts in the first certificate.
     ///
     /// # Errors
@@ -170,20 +202,21 @@ impl Trust {
         let is_client = !server.contains(info.roles);
         let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let at = UnixTime::since_unix_epoch(since);
+        let time = UnixTime::since_unix_epoch(since);
         let explain = |error| explain(error, &info);
         if is_server {
             if info.hosts.is_empty() {
                 return Err(Fault::NoHost);
             }
-            self.check_server(first, intermediates, at, &provider)
+            self.check_server(first, intermediates, time, &provider)
                 .map_err(explain)?;
         }
         if is_client {
-            self.check_client(first, intermediates, at, provider)
+            self.check_client(first, intermediates, time, provider)
                 .map_err(explain)?;
         }
         self.check_limits(first, intermediates)?;
+        self.check_revocation(first, intermediates, at)?;
         Ok(info)
     }
 
@@ -196,10 +229,27 @@ impl Trust {
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
     ) -> Result<(), Fault> {
-        // Some peers show the trusted authority's own certificate as well.
+        limits::check(first, &self.between(intermediates), &self.0.path_lengths)
+    }
+
+    /// The other part of [`verify`](Self::verify) that is left to us: that neither the
+    /// certificate nor one in between is revoked.
+    pub(crate) fn check_revocation(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        at: SystemTime,
+    ) -> Result<(), Fault> {
+        match &self.0.revocation {
+            Some(revocation) => revocation.check(first, &self.between(intermediates), at),
+            None => Ok(()),
+        }
+    }
+
+    /// Some peers show the trusted authority's own certificate as well.
+    fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
         let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
-        let between: Vec<_> = intermediates.iter().filter(|der| !trusted(der)).collect();
-        limits::check(first, &between, &self.0.path_lengths)
+        shown.iter().filter(|der| !trusted(der)).collect()
     }
 
     fn check_server(

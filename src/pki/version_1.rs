@@ -15,6 +15,7 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::x509::X509Version;
 
+use super::signature::{PublicKey, is_signed_by};
 use super::{Trust, inspect};
 
 /// A certificate of version 1.
@@ -56,7 +57,7 @@ impl<'a> Version1<'a> {
             {
                 continue;
             }
-            if self.is_signed_by(issuer.public_key().raw, algorithms).is_some() {
+            if is_signed_by(self.1, issuer.public_key().raw, algorithms) {
                 return Ok(());
             }
             found = CertificateError::BadSignature;
@@ -88,63 +89,4 @@ impl<'a> Version1<'a> {
             false => Err(CertificateError::BadSignature.into()),
         }
     }
-
-    fn is_signed_by(&self, key: &[u8], algorithms: &WebPkiSupportedAlgorithms) -> Option<()> {
-        let key = PublicKey::read(key)?;
-        // Certificate ::= SEQUENCE { what is signed, algorithm, signature }
-        let (content, _) = element(self.1)?;
-        let (_, rest) = element(content)?;
-        let signed = content.get(..content.len() - rest.len())?;
-        let (algorithm, rest) = element(rest)?;
-        let (signature, _) = element(rest)?;
-        let (0, signature) = signature.split_first().map(|(unused, bits)| (*unused, bits))? else {
-            return None;
-        };
-        let fits = algorithms.all.iter().filter(|usable| {
-            usable.signature_alg_id().as_ref() == algorithm && key.is_for(usable.public_key_alg_id().as_ref())
-        });
-        let mut verified = fits.map(|usable| usable.verify_signature(key.bits, signed, signature));
-        verified.any(|verified| verified.is_ok()).then_some(())
-    }
-}
-
-/// A public key as cryptography takes it.
-struct PublicKey<'a> {
-    algorithm: &'a [u8],
-    bits: &'a [u8],
-}
-
-impl<'a> PublicKey<'a> {
-    /// Reads SubjectPublicKeyInfo ::= SEQUENCE { algorithm, BIT STRING }.
-    fn read(info: &'a [u8]) -> Option<Self> {
-        let (content, _) = element(info)?;
-        let (algorithm, rest) = element(content)?;
-        let (bits, _) = element(rest)?;
-        let (0, bits) = bits.split_first().map(|(unused, bits)| (*unused, bits))? else {
-            return None;
-        };
-        Some(Self { algorithm, bits })
-    }
-
-    fn is_for(&self, algorithm: &[u8]) -> bool {
-        self.algorithm == algorithm
-    }
-}
-
-/// The content of the DER element at the front, and what stands behind it.
-fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (_, rest) = der.split_first()?;
-    let (first, rest) = rest.split_first()?;
-    let (length, rest) = match first {
-        0..=0x7f => (usize::from(*first), rest),
-        0x81..=0x84 => {
-            let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
-            let length = bytes
-                .iter()
-                .fold(0, |length, byte| length << 8 | usize::from(*byte));
-            (length, rest)
-        }
-        _ => return None,
-    };
-    rest.split_at_checked(length)
 }

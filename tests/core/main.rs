@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `pki` | certificates, good ones and each kind of bad one |
 //! | `transport` | the two threads of a link, in clear and as TLS |
+//! | `revocation` | certificates that count no longer |
 //! | `resumption` | a session that is resumed |
+//! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
 //! | `figures` | what a server tells of itself |
@@ -23,6 +25,7 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
 mod figures;
@@ -32,6 +35,7 @@ mod operators;
 mod pages;
 mod pki;
 mod resumption;
+mod revocation;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;

@@ -455,6 +455,9 @@ impl Newcomer {
                     Ok(Some(connect)) => Shaking::Admit(Box::new(Request {
                         connect,
                         certificate: self.certificate.clone(),
+                        intermediates: Vec::new(),
+                        ends: None,
+                        generation: 0,
                         address: PeerAddress::Memory,
                         bad_traces: Arc::default(),
                     })),

@@ -61,8 +61,11 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let deadline = after(newcomer.accepted(), environment.handshake_timeout);
     let peer = newcomer.peer();
     let stream = newcomer.stream();
-    let acceptor = environment.acceptor();
-    let secured = match acceptor.accept(Arc::clone(&stream), &environment.pool, deadline) {
+    let in_force = environment.in_force();
+    let secured = match in_force
+        .acceptor
+        .accept(Arc::clone(&stream), &environment.pool, deadline)
+    {
         Ok(secured) => secured,
         Err(e) => {
             environment.refused(newcomer, e.word());
@@ -114,10 +117,25 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         environment.refused(newcomer, "stopping");
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
+    // What was put in force since the handshake began decides.
+    let newest = environment.in_force();
+    let is_old = newest.generation() != in_force.generation();
+    let objection = || newest.objection(&secured.peer, &certificate, environment.time_of_day.now());
+    if let Some(why) = is_old.then(objection).flatten() {
+        environment.refused(newcomer, "certificate");
+        let subject = excerpt(&certificate.subject);
+        environment.say(newcomer, "refused", &format_args!("({subject}) {why}"));
+        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+    }
     let bad_traces = Arc::new(AtomicU64::new(0));
+    let mut chain = secured.peer;
     let request = Request {
         connect,
+        // The second that `not_after` names belongs to the lifetime.
+        ends: (!newest.outlive).then(|| certificate.not_after + Duration::from_secs(1)),
         certificate,
+        intermediates: chain.split_off(1),
+        generation: newest.generation(),
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };

@@ -39,7 +39,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::sessions::SessionId;
-use crate::pki::{CertificateInfo, KeptCertificate};
+use crate::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 use crate::proto::Refusal;
 
 /// Whom a server admits, beyond what the protocol demands.
@@ -207,19 +207,31 @@ pub(super) enum Likeness {
 /// How many sessions each certificate has. A certificate is kept once, however
 /// many they are.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Certificates(Arc<Mutex<HashMap<KeptCertificate, usize>>>);
+pub(super) struct Certificates(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    sessions: HashMap<KeptCertificate, usize>,
+    /// What was shown with a certificate last. Most clusters have one authority in
+    /// between, if any, so that all clients show the same, which is kept once.
+    intermediates: Option<Arc<[CertificateDer<'static>]>>,
+}
 
 impl Certificates {
     /// Takes a place for a session with this certificate; dropping it gives it
-    /// back.
-    pub(super) fn take(&self, certificate: &CertificateInfo) -> Place {
-        let mut sessions = self.lock();
-        let known = sessions.get_key_value(&certificate.der[..]);
-        let certificate = match known {
+    /// back. `intermediates` is what was shown with it.
+    pub(super) fn take(
+        &self,
+        certificate: &CertificateInfo,
+        intermediates: Vec<CertificateDer<'static>>,
+    ) -> Place {
+        let mut known = self.lock();
+        let kept = known.sessions.get_key_value(&certificate.der[..]);
+        let certificate = match kept {
             Some((kept, _)) => kept.clone(),
-            None => KeptCertificate::new(certificate),
+            None => KeptCertificate::new(certificate, known.shared(intermediates)),
         };
-        *sessions.entry(certificate.clone()).or_default() += 1;
+        *known.sessions.entry(certificate.clone()).or_default() += 1;
         Place {
             certificate,
             certificates: self.clone(),
@@ -228,22 +240,38 @@ impl Certificates {
 
     /// How many sessions this certificate has.
     pub(super) fn sessions_of(&self, certificate: &CertificateInfo) -> usize {
-        self.lock().get(&certificate.der[..]).copied().unwrap_or_default()
+        self.lock()
+            .sessions
+            .get(&certificate.der[..])
+            .copied()
+            .unwrap_or_default()
     }
 
     /// How many certificates there are, and the most sessions that one has.
     pub(super) fn counted(&self) -> (usize, usize) {
         let sessions = self.lock();
         (
-            sessions.len(),
-            sessions.values().copied().max().unwrap_or_default(),
+            sessions.sessions.len(),
+            sessions.sessions.values().copied().max().unwrap_or_default(),
         )
     }
 
     // Held for a look-up at a time, and by one thread: a place is taken and
     // given back on the dispatcher.
-    fn lock(&self) -> MutexGuard<'_, HashMap<KeptCertificate, usize>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn shared(&mut self, shown: Vec<CertificateDer<'static>>) -> Option<Arc<[CertificateDer<'static>]>> {
+        if shown.is_empty() {
+            return None;
+        }
+        if self.intermediates.as_deref() != Some(&shown[..]) {
+            self.intermediates = Some(shown.into());
+        }
+        self.intermediates.clone()
     }
 }
 
@@ -264,11 +292,11 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut sessions = self.certificates.lock();
-        if let Some(count) = sessions.get_mut(&self.certificate) {
+        let mut known = self.certificates.lock();
+        if let Some(count) = known.sessions.get_mut(&self.certificate) {
             *count -= 1;
             if *count == 0 {
-                sessions.remove(&self.certificate);
+                known.sessions.remove(&self.certificate);
             }
         }
     }
@@ -277,7 +305,6 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use rustls::pki_types::CertificateDer;
 
     use super::Likeness::{Different, Same, SameAuthority};
     use super::*;
@@ -485,21 +512,38 @@ mod tests {
     fn a_certificate_is_kept_once_and_as_long_as_it_has_sessions() {
         let places = Certificates::default();
         let (one, other) = (certificate(1), certificate(2));
-        let taken = [places.take(&one), places.take(&one), places.take(&other)];
+        let taken = [&one, &one, &other].map(|certificate| places.take(certificate, Vec::new()));
         let [first, second, _] = &taken;
         assert!(std::ptr::eq(
             first.certificate().info(),
             second.certificate().info()
         ));
-        assert_eq!(places.lock().values().sum::<usize>(), 3);
+        assert_eq!(places.lock().sessions.values().sum::<usize>(), 3);
         assert_eq!((places.sessions_of(&one), places.sessions_of(&other)), (2, 1));
         let [first, second, third] = taken;
         drop((first, third));
-        assert_eq!(places.lock().values().sum::<usize>(), 1);
+        assert_eq!(places.lock().sessions.values().sum::<usize>(), 1);
         assert_eq!((places.sessions_of(&one), places.sessions_of(&other)), (1, 0));
         drop(second);
         assert_eq!(places.sessions_of(&one), 0);
-        assert!(places.lock().is_empty());
+        assert!(places.lock().sessions.is_empty());
+    }
+
+    #[test]
+    fn what_certificates_were_shown_with_is_kept_once_for_all_of_them() {
+        let places = Certificates::default();
+        let shown = |number| vec![certificate(number).der];
+        let taken = [(1, shown(9)), (2, shown(9)), (3, shown(8)), (4, Vec::new())]
+            .map(|(number, intermediates)| places.take(&certificate(number), intermediates));
+        let chains = taken.each_ref().map(|place| place.certificate().chain());
+        assert_eq!(chains.each_ref().map(Vec::len), [2, 2, 2, 1]);
+        for (at, number) in [(0, 9), (1, 9), (2, 8)] {
+            assert_eq!(chains[at][0], certificate(at + 1).der);
+            assert_eq!(chains[at][1], certificate(number).der);
+        }
+        // One kept, one in each certificate.
+        let one = places.lock().shared(shown(8)).unwrap();
+        assert_eq!(Arc::strong_count(&one), 3);
     }
 
     /// Certificates of the model, as what they are bound to and who issued
@@ -601,7 +645,7 @@ mod tests {
                 self.end(at.expect("who is replaced is there"));
             }
             self.next += 1;
-            let place = self.places.take(&certificate(number));
+            let place = self.places.take(&certificate(number), Vec::new());
             self.sessions
                 .push((SessionId(ConnectionId(self.next)), uuid, number, place));
             Ok(verdict)
@@ -668,7 +712,7 @@ mod tests {
             model.sessions.clear();
             model.leaving.clear();
             prop_assert_eq!(model.taken(), 0);
-            prop_assert!(model.places.lock().is_empty());
+            prop_assert!(model.places.lock().sessions.is_empty());
         }
 
         #[test]

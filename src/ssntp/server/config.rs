@@ -10,6 +10,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
+use super::credentials::{Credentials, InForce, TimeOfDay};
 use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
@@ -70,6 +71,7 @@ pub struct ServerConfig {
     pub(super) takes_configure: bool,
     pub(super) tracing: bool,
     pub(super) resumption: bool,
+    pub(super) outlive_certificates: bool,
     pub(super) max_payload: u32,
     pub(super) operands: Operands,
     pub(super) max_sessions: Option<usize>,
@@ -116,6 +118,7 @@ impl ServerConfig {
             takes_configure: true,
             tracing: true,
             resumption: true,
+            outlive_certificates: false,
             max_payload: DEFAULT_MAX_PAYLOAD,
             operands: Operands::new(),
             max_sessions: None,
@@ -202,6 +205,13 @@ impl ServerConfig {
         /// twelve hours after it began; their certificates are verified again. The
         /// server keeps nothing for it: the client holds a ticket. Default: true.
         resumption: bool;
+
+        /// Whether a session may go on once its client's certificate has expired. The
+        /// client is told ConnectionFailure otherwise, and may come again with a new
+        /// one. A certificate that is revoked, or whose authority is trusted no longer,
+        /// ends its sessions in any case ([`Server::renew`](super::Server::renew)).
+        /// Default: false.
+        outlive_certificates: bool;
 
         /// The longest payload to receive or send, in bytes. Default: 16 MiB.
         max_payload: u32;
@@ -291,6 +301,9 @@ pub enum ServerError {
     TooManySessions(String),
     /// A thread cannot be started.
     Thread(io::Error),
+    /// [`Server::renew`](super::Server::renew) was called on a dispatcher, as a
+    /// handler is, and would wait for it. Nothing was changed: call it elsewhere.
+    OnDispatcher,
 }
 
 impl fmt::Display for ServerError {
@@ -315,6 +328,7 @@ impl fmt::Display for ServerError {
             Self::Tls(e) => e.fmt(f),
             Self::TooManySessions(why) => f.write_str(why),
             Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
+            Self::OnDispatcher => f.write_str("certificates cannot be renewed on a dispatcher"),
         }
     }
 }
@@ -404,8 +418,9 @@ pub(super) struct Environment {
     pub(super) write_timeout: Duration,
     pub(super) pool: crate::transport::BufferPool,
     /// Replaced as a whole when the certificates are renewed.
-    acceptor: Mutex<Acceptor>,
+    in_force: Mutex<Arc<InForce>>,
     resumption: bool,
+    pub(super) time_of_day: TimeOfDay,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     /// What newcomers have come to.
@@ -423,28 +438,42 @@ impl Environment {
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             pool: crate::transport::BufferPool::new(),
-            acceptor: Mutex::new(
-                Acceptor::mutual(&config.identity, &config.trust)?.resumption(config.resumption)?,
-            ),
+            in_force: Mutex::new(Arc::new(InForce {
+                acceptor: Acceptor::mutual(&config.identity, &config.trust)?.resumption(config.resumption)?,
+                credentials: Credentials {
+                    identity: config.identity.clone(),
+                    trust: config.trust.clone(),
+                    renewals: 0,
+                },
+                outlive: config.outlive_certificates,
+            })),
             resumption: config.resumption,
+            time_of_day: TimeOfDay::default(),
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
         }))
     }
 
-    /// What the next handshake is made with. A clone shares everything.
-    pub(super) fn acceptor(&self) -> Acceptor {
-        self.acceptor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// What the next handshake is made with.
+    pub(super) fn in_force(&self) -> Arc<InForce> {
+        Arc::clone(&self.in_force.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Has later handshakes made with these.
     pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
         check_identity(identity, self.role, self.uuid)?;
+        // A ticketer of its own: it takes no ticket that was made before.
         let acceptor = Acceptor::mutual(identity, trust)?.resumption(self.resumption)?;
-        *self.acceptor.lock().unwrap_or_else(PoisonError::into_inner) = acceptor;
+        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        *in_force = Arc::new(InForce {
+            acceptor,
+            credentials: Credentials {
+                identity: identity.clone(),
+                trust: trust.clone(),
+                renewals: in_force.generation() + 1,
+            },
+            outlive: in_force.outlive,
+        });
         Ok(())
     }
 }

@@ -16,7 +16,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
@@ -36,12 +36,13 @@ use super::routing::{Rule, RuleTable};
 use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
 use crate::log_limit::LogLimit;
-use crate::pki::CertificateInfo;
+use crate::pki::{CertificateDer, CertificateInfo, Fault};
 use crate::printable::excerpt;
 use crate::proto::{
     Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
 use crate::ssntp::request::Outstanding;
+use crate::ssntp::wire::outgoing;
 use crate::transport::dispatch::{Action, Core};
 use crate::transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
 
@@ -50,6 +51,12 @@ use crate::transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
 pub(crate) struct Request {
     pub(crate) connect: Connect,
     pub(crate) certificate: CertificateInfo,
+    /// What it showed with its certificate.
+    pub(crate) intermediates: Vec<CertificateDer<'static>>,
+    /// When its session ends with its certificate, where it does.
+    pub(crate) ends: Option<SystemTime>,
+    /// By which credentials of the server it was verified.
+    pub(crate) generation: u64,
     pub(crate) address: PeerAddress,
     /// Where its decoder counts malformed traces.
     pub(crate) bad_traces: Arc<AtomicU64>,
@@ -64,6 +71,14 @@ pub(crate) struct Grant {
 
 /// How many requests of a server may wait for answers at a time.
 const MAX_ASKING: usize = 1024;
+
+/// A certificate's end is looked for no earlier and no later than this: a clock that
+/// runs a little behind asks for no busy waiting, and one that is set ahead is noticed
+/// within the hour.
+const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
+
+/// How many certificates are looked at before something else may be done.
+const LOOKS_IN_A_ROW: usize = 256;
 
 /// A server with its application.
 pub(crate) struct ServerCore {
@@ -227,6 +242,9 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> Result<(Grant, Self::Place), Refusal> {
         self.at(now, actions, |core| {
+            if request.generation != core.state.environment.in_force().generation() {
+                return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
+            }
             let replaced = core.state.judge(&request, standing)?;
             core.consent(&request)?;
             Ok(core.state.admit(SessionId(id), request, gauge, replaced))
@@ -327,7 +345,8 @@ impl Core for ServerCore {
         self.timer = None;
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.note_panic("next_timer", panic);
-        [self.state.held.next_expiry(), self.timer]
+        let look = self.state.sessions.next_look().map(|(at, _)| at);
+        [self.state.held.next_expiry(), self.timer, look]
             .into_iter()
             .flatten()
             .min()
@@ -338,6 +357,12 @@ impl Core for ServerCore {
             while let Some(held) = core.state.held.expire(now) {
                 core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
+            }
+            for _ in 0..LOOKS_IN_A_ROW {
+                match core.state.sessions.next_look() {
+                    Some((at, id)) if at <= now => core.state.look_at_certificate(id),
+                    _ => break,
+                }
             }
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));
@@ -498,6 +523,9 @@ impl State {
         let Request {
             connect,
             certificate,
+            intermediates,
+            ends,
+            generation: _,
             address,
             bad_traces,
         } = request;
@@ -512,7 +540,7 @@ impl State {
             environment.tracing,
             self.configuration.clone(),
         );
-        let place = self.certificates.take(&certificate);
+        let place = self.certificates.take(&certificate, intermediates);
         let info = Arc::new(SessionInfo {
             id,
             uuid: connect.source,
@@ -525,8 +553,10 @@ impl State {
             gauge: gauge.clone(),
             of_server: Arc::clone(&self.frames_lost),
         };
-        self.sessions
-            .insert(Session::new(Arc::clone(&info), gauge, bad_traces, self.now));
+        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
+        session.ends = ends;
+        self.sessions.insert(session);
+        self.await_end(id);
         (Grant { info, connected }, (place, loss))
     }
 
@@ -555,6 +585,48 @@ impl State {
             self.tally.closed(&session, counters, &reason, self.now);
             self.departed.push((session.info, reason));
         }
+    }
+
+    /// Has a session's certificate looked at when it ends, by how far away that is
+    /// at present. Gives back whether it has ended.
+    fn await_end(&mut self, id: SessionId) -> bool {
+        let ends = self.sessions.get(id).and_then(|session| session.ends);
+        let Some(ends) = ends else { return false };
+        let left = ends.duration_since(self.environment.time_of_day.now());
+        let left = left.unwrap_or_default();
+        let [soonest, latest] = LOOKS;
+        self.sessions.look_at(id, self.now + left.clamp(soonest, latest));
+        left.is_zero()
+    }
+
+    /// Ends a session whose certificate has ended. By the time of day it may not
+    /// have: the clock may have been set back since.
+    fn look_at_certificate(&mut self, id: SessionId) {
+        if self.await_end(id)
+            && let Some(session) = self.sessions.get(id)
+        {
+            let not_after = session.info.certificate().not_after_text();
+            let why = Fault::Expired { not_after }.to_string();
+            self.dismiss(id, DisconnectReason::Certificate(why));
+        }
+    }
+
+    /// Ends a session, whose client may come again as soon as nothing else keeps it
+    /// out: with a certificate that counts, or once it is not banned any more. It is
+    /// told that where its queue has room: nobody waits for it. False where the
+    /// session is over already.
+    pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
+        let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+        let step = self.step;
+        let Some(session) = self.sessions.get_mut(id) else {
+            return false;
+        };
+        if session.promise(item.load(), step) {
+            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
+            self.actions.push(Action::Send { to: id.0, item });
+        }
+        self.end(id, reason, false);
+        true
     }
 
     pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {

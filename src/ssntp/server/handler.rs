@@ -164,6 +164,9 @@ pub enum DisconnectReason {
     Replaced,
     /// Its queue was full.
     SlowConsumer,
+    /// Its certificate counts no longer: it is revoked, has expired, or comes from an
+    /// authority that is no longer trusted. The text says which.
+    Certificate(String),
     /// An operator ended it, see
     /// [`ServerConfig::operators`](super::ServerConfig::operators).
     Kicked {
@@ -186,6 +189,7 @@ impl DisconnectReason {
             Self::Protocol(_) => "protocol",
             Self::Replaced => "replaced",
             Self::SlowConsumer => "slow_consumer",
+            Self::Certificate(_) => "certificate",
             Self::Kicked { .. } => "kicked",
             Self::Application => "application",
             Self::Stopped => "stopped",
@@ -202,6 +206,7 @@ impl fmt::Display for DisconnectReason {
             Self::Protocol(why) => write!(f, "protocol error: {why}"),
             Self::Replaced => f.write_str("the client connected again"),
             Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
+            Self::Certificate(why) => f.write_str(why),
             Self::Kicked { by } => write!(f, "ended by the operator {by}"),
             Self::Application => f.write_str("ended by the application"),
             Self::Stopped => f.write_str("the server stops"),

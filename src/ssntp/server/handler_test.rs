@@ -124,6 +124,9 @@ impl HandlerTest {
         let request = Request {
             connect: Connect::new(identity.roles(), uuid, true),
             certificate: identity.info().clone(),
+            intermediates: Vec::new(),
+            ends: None,
+            generation: 0,
             address: PeerAddress::Memory,
             bad_traces: Arc::default(),
         };

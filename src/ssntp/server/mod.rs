@@ -51,6 +51,7 @@
 //! | `handler` | [`Handler`], [`Context`] |
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
+//! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
 //! | `operators`, `bans` | who sees and ends sessions, and who is kept out for some time |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
@@ -68,6 +69,7 @@ mod bans;
 mod channel;
 mod config;
 mod core;
+mod credentials;
 mod delivery;
 mod exchange;
 mod figures;
@@ -106,6 +108,7 @@ pub use self::admission::AdmissionPolicy;
 pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
+pub use self::credentials::{Credentials, Renewed};
 pub use self::figures::{
     ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
 };
@@ -135,7 +138,6 @@ pub struct Server {
     handle: ServerHandle,
     addresses: Vec<Address>,
     max_sessions: usize,
-    environment: Arc<config::Environment>,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
@@ -192,7 +194,6 @@ impl Server {
             },
             addresses,
             max_sessions,
-            environment: Arc::clone(&environment),
             acceptance: None,
             dispatcher: Some(dispatcher),
             stopping,
@@ -230,14 +231,32 @@ impl Server {
     }
 
     /// Takes another certificate, as before the old one expires, and other
-    /// authorities. Sessions stay; whoever connects from now on sees the new
-    /// certificate, and is checked by the new authorities.
+    /// authorities and revocation lists. Whoever connects from now on sees the new
+    /// certificate, and is checked by the new authorities; a session that was begun
+    /// under the old ones is not resumed.
+    ///
+    /// Sessions that stand are looked at as well, before this returns. Those whose
+    /// certificates are revoked, have expired, or come from nobody who is trusted now
+    /// end with [`DisconnectReason::Certificate`]: their clients get
+    /// ConnectionFailure, after what waits for them. The others do not notice. The
+    /// certificates are verified on this thread, some thousands a second; everybody
+    /// else goes on meanwhile.
     ///
     /// # Errors
-    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`];
-    /// the old ones stay.
-    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
-        self.environment.renew(identity, trust)
+    /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`],
+    /// [`ServerError::OnDispatcher`]; the old ones stay, and so do all sessions.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<Renewed, ServerError> {
+        if dispatch::is_dispatcher() {
+            return Err(ServerError::OnDispatcher);
+        }
+        let environment = &self.handle.environment;
+        environment.renew(identity, trust)?;
+        Ok(credentials::look(&self.handle, environment.time_of_day.now()))
+    }
+
+    /// What it proves and whom it trusts at present. Takes no time.
+    pub fn credentials(&self) -> Credentials {
+        self.handle.credentials()
     }
 
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
@@ -419,7 +438,7 @@ impl ServerHandle {
     }
 
     /// What the server knows about itself, at one moment: see [`Figures`]. The
-    /// dispatcher takes about a microsecond for each session.
+    /// dispatcher takes less than a microsecond for each session.
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
@@ -451,6 +470,12 @@ impl ServerHandle {
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
     pub fn disconnect(&self, uuid: Uuid) -> Result<bool, SendError> {
         self.with(move |cx| cx.disconnect(uuid))
+    }
+
+    /// What the server proves and whom it trusts at present, also once it has
+    /// stopped. Does not wait.
+    pub fn credentials(&self) -> Credentials {
+        self.environment.in_force().credentials.clone()
     }
 
     /// The server's UUID.

@@ -29,9 +29,7 @@ use crate::payload::{
     Payload, SessionEntry, Sessions, Unban, Unbanned,
 };
 use crate::printable::excerpt;
-use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Item, answer_to_filtered};
-use crate::ssntp::wire::outgoing;
-use crate::transport::dispatch::Action;
+use crate::proto::{Command, Frame, FrameKind, FrameType, Item, answer_to_filtered};
 
 /// The entries of a page: with some 500 bytes each half of the 64 KiB that a queue
 /// may have, however little memory is left.
@@ -253,7 +251,7 @@ impl State {
         }
         let uuids = infos.take(PAGE).map(|session| session.info.uuid.into()).collect();
         for id in &sessions {
-            self.dismiss(*id, by.uuid);
+            self.dismiss(*id, DisconnectReason::Kicked { by: by.uuid });
         }
         let (uuid, serial, issuer) = who.named();
         if let Some(more) = self.log.admit(by.uuid, "kick", self.now) {
@@ -327,21 +325,6 @@ impl State {
             )),
             several => Err(ambiguous(several)),
         }
-    }
-
-    /// Ends a session, whose client may come again as soon as nothing else keeps it
-    /// out. It is told that where its queue has room: nobody waits for it.
-    fn dismiss(&mut self, id: SessionId, by: Uuid) {
-        let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
-        let step = self.step;
-        let Some(session) = self.sessions.get_mut(id) else {
-            return;
-        };
-        if session.promise(item.load(), step) {
-            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
-            self.actions.push(Action::Send { to: id.0, item });
-        }
-        self.end(id, DisconnectReason::Kicked { by }, false);
     }
 
     fn unbanned(&mut self, by: &SessionInfo, asked: &Unban) {

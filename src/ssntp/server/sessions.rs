@@ -1,10 +1,10 @@
 //! The sessions of a server: who is connected, by UUID and by role.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use uuid::Uuid;
 
@@ -115,6 +115,10 @@ pub(super) struct Session {
     pub(super) received: Option<Instant>,
     /// The application has been told that it stands.
     pub(super) told: bool,
+    /// When its certificate ends, and it with it.
+    pub(super) ends: Option<SystemTime>,
+    /// When that is looked at next.
+    look: Option<Instant>,
     bad_traces: Arc<AtomicU64>,
     /// What is about to be sent to it, and in which step: the gauge does not
     /// show it yet.
@@ -135,6 +139,8 @@ impl Session {
             since,
             received: None,
             told: false,
+            ends: None,
+            look: None,
             bad_traces,
             promised: (0, Load::default()),
         }
@@ -188,6 +194,7 @@ pub(super) struct Sessions {
     by_id: Table<Session>,
     by_uuid: HashMap<Uuid, SessionId>,
     by_role: [Vec<SessionId>; ROLES],
+    by_look: BTreeSet<(Instant, SessionId)>,
 }
 
 const ROLES: usize = Role::ALL.bits().count_ones() as usize;
@@ -217,7 +224,25 @@ impl Sessions {
                 self.by_role[bit].remove(at);
             }
         }
+        if let Some(at) = session.look {
+            self.by_look.remove(&(at, id));
+        }
         Some(session)
+    }
+
+    /// Has a session's certificate looked at then, and not earlier.
+    pub(super) fn look_at(&mut self, id: SessionId, at: Instant) {
+        if let Some(session) = self.by_id.get_mut(id.0) {
+            if let Some(before) = session.look.replace(at) {
+                self.by_look.remove(&(before, id));
+            }
+            self.by_look.insert((at, id));
+        }
+    }
+
+    /// Whose certificate is looked at next, and when.
+    pub(super) fn next_look(&self) -> Option<(Instant, SessionId)> {
+        self.by_look.first().copied()
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
@@ -312,7 +337,7 @@ mod tests {
             uuid: Uuid::from_u128(uuid),
             role,
             address: PeerAddress::Memory,
-            certificate: KeptCertificate::new(&nothing),
+            certificate: KeptCertificate::new(&nothing, None),
             tracing: false,
         };
         let gauge = Outbox::new(Limits::default()).gauge();
@@ -393,6 +418,33 @@ mod tests {
         assert_eq!(sessions.id_of(Uuid::from_u128(7)), Some(second));
         sessions.remove(second);
         assert_eq!(sessions.id_of(Uuid::from_u128(7)), None);
+    }
+
+    #[test]
+    fn certificates_are_looked_at_in_order_and_not_once_their_session_is_gone() {
+        let mut sessions = Sessions::default();
+        let ids = [1, 2, 3].map(|number| {
+            let session = session(number, number.into(), Role::AGENT);
+            let id = session.info.id;
+            sessions.insert(session);
+            id
+        });
+        assert_eq!(sessions.next_look(), None);
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let at = [3, 1, 2].map(|seconds| Instant::now() + std::time::Duration::from_secs(seconds));
+        for (id, at) in ids.into_iter().zip(at) {
+            sessions.look_at(id, at);
+        }
+        assert_eq!(sessions.next_look(), Some((at[1], ids[1])));
+        sessions.remove(ids[1]);
+        assert_eq!(sessions.next_look(), Some((at[2], ids[2])));
+        sessions.look_at(ids[0], at[1]);
+        assert_eq!(sessions.next_look(), Some((at[1], ids[0])));
+        sessions.look_at(ids[1], at[1]);
+        for id in ids {
+            sessions.remove(id);
+        }
+        assert!(sessions.by_look.is_empty());
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The core step by step: what it does about each input, and what it counts.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
@@ -13,10 +13,12 @@ use uuid::Uuid;
 use super::admission::Place;
 use super::config::Environment;
 use super::core::{Request, ServerCore};
+use super::credentials::TimeOfDay;
 use super::sessions::LossCount;
 use super::*;
 use crate::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
+use crate::ssntp::wire::outgoing;
 use crate::transport::dispatch::{Action, Core};
 use crate::transport::{
     BufferPool, ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress, memory, plain,
@@ -26,6 +28,11 @@ use crate::transport::{
 struct Rig {
     core: ServerCore,
     now: Instant,
+    environment: Arc<Environment>,
+    time_of_day: Arc<Mutex<SystemTime>>,
+    /// When the certificates of those end who connect.
+    ends: Option<SystemTime>,
+    generation: u64,
     places: Vec<(Place, LossCount)>,
     stopping: Receiver<Infallible>,
 }
@@ -45,13 +52,20 @@ impl Rig {
         let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
         let config = configure(config.held(1, 1 << 20, HELD));
-        let environment = Environment::new(&config).unwrap();
+        let time_of_day = Arc::new(Mutex::new(UNIX_EPOCH + HELD * 1_000_000));
+        let clock = Arc::clone(&time_of_day);
+        let mut environment = Environment::new(&config).unwrap();
+        Arc::get_mut(&mut environment).unwrap().time_of_day = TimeOfDay::new(move || *clock.lock().unwrap());
         let (open, stopping) = bounded(0);
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         Self {
-            core: ServerCore::new(config, environment, 8, Box::new(handler), open, now).unwrap(),
+            core: ServerCore::new(config, Arc::clone(&environment), 8, Box::new(handler), open, now).unwrap(),
             now,
+            environment,
+            time_of_day,
+            ends: None,
+            generation: 0,
             places: Vec::new(),
             stopping,
         }
@@ -64,6 +78,9 @@ impl Rig {
         let request = Request {
             connect: Connect::new(role, uuid, true),
             certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
+            intermediates: Vec::new(),
+            ends: self.ends,
+            generation: self.generation,
             address: PeerAddress::Memory,
             bad_traces: Arc::new(AtomicU64::new(0)),
         };
@@ -81,6 +98,19 @@ impl Rig {
         self.core.admitted(member.id, true, self.now, &mut actions);
         assert!(actions.is_empty(), "{actions:?}");
         member
+    }
+
+    /// The same time passes by both clocks.
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        *self.time_of_day.lock().unwrap() += time;
+    }
+
+    fn tick(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.core.tick(self.now, &mut actions);
+        self.core.settle(self.now, &mut actions);
+        actions
     }
 
     fn connect(&mut self, role: Role) -> Member {
@@ -309,6 +339,125 @@ fn each_policy_for_slow_consumers_has_its_action() {
             _ => false,
         };
         assert!(right, "{policy:?}: {is_sent}, {actions:?}");
+    }
+}
+
+/// That a session was ended in order, after ConnectionFailure.
+fn is_told_to_come_again(actions: &[Action], id: ConnectionId) -> bool {
+    let expected = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+    match actions {
+        [
+            Action::Send { to, item },
+            Action::End {
+                id: ended,
+                abort: false,
+            },
+        ] => *to == id && *ended == id && format!("{item:?}") == format!("{expected:?}"),
+        _ => false,
+    }
+}
+
+#[test]
+fn a_session_ends_when_its_certificate_does() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let before = rig.connect(Role::AGENT);
+    rig.ends = Some(*rig.time_of_day.lock().unwrap() + Duration::from_secs(10));
+    let agent = rig.connect(Role::AGENT);
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(10)));
+    rig.pass(Duration::from_secs(9));
+    assert!(rig.tick().is_empty());
+    rig.pass(Duration::from_secs(1));
+    let actions = rig.tick();
+    assert!(is_told_to_come_again(&actions, agent.id), "{actions:?}");
+    let why = "the certificate expired at 1970-01-01T00:00:00Z".to_owned();
+    let ended = Note::Disconnected(DisconnectReason::Certificate(why));
+    assert_eq!(told.try_iter().last(), Some(ended));
+    assert_eq!(rig.core.next_deadline(), None);
+    assert!(rig.core.state.sessions.get(SessionId(before.id)).is_some());
+}
+
+#[test]
+fn a_clock_that_is_set_back_ends_nobody_and_one_that_is_set_ahead_is_seen_within_the_hour() {
+    let hour = Duration::from_secs(3600);
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let start = *rig.time_of_day.lock().unwrap();
+    rig.ends = Some(start + hour / 2);
+    let agent = rig.connect(Role::AGENT);
+    rig.pass(hour / 2);
+    // A host that comes up without a clock of its own.
+    *rig.time_of_day.lock().unwrap() = UNIX_EPOCH;
+    assert!(rig.tick().is_empty());
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + hour));
+    *rig.time_of_day.lock().unwrap() = start + hour;
+    rig.now += hour;
+    assert!(is_told_to_come_again(&rig.tick(), agent.id));
+}
+
+#[test]
+fn a_certificate_of_any_length_is_looked_at_every_hour() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    rig.ends = Some(UNIX_EPOCH + Duration::from_secs(253_402_300_799));
+    rig.connect(Role::AGENT);
+    for _ in 0..3 {
+        assert_eq!(
+            rig.core.next_deadline(),
+            Some(rig.now + Duration::from_secs(3600))
+        );
+        rig.pass(Duration::from_secs(3600));
+        assert!(rig.tick().is_empty());
+    }
+    // One that ends while its session begins is not looked at without a pause.
+    rig.ends = Some(UNIX_EPOCH);
+    rig.connect(Role::AGENT);
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(1)));
+}
+
+#[test]
+fn who_was_verified_by_earlier_credentials_is_not_admitted_by_them() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    rig.connect(Role::AGENT);
+    let Credentials { identity, trust, .. } = rig.environment.in_force().credentials.clone();
+    rig.environment.renew(&identity, &trust).unwrap();
+    let mut actions = Vec::new();
+    let refused = rig.admit(Role::AGENT, Limits::default(), &mut actions);
+    assert!(matches!(refused, Err(Refusal::Busy(_))));
+    rig.generation = 1;
+    rig.connect(Role::AGENT);
+}
+
+#[test]
+fn a_certificate_that_is_not_valid_yet_by_this_clock_is_no_reason_to_end_a_session() {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let issue = |role| {
+        authority
+            .issue(&CertificateRequest::new(role))
+            .unwrap()
+            .identity()
+    };
+    let (server, agent) = (issue(Role::SERVER), issue(Role::AGENT));
+    let far = UNIX_EPOCH + Duration::from_secs(250_000_000_000);
+    for outlive in [false, true] {
+        let config = ServerConfig::new(server.clone(), authority.trust()).outlive_certificates(outlive);
+        let in_force = Environment::new(&config).unwrap().in_force();
+        let objection = |at| in_force.objection(agent.chain(), agent.info(), at);
+        assert_eq!(objection(UNIX_EPOCH), None);
+        assert_eq!(objection(agent.info().not_before), None);
+        let expired = (!outlive).then(|| "the certificate has expired".to_owned());
+        assert_eq!(objection(far), expired);
+        // The trust counts at any time.
+        let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
+        let stranger = stranger
+            .issue(&CertificateRequest::new(Role::AGENT))
+            .unwrap()
+            .identity();
+        let why = in_force
+            .objection(stranger.chain(), stranger.info(), UNIX_EPOCH)
+            .unwrap();
+        assert!(why.contains("signed by") || why.contains("trusted"), "{why}");
     }
 }
 

@@ -64,6 +64,22 @@ impl TlsError {
     }
 }
 
+/// What an error says against a peer's certificate. Nothing where it says as much
+/// about this host: that the certificate is not valid yet, or that something else is
+/// missing to judge it.
+pub(super) fn objection(error: &rustls::Error) -> Option<String> {
+    use CertificateError as E;
+    match error {
+        rustls::Error::InvalidCertificate(E::NotValidYet | E::NotValidYetContext { .. }) => None,
+        rustls::Error::InvalidCertificate(E::Other(fault)) => Some(fault.to_string()),
+        rustls::Error::InvalidCertificate(fault) => Some(match words(fault) {
+            Some(words) => format!("the certificate {words}"),
+            None => error.to_string(),
+        }),
+        _ => None,
+    }
+}
+
 /// What is wrong with a certificate, where rustls would print the name of a
 /// variant.
 fn words(fault: &CertificateError) -> Option<&'static str> {
@@ -72,6 +88,7 @@ fn words(fault: &CertificateError) -> Option<&'static str> {
         CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
+        CertificateError::Revoked => "is revoked",
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "does not hold the name that was dialled"
         }

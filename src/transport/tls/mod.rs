@@ -38,11 +38,11 @@ mod transmit;
 mod verifier;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
@@ -131,6 +131,18 @@ impl Acceptor {
             self.resuming = Some(Arc::new(config));
         }
         Ok(self)
+    }
+
+    /// What a handshake at that time would have against a client with these
+    /// certificates, its own first. Nothing where it asks for none, was configured
+    /// elsewhere, or cannot judge them.
+    pub(crate) fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let checked = self
+            .recheck
+            .as_ref()?
+            .check(chain, None, UnixTime::since_unix_epoch(since));
+        error::objection(&checked.err()?)
     }
 
     /// Runs the server's side of a TLS handshake. Blocks until it is done or

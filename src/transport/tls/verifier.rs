@@ -1,7 +1,8 @@
 //! How each side checks the other's certificate: as rustls does, and by the
-//! limits of [`Trust`].
+//! limits and revocation lists of [`Trust`].
 
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -14,7 +15,7 @@ use rustls::{
 };
 
 use super::{ServerCheck, TlsError};
-use crate::pki::{Trust, Version1};
+use crate::pki::{Fault, Trust, Version1};
 
 /// What a server checks clients by.
 ///
@@ -76,6 +77,24 @@ fn within_limits(
     checked.map_err(|fault| CertificateError::Other(OtherError(Arc::new(fault))).into())
 }
 
+/// The alert for a certificate that is revoked says so, after which its holder
+/// stays away. For a list that should have been replaced it says no more than that
+/// the handshake failed, since that is no fault of the peer's: it tries again.
+fn not_revoked(
+    trust: &Trust,
+    end_entity: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    now: UnixTime,
+) -> Result<(), Error> {
+    let now = UNIX_EPOCH + Duration::from_secs(now.as_secs());
+    let checked = trust.check_revocation(end_entity, intermediates, now);
+    checked.map_err(|fault| match fault {
+        Fault::Revoked { .. } => CertificateError::Revoked.into(),
+        Fault::RevocationListOverdue { .. } => Error::General(fault.to_string()),
+        fault => CertificateError::Other(OtherError(Arc::new(fault))).into(),
+    })
+}
+
 #[derive(Debug)]
 struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
@@ -107,10 +126,12 @@ impl ClientCertVerifier for OfClients {
     ) -> Result<ClientCertVerified, Error> {
         if let Some((old, algorithms)) = self.version_1(end_entity) {
             old.verify(&self.trust, now, algorithms)?;
+            not_revoked(&self.trust, end_entity, &[], now)?;
             return Ok(ClientCertVerified::assertion());
         }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
         within_limits(&self.trust, end_entity, intermediates)?;
+        not_revoked(&self.trust, end_entity, intermediates, now)?;
         Ok(verified)
     }
 
@@ -169,6 +190,7 @@ impl ServerCertVerifier for OfServers {
         // It holds no name, so where one is asked for it cannot be the server's.
         if let Some(old) = Version1::read(end_entity).filter(|_| self.any_name) {
             old.verify(trust, now, &self.provider.signature_verification_algorithms)?;
+            not_revoked(trust, end_entity, &[], now)?;
             return Ok(ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
@@ -181,6 +203,7 @@ impl ServerCertVerifier for OfServers {
             Err(e) => return Err(e),
         }
         within_limits(trust, end_entity, intermediates)?;
+        not_revoked(trust, end_entity, intermediates, now)?;
         Ok(ServerCertVerified::assertion())
     }
 

@@ -149,6 +149,9 @@ struct Running<'a> {
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let (identity, trust) = (Identity::load(&self.args.cert)?, Trust::load(&self.args.ca)?);
-        self.server.renew(&identity, &trust).map_err(Failure::new)
+        self.server
+            .renew(&identity, &trust)
+            .map(drop)
+            .map_err(Failure::new)
     }
 }

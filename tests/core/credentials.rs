@@ -1,0 +1,316 @@
+//! Certificates, authorities and revocation lists that change while a server runs:
+//! what becomes of those who are connected, and of those who come.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, SystemTime};
+
+use crate::revocation::{Lister, issued, issuing};
+use crate::support::*;
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig, ClientEvent};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
+use ssntp::proto::{Command, Connect, ErrorCode, Frame};
+use ssntp::server::{
+    Context, DisconnectReason, Handler, Renewed, Rules, Server, ServerConfig, ServerError, SessionInfo,
+};
+use ssntp::transport::memory::MemoryListener;
+use ssntp::transport::tls::Connector;
+use uuid::Uuid;
+
+/// Tells why sessions end.
+struct Ends(Sender<DisconnectReason>);
+
+impl Handler for Ends {
+    fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, reason: &DisconnectReason) {
+        let _ = self.0.send(reason.clone());
+    }
+}
+
+fn ends() -> (Ends, Receiver<DisconnectReason>) {
+    let (sender, receiver) = channel();
+    (Ends(sender), receiver)
+}
+
+fn why(ends: &Receiver<DisconnectReason>) -> String {
+    match ends.recv_timeout(LIMIT).expect("no session ended") {
+        DisconnectReason::Certificate(why) => why,
+        other => panic!("{other}"),
+    }
+}
+
+/// A server that trusts these, and sends STATS to controllers.
+fn server_of(trust: &Trust, handler: impl Handler) -> TestServer {
+    let listener = MemoryListener::new();
+    let config = ServerConfig::new(identity(Role::SERVER), trust.clone())
+        .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+        .listen_in_memory(&listener);
+    TestServer {
+        server: Some(Server::start(config, handler).unwrap()),
+        listener,
+    }
+}
+
+impl TestServer {
+    /// Renews with a new certificate of its own.
+    fn renew(&self, trust: &Trust) -> (usize, usize) {
+        let renewed = self
+            .server
+            .as_ref()
+            .unwrap()
+            .renew(&identity(Role::SERVER), trust);
+        let Renewed { sessions, ended, .. } = renewed.unwrap();
+        (sessions, ended)
+    }
+}
+
+fn without(revoked: &[&Identity]) -> Trust {
+    let revoked: Vec<&CertificateInfo> = revoked.iter().map(|identity| identity.info()).collect();
+    let list = Lister::of(authority()).list(&revoked);
+    trust().with_revocation_lists(&list).unwrap()
+}
+
+fn stats(payload: &'static str) -> Frame {
+    Frame::with_payload(Command::STATS, payload)
+}
+
+/// That a session ends with ConnectionFailure, after which a client comes again.
+fn is_told_to_come_again(peer: &mut Peer) {
+    assert_eq!(peer.frame(), Frame::new(ErrorCode::CONNECTION_FAILURE));
+    peer.end();
+}
+
+#[test]
+fn a_revoked_certificate_ends_its_sessions_at_once_and_nobody_elses() {
+    let (handler, told) = ends();
+    let server = server_of(&trust(), handler);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let [revoked, kept] = [(); 2].map(|()| identity(Role::AGENT));
+    // One certificate may have several sessions.
+    let mut out = [(); 2].map(|()| server.connect_as(&revoked, Role::AGENT, Uuid::new_v4()));
+    let mut agent = server.connect_as(&kept, Role::AGENT, Uuid::new_v4());
+    assert_eq!(server.renew(&without(&[])), (4, 0));
+    server.handle().multicast(Role::AGENT, stats("before")).unwrap();
+    assert_eq!(server.renew(&without(&[&revoked])), (4, 2));
+    for peer in &mut out {
+        assert_eq!(peer.frame(), stats("before"), "what waited for it is sent");
+        is_told_to_come_again(peer);
+        assert_eq!(why(&told), "the certificate is revoked");
+    }
+    agent.send(&stats("after"));
+    assert_eq!(controller.frame(), stats("after"));
+    assert_eq!(agent.frame(), stats("before"));
+    // The alert that tells its holder stands in the tests of handshakes.
+    let mut again = server.dial(&revoked);
+    let _ = again.try_send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
+    assert_eq!(again.refusal(), None);
+    assert_eq!(server.renew(&without(&[&revoked])), (2, 0));
+}
+
+#[test]
+fn an_authority_that_is_trusted_no_longer_takes_its_sessions_with_it() {
+    let old = Authority::new(&AuthorityRequest::default().name("old")).unwrap();
+    let both = [authority().certificate_pem(), old.certificate_pem()].concat();
+    let (handler, told) = ends();
+    let server = server_of(&Trust::from_pem(both.as_bytes(), "both").unwrap(), handler);
+    let of_old = old
+        .issue(&CertificateRequest::new(Role::AGENT))
+        .unwrap()
+        .identity();
+    let mut left = server.connect_as(&of_old, Role::AGENT, Uuid::new_v4());
+    let mut moved = server.connect(Role::CONTROLLER);
+    assert_eq!(server.renew(&trust()), (2, 1));
+    is_told_to_come_again(&mut left);
+    assert_eq!(
+        why(&told),
+        "the certificate comes from no authority that is trusted here"
+    );
+    server.handle().broadcast(stats("still there")).unwrap();
+    assert_eq!(moved.frame(), stats("still there"));
+}
+
+#[test]
+fn a_handshake_that_a_renewal_overtakes_is_judged_by_the_new_trust() {
+    let server = server_of(&trust(), ());
+    let [revoked, kept] = [(); 2].map(|()| identity(Role::AGENT));
+    // Their TLS stands, or is about to, by the old trust.
+    let mut peers = [&revoked, &kept].map(|identity| server.dial(identity));
+    assert_eq!(server.renew(&without(&[&revoked])), (0, 0));
+    let [out, in_time] = &mut peers;
+    out.send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
+    assert_eq!(out.refusal(), Some(ErrorCode::CONNECTION_FAILURE.into()));
+    in_time.handshake(Role::AGENT, Uuid::new_v4(), false);
+}
+
+#[test]
+fn a_ticket_counts_under_the_trust_alone_that_it_was_made_under() {
+    let server = server_of(&trust(), ());
+    let agent = Connector::mutual(&identity(Role::AGENT), &trust())
+        .unwrap()
+        .resumption(true);
+    let resumed = || {
+        let mut peer = server.dial_with(&agent);
+        peer.handshake(Role::AGENT, Uuid::new_v4(), false);
+        peer.resumed
+    };
+    assert!(!resumed() && resumed());
+    for trust in [trust(), without(&[]), without(&[&identity(Role::AGENT)])] {
+        server.renew(&trust);
+        assert!(!resumed(), "it was made before");
+        assert!(resumed());
+    }
+}
+
+#[test]
+fn a_chain_is_verified_with_what_its_holder_showed() {
+    let root = issuing("root", None, &[]);
+    let [between, other] = ["between", "other"].map(|name| issuing(name, Some(&root), &[]));
+    let both = [root.der.clone(), authority().info().der.clone()];
+    let trust = Trust::from_der(&both).unwrap();
+    let (handler, told) = ends();
+    let server = server_of(&trust, handler);
+    let mut peers = [&between, &between, &other]
+        .map(|above| server.connect_as(&issued(above), Role::AGENT, Uuid::new_v4()));
+    assert_eq!(server.renew(&trust), (3, 0));
+    let info = CertificateInfo::from_der(&between.der).unwrap();
+    let list = root.lister.list(&[&info]);
+    assert_eq!(server.renew(&trust.with_revocation_lists(&list).unwrap()), (3, 2));
+    for peer in &mut peers[..2] {
+        is_told_to_come_again(peer);
+        assert_eq!(why(&told), "the certificate is revoked");
+    }
+    server.handle().broadcast(stats("still there")).unwrap();
+    assert_eq!(peers[2].frame(), stats("still there"));
+}
+
+/// A session of a certificate that is good for some seconds, and when it ends.
+fn short_session(server: &TestServer) -> (Identity, Peer, SystemTime) {
+    let mut valid = Duration::from_secs(3);
+    loop {
+        let over = SystemTime::now() + valid;
+        let from = over - Duration::from_secs(86_400);
+        let request = CertificateRequest::new(Role::AGENT).valid_from(from).days(1);
+        let agent = authority().issue(&request).unwrap().identity();
+        let mut peer = server.dial(&agent);
+        let connect = Connect::new(Role::AGENT, Uuid::new_v4(), false).encode();
+        if peer.try_send_bytes(&connect).is_ok() && peer.next_is_connected() {
+            peer.connected();
+            return (agent, peer, over);
+        }
+        // On a machine that is busy it may come too late.
+        valid *= 2;
+        assert!(valid < LIMIT, "no session before the certificate expires");
+    }
+}
+
+#[test]
+fn a_session_ends_with_its_certificate_unless_it_may_outlive_it() {
+    let (handler, told) = ends();
+    let strict = TestServer::start(handler, |c| c);
+    let (handler, of_lenient) = ends();
+    let lenient = TestServer::start(handler, |c| c.outlive_certificates(true));
+    let (agent, mut long, over) = short_session(&lenient);
+    let (_, mut short, _) = short_session(&strict);
+    is_told_to_come_again(&mut short);
+    assert!(why(&told).starts_with("the certificate expired at "));
+    while let Ok(left) = over.duration_since(SystemTime::now()) {
+        std::thread::sleep(left + Duration::from_secs(1));
+    }
+    assert_eq!(lenient.renew(&trust()), (1, 0), "it has expired, and may");
+    lenient.handle().broadcast(stats("still there")).unwrap();
+    assert_eq!(long.frame(), stats("still there"));
+    assert_eq!(lenient.renew(&without(&[&agent])), (1, 1), "revoked, and may not");
+    is_told_to_come_again(&mut long);
+    assert_eq!(why(&of_lenient), "the certificate is revoked");
+}
+
+#[test]
+fn a_server_says_what_is_in_force_and_what_it_cannot_be_changes_nothing() {
+    let server = TestServer::start((), |c| c);
+    let (handle, server) = (server.handle(), server.server.as_ref().unwrap());
+    let mut before = server.credentials();
+    assert_eq!(before.renewals, 0);
+    let own = identity(Role::SERVER);
+    server.renew(&own, &without(&[])).unwrap();
+    let now = handle.credentials();
+    assert_eq!((now.renewals, now.identity.info()), (1, own.info()));
+    assert_eq!(now.trust.revocation_lists().len(), 1);
+    assert!((360..=365).contains(&own.info().days_left(SystemTime::now())));
+    let bound = bound_identity(Role::SERVER, Uuid::new_v4());
+    for (wrong, refused) in [
+        (identity(Role::AGENT), "role"),
+        (bound, "the certificate is bound to the UUID"),
+    ] {
+        let error = server.renew(&wrong, &trust()).unwrap_err();
+        assert!(error.to_string().contains(refused), "{error}");
+    }
+    before = server.credentials();
+    assert_eq!((before.renewals, before.identity.info()), (1, own.info()));
+}
+
+#[test]
+fn a_handler_that_would_wait_for_itself_is_told() {
+    let mut server = TestServer::start((), |c| c);
+    let handle = server.handle();
+    let shared = Arc::new(server.server.take().unwrap());
+    let renewing = Arc::clone(&shared);
+    let refused = handle.with(move |_| renewing.renew(&identity(Role::SERVER), &trust()).err());
+    assert!(matches!(refused, Ok(Some(ServerError::OnDispatcher))));
+    assert_eq!(shared.credentials().renewals, 0);
+}
+
+#[test]
+fn a_client_whose_certificate_is_revoked_learns_it_and_stays_away() {
+    let server = TestServer::start((), |c| c);
+    let agent = identity(Role::AGENT);
+    let config = ClientConfig::new(agent.clone(), trust()).connect_in_memory(&server.listener);
+    let client = Client::connect(config).unwrap();
+    assert_eq!(server.renew(&without(&[&agent])), (1, 1));
+    let told = loop {
+        match client.recv_timeout(LIMIT).unwrap() {
+            ClientEvent::Disconnected { reason, retrying } => {
+                assert_eq!(reason.to_string(), "the server sent ConnectionFailure");
+                assert!(retrying, "it may have a new certificate by then");
+            }
+            ClientEvent::Closed(why) => break why.to_string(),
+            _ => {}
+        }
+    };
+    assert!(told.contains("it is revoked (CertificateRevoked)"), "{told}");
+}
+
+#[test]
+fn nobody_who_connects_again_and_again_slips_through_a_renewal() {
+    let server = TestServer::start((), |c| c);
+    let revoked = identity(Role::AGENT);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let uuid = Uuid::new_v4();
+                let connect = Connect::new(Role::AGENT, uuid, false).encode();
+                while !over.load(Ordering::Relaxed) {
+                    let mut peer = server.dial(&revoked);
+                    let _ = peer.try_send_bytes(&connect);
+                    peer.next_is_connected();
+                }
+            });
+        }
+        for _ in 0..20 {
+            server.renew(&without(&[&revoked]));
+            for _ in 0..20 {
+                let sessions = server.handle().sessions().unwrap();
+                if !sessions.is_empty() {
+                    over.store(true, Ordering::Relaxed);
+                }
+                assert!(sessions.is_empty(), "{sessions:?}");
+            }
+            server.renew(&trust());
+            while server.handle().sessions().unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
