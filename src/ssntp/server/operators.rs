@@ -31,8 +31,8 @@ use crate::payload::{
 use crate::printable::excerpt;
 use crate::proto::{Command, Frame, FrameKind, FrameType, Item, answer_to_filtered};
 
-/// The entries of a page: with some 500 bytes each it is half of what a
-/// connection's answers may take.
+/// The entries of a page: with some 500 bytes each half of the 64 KiB that a queue
+/// may have, however little memory is left.
 const PAGE: usize = 64;
 /// The longest id that an answer repeats, in bytes.
 const MAX_ID: usize = 64;
@@ -76,10 +76,14 @@ impl ServerCore {
         }
         let state = &mut self.state;
         let answered = match Command(kind.operand) {
-            Command::LIST_SESSIONS => read(frame).map(|asked| state.list_sessions(info, &asked)),
-            Command::LIST_BANS => read(frame).map(|asked| state.list_bans(info, &asked)),
-            Command::KICK => read(frame).map(|asked| state.kicked(info, &asked)),
-            _ => read(frame).map(|asked| state.unbanned(info, &asked)),
+            Command::LIST_SESSIONS => {
+                read(frame, |asked: &ListSessions| &asked.id).map(|asked| state.list_sessions(info, &asked))
+            }
+            Command::LIST_BANS => {
+                read(frame, |asked: &ListBans| &asked.id).map(|asked| state.list_bans(info, &asked))
+            }
+            Command::KICK => read(frame, |asked: &Kick| &asked.id).map(|asked| state.kicked(info, &asked)),
+            _ => read(frame, |asked: &Unban| &asked.id).map(|asked| state.unbanned(info, &asked)),
         };
         if let Err(reason) = answered {
             state.invalid(info, kind, reason);
@@ -94,30 +98,13 @@ impl ServerCore {
 }
 
 /// A question, or the reason with which it is refused.
-fn read<T: Payload + Asked>(frame: &Frame) -> Result<T, &'static str> {
+fn read<T: Payload>(frame: &Frame, id: fn(&T) -> &Id) -> Result<T, &'static str> {
     match T::decode(frame.payload_bytes()) {
-        Ok(asked) if asked.id().as_str().len() <= MAX_ID => Ok(asked),
+        Ok(asked) if id(&asked).as_str().len() <= MAX_ID => Ok(asked),
         Err(payload::Error::Document(e)) if e.is_malformed() => Err("invalid_payload"),
         _ => Err("invalid_data"),
     }
 }
-
-/// What has an id that its answer repeats.
-trait Asked {
-    fn id(&self) -> &Id;
-}
-
-macro_rules! asked {
-    ($($name:ident),+) => { $(
-        impl Asked for $name {
-            fn id(&self) -> &Id {
-                &self.id
-            }
-        }
-    )+ };
-}
-
-asked!(ListSessions, ListBans, Kick, Unban);
 
 impl State {
     fn invalid(&mut self, to: &SessionInfo, kind: FrameKind, reason: &str) {
