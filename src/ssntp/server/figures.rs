@@ -307,6 +307,14 @@ impl Clock {
     }
 }
 
+#[cfg(test)]
+impl State {
+    /// Frames dropped by sessions that are gone.
+    pub(super) fn dropped_by_gone(&self) -> u64 {
+        self.tally.dropped
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "when something was, for people")]
 pub(super) fn wall_clock() -> SystemTime {
     SystemTime::now()
@@ -328,7 +336,7 @@ pub(super) struct Tally {
     pub(super) admitted: u64,
     ended: BTreeMap<&'static str, u64>,
     closed: VecDeque<Arc<Closed>>,
-    /// Of sessions that have ended, and of those only.
+    /// Of sessions that are not in the index any more.
     unsupported: u64,
     filtered: u64,
     dropped: u64,
@@ -390,13 +398,22 @@ impl Tally {
         self.dropped += load.frames;
     }
 
-    /// A session has ended.
-    pub(super) fn closed(&mut self, session: &Session, reason: &DisconnectReason, now: Instant) {
-        let counters = session.counters();
-        *self.ended.entry(reason.word()).or_default() += 1;
+    /// A session has left the index, and counts for itself no more.
+    pub(super) fn gone(&mut self, counters: &SessionCounters) {
         self.unsupported += counters.frames_unsupported;
         self.filtered += counters.frames_filtered;
         self.dropped += counters.frames_dropped;
+    }
+
+    /// One that the application knew of has ended.
+    pub(super) fn closed(
+        &mut self,
+        session: &Session,
+        counters: SessionCounters,
+        reason: &DisconnectReason,
+        now: Instant,
+    ) {
+        *self.ended.entry(reason.word()).or_default() += 1;
         if self.closed.len() >= MOST_CLOSED {
             self.closed.pop_front();
         }
