@@ -668,8 +668,10 @@ fn what_is_sent_to_the_agents_group_or_session_is_not_for_instances() {
     assert_eq!((session(program), group(program)), (supervisor, program));
     // Whoever ends all but the agent itself, as a unit by default does, ends
     // its instances.
-    let unit =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/ssntp-agent.service")).unwrap();
+    let unit = fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/systemd/ssntp-agent.service"),
+    )
+    .unwrap();
     assert!(unit.lines().any(|line| line == "KillMode=process"), "{unit}");
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Id, payload, timestamp};
 use crate::Role;
-use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Trace};
+use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 
 /// Traces of frames.
 ///
@@ -99,6 +99,11 @@ impl FrameTrace {
             end_timestamp: timestamp::format(trace.end),
             nodes: trace.nodes().iter().map(node).collect(),
         }
+    }
+
+    /// The trace that its label says it is part of.
+    pub fn traceparent(&self) -> Option<TraceParent> {
+        TraceParent::in_label(&self.label)
     }
 }
 

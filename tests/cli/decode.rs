@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use ssntp::Role;
-use ssntp::proto::{Connect, Connected, Frame, Status};
+use ssntp::proto::{Connect, Connected, Frame, Status, Trace};
 use uuid::Uuid;
 
 fn decode(arguments: &[&str], input: &[u8]) -> Output {
@@ -123,4 +123,19 @@ fn a_device_named_by_mistake_is_given_up() {
         errors.ends_with("nothing is read from offset 0x4e20 on)\n"),
         "{errors}"
     );
+}
+
+#[test]
+fn a_trace_that_a_label_names_is_shown_by_its_ids() {
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let trace = Trace::within("job-17", &parent.parse().unwrap());
+    let bytes = Frame::new(Status::FULL).traced(trace).encode();
+    let output = decode(&["--json"], &bytes);
+    let frame: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(frame["problems"], serde_json::json!([]));
+    let fields = &frame["fields"];
+    assert_eq!(fields["trace_id"]["value"], "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(fields["span_id"]["value"], "b7ad6b7169203331");
+    let text = String::from_utf8(decode(&[], &bytes).stdout).unwrap();
+    assert!(text.contains("span id              b7ad6b7169203331"), "{text}");
 }

@@ -6,6 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::cmd;
 use crate::failure::Failure;
+use crate::logging::LogFormat;
+use crate::settings::{self, Refused, Settings};
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
@@ -17,6 +19,18 @@ use crate::failure::Failure;
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
+    /// How the log is written to the standard error
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        env = "SSNTP_LOG_FORMAT",
+        hide_env_values = true,
+        display_order = 900,
+        default_value_t
+    )]
+    pub(crate) log_format: LogFormat,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -35,6 +49,10 @@ pub(crate) enum Command {
     #[cfg(feature = "cli")]
     Cnci(cmd::cnci::Args),
     #[cfg(feature = "cli")]
+    Completions(cmd::completions::Args),
+    #[cfg(feature = "cli")]
+    Config(cmd::config::Args),
+    #[cfg(feature = "cli")]
     Context(cmd::context::Args),
     #[cfg(feature = "cli")]
     Ctl(cmd::ctl::Args),
@@ -44,6 +62,9 @@ pub(crate) enum Command {
     Demo(cmd::demo::Args),
     #[cfg(feature = "cli")]
     Listen(cmd::listen::Args),
+    #[cfg(feature = "cli")]
+    #[command(hide = true)]
+    Manual(cmd::completions::ManualArgs),
     #[cfg(feature = "cli")]
     Operands(cmd::operands::Args),
     #[cfg(all(feature = "cli", feature = "opflex"))]
@@ -59,12 +80,12 @@ pub(crate) enum Command {
 }
 
 impl Args {
-    /// Reads the command line.
-    pub(crate) fn of_this_process() -> Self {
+    /// Reads the command line, and the file of settings that it names.
+    pub(crate) fn of_this_process() -> (Self, Settings) {
         let words = common_flags_last(std::env::args_os().collect());
-        match Self::try_parse_from(&words) {
-            Ok(args) => args,
-            Err(e) if e.use_stderr() && asks_for_json(&words) => {
+        match settings::read(&words) {
+            Ok(read) => read,
+            Err(Refused::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
                 // What follows the first paragraph is for people.
                 let text = e.to_string();
                 let why = text.split("\n\n").next().unwrap_or_default();
@@ -72,7 +93,11 @@ impl Args {
                 let _ = usage.in_json(true).report();
                 std::process::exit(e.exit_code())
             }
-            Err(e) => e.exit(),
+            Err(Refused::Words(e)) => e.exit(),
+            Err(refused @ Refused::File { .. }) => {
+                let _ = refused.failure().report();
+                std::process::exit(2)
+            }
         }
     }
 }
@@ -85,7 +110,15 @@ fn asks_for_json(words: &[OsString]) -> bool {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 6] = ["--connect", "--listen", "--ca", "--cert", "--crl", "--context"];
+const COMMON: [&str; 7] = [
+    "--connect",
+    "--listen",
+    "--ca",
+    "--cert",
+    "--crl",
+    "--context",
+    "--log-format",
+];
 const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags that stand before the subcommand right behind it.

@@ -8,6 +8,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::{Identity, Trust};
+#[cfg(feature = "cli")]
+use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
@@ -16,6 +18,7 @@ use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
+use crate::settings::Settings;
 use crate::signals::Stop;
 use crate::watched::{self, Watched};
 
@@ -220,9 +223,18 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// The files, as they were before they were read first.
-    pub(crate) fn watched(&self) -> Watched {
-        self.watched.clone()
+    /// The files, as they were before they were read first, and that of the program's
+    /// settings.
+    pub(crate) fn watched(&self, settings: &Settings) -> Watched {
+        let mut watched = self.watched.clone();
+        watched.add(settings.file().map(PathBuf::from));
+        watched
+    }
+
+    /// The files, and that of the program's settings.
+    pub(crate) fn files(&self, settings: &Settings) -> Vec<PathBuf> {
+        let settings = settings.file().map(PathBuf::from);
+        self.files.paths().into_iter().chain(settings).collect()
     }
 
     /// How long what they held counts.
@@ -273,6 +285,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The files that flags and environment name: certificate, authority and lists.
+    #[cfg(feature = "cli")]
+    pub(crate) fn files(&self) -> (&Option<PathBuf>, &Option<PathBuf>, &CrlArgs) {
+        (&self.server.cert, &self.server.ca, &self.server.crl)
+    }
+
     /// The client's configuration so far, and what it was read from.
     pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         self.config_choosing(stop, |held| held)
@@ -457,6 +475,18 @@ impl Complaint {
     }
 }
 
+#[cfg(feature = "cli")]
+/// The trace that whoever started the program says it is part of. One that is none
+/// is said, and otherwise as if it were not there.
+pub(crate) fn traceparent() -> Option<TraceParent> {
+    let value = std::env::var("TRACEPARENT").ok()?;
+    let parsed = value.parse();
+    if let Err(why) = &parsed {
+        note(format_args!("ssntp: TRACEPARENT: {why}: left out"));
+    }
+    parsed.ok()
+}
+
 /// Nobody has answered in time.
 pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> Failure {
     let why = reasons(&client.failures());
@@ -478,6 +508,14 @@ fn reasons(failures: &[DialError]) -> String {
 /// A client that ended for good ends its program.
 pub(crate) fn closed(why: ClientError) -> Failure {
     Failure::new(why)
+}
+
+/// What a client that is its program's work does, for whoever looks after it.
+pub(crate) fn connected(is_connected: bool) -> String {
+    match is_connected {
+        true => "connected".to_owned(),
+        false => "not connected".to_owned(),
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a wait has a limit")]

@@ -6,12 +6,14 @@
 //!  SIGHUP ─▶ hang_ups ─▶ reload ──────────────────▶ Service::reload
 //!  every two seconds ─▶ looks ─▶ look ─ changed? ──────┘
 //!                                  └ about to end? ─▶ a warning in the log
+//!  it does its work ─▶ ready, stopping ─▶ the service manager
 //! ```
 //!
 //! A daemon's loop has an arm for each of these beside its own. Nothing here waits,
 //! but for the disk, and a file system that hangs stops nothing but this.
 
 use std::ffi::c_int;
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, tick};
@@ -21,6 +23,7 @@ use signal_hook::consts::SIGHUP;
 use crate::admin::Notes;
 use crate::credentials::{Expiry, Lifetime};
 use crate::failure::Failure;
+use crate::service_manager::ServiceManager;
 use crate::signals::Stop;
 use crate::watched::{LOOK, Watched};
 
@@ -36,6 +39,9 @@ pub(crate) trait Service {
     /// What cannot be read; everything is as it was then.
     fn reload(&mut self) -> Result<(), Failure>;
 
+    /// The files that it has read.
+    fn files(&self) -> Vec<PathBuf>;
+
     /// How long what it has read counts.
     fn lifetimes(&self) -> Vec<Lifetime>;
 }
@@ -43,6 +49,7 @@ pub(crate) trait Service {
 /// A process that runs until it is told to end.
 #[derive(Debug)]
 pub(crate) struct Daemon {
+    manager: ServiceManager,
     stop: Stop,
     hang_ups: Receiver<()>,
     looks: Receiver<Instant>,
@@ -88,6 +95,7 @@ impl Daemon {
             failing: None,
             #[cfg(feature = "admin")]
             notes: Notes::default(),
+            manager: ServiceManager::of_this_process(),
         }
     }
 
@@ -120,13 +128,28 @@ impl Daemon {
         self.expect(service);
     }
 
+    /// Tells the service manager that the daemon does its work, and has it watched:
+    /// [`ServiceManager::ready`].
+    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+        self.manager.ready(work);
+    }
+
+    /// Tells the service manager that the daemon ends: before its service does.
+    pub(crate) fn stopping(&mut self) {
+        self.manager.stopping();
+    }
+
     /// Has the service read its files again. What will not do is told, and the
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
+        self.manager.reloading();
         self.watched.read_now();
-        if let Err(why) = self.read_again(service) {
-            log::warn!("SIGHUP: not reloaded: {why}");
+        let failure = self.read_again(service).err();
+        let failure = failure.map(|why| format!("not reloaded: {why}"));
+        if let Some(failure) = &failure {
+            log::warn!("SIGHUP: {failure}");
         }
+        self.manager.reloaded(failure.as_deref());
     }
 
     /// Does what is due now and then: has the service read files that have changed,
@@ -170,6 +193,7 @@ impl Daemon {
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
+            self.watched.follow(service.files());
             self.expect(service);
         }
         done
@@ -198,7 +222,6 @@ fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::PathBuf;
 
     use super::*;
 
@@ -216,6 +239,10 @@ mod tests {
                 Ok(_) => Ok(()),
                 Err(e) => Err(Failure::new(e)),
             }
+        }
+
+        fn files(&self) -> Vec<PathBuf> {
+            vec![self.path.clone()]
         }
 
         fn lifetimes(&self) -> Vec<Lifetime> {

@@ -66,6 +66,16 @@ impl Failure {
         self.code != 0
     }
 
+    /// What it says to people, if it says something.
+    pub(crate) fn plain(&self) -> Option<&str> {
+        self.message.as_deref().filter(|_| !self.json)
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+
     /// Tells the user in one line.
     pub(crate) fn report(self) -> ExitCode {
         if let Some(message) = self.message {

@@ -15,6 +15,8 @@
 //! | `output` | the standard output, which may be closed at any time |
 //! | `receipt` | how a server tells a sender who received a frame |
 //! | `seconds` | times on the command line |
+//! | `service_manager` | what systemd is told of a daemon |
+//! | `settings/` | what daemons are told by flags, environment and file |
 //! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
 //! | `watched` | files that are read again when they change |
@@ -51,6 +53,10 @@ mod output;
 mod receipt;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
 mod seconds;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod service_manager;
+#[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+mod settings;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 mod signal_stacks;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]
@@ -66,14 +72,11 @@ fn main() -> ExitCode {
     if let Some(code) = ssntp::cluster::agent::driver::supervise() {
         return code;
     }
-    let command = args::Args::of_this_process().command;
-    let logging = logging::Logging::start(command.log_level());
-    let done = cmd::run(command);
-    // The last lines come before what the user is told.
-    drop(logging);
-    match done {
+    let (args, settings) = args::Args::of_this_process();
+    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    match cmd::run(args.command, settings) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => logging.last_word(failure),
     }
 }
 

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub(crate) use ssntp::printable::{printable, printable_json};
 
 use crate::failure::Failure;
+use crate::logging;
 
 /// The standard output, held for the time of a subcommand. What is buffered
 /// is written when it is dropped.
@@ -121,9 +122,13 @@ pub(crate) fn reader_is_gone() -> bool {
 }
 
 /// Writes one line to the standard error, which may be closed as well:
-/// `eprintln!` would panic then. What does not show is escaped.
+/// `eprintln!` would panic then. What does not show is escaped. Where a program
+/// reads it, the line is one of the log.
 pub(crate) fn note(line: impl Display) {
-    let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
+    let line = line.to_string();
+    if !logging::tell(&line) {
+        let _ = writeln!(io::stderr(), "{}", printable(&line));
+    }
 }
 
 #[cfg(all(test, feature = "cli"))]

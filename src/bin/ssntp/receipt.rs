@@ -19,7 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 use ssntp::payload::yaml;
-use ssntp::proto::{Event, Frame, FrameKind, Trace};
+use ssntp::proto::{Event, Frame, FrameKind, Trace, TraceParent};
 use ssntp::{Bytes, Role};
 
 const RECEIVED: &str = "who-received";
@@ -41,7 +41,8 @@ impl Question {
         let label = frame.trace()?.label();
         match label.strip_prefix(IS_THERE) {
             Some(role) if frame.kind() == Event::TRACE_REPORT => role.parse().ok().map(Self::Sessions),
-            _ => (label == RECEIVED).then_some(Self::Receivers),
+            // Behind it may stand which trace the frame is part of.
+            _ => (label.split_whitespace().next() == Some(RECEIVED)).then_some(Self::Receivers),
         }
     }
 
@@ -50,9 +51,12 @@ impl Question {
         Frame::new(Event::TRACE_REPORT).traced(Trace::new(&format!("{IS_THERE}{role}")))
     }
 
-    /// The frame, asking who received it.
-    pub(crate) fn receivers(frame: Frame) -> Frame {
-        frame.traced(Trace::new(RECEIVED))
+    /// The frame, asking who received it, and part of a trace where one is named.
+    pub(crate) fn receivers(frame: Frame, parent: Option<&TraceParent>) -> Frame {
+        frame.traced(match parent {
+            Some(parent) => Trace::within(RECEIVED, parent),
+            None => Trace::new(RECEIVED),
+        })
     }
 
     /// The answer to a frame of kind `of`; none where it cannot be written.
@@ -111,8 +115,12 @@ mod tests {
     fn a_question_is_answered_by_a_number_and_nothing_else_is_one() {
         let plain = Frame::new(Command::STATS);
         assert_eq!(Question::of(&plain), None);
-        let asking = Question::receivers(plain.clone());
-        assert_eq!(Question::of(&asking), Some(Question::Receivers));
+        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let parent: TraceParent = parent.parse().unwrap();
+        for parent in [None, Some(&parent)] {
+            let asking = Question::receivers(plain.clone(), parent);
+            assert_eq!(Question::of(&asking), Some(Question::Receivers));
+        }
         let role = Role::CONTROLLER | Role::AGENT;
         assert_eq!(
             Question::of(&Question::sessions(role)),

@@ -90,7 +90,7 @@ use crate::payload::{
     Restore, StartPayload, Stop,
 };
 use crate::pki::{Identity, Trust};
-use crate::proto::{Command, Frame, Trace};
+use crate::proto::{Command, Frame, Trace, TraceParent};
 use crate::transport::threads;
 
 /// The log target of this module and all below it.
@@ -101,6 +101,7 @@ const LOG: &str = "ssntp::controller";
 pub struct ControllerConfig {
     client: ClientConfig,
     tracing: bool,
+    traceparent: Option<TraceParent>,
     history: usize,
 }
 
@@ -110,6 +111,7 @@ impl ControllerConfig {
         Self {
             client,
             tracing: false,
+            traceparent: None,
             history: 1024,
         }
     }
@@ -120,6 +122,14 @@ impl ControllerConfig {
     pub fn tracing(mut self, tracing: bool) -> Self {
         self.tracing = tracing;
         self
+    }
+
+    /// The trace that commands are part of, which their labels say, so that they
+    /// are [traced](Self::tracing). Default: none.
+    #[must_use]
+    pub fn traceparent(mut self, parent: TraceParent) -> Self {
+        self.traceparent = Some(parent);
+        self.tracing(true)
     }
 
     /// How many failures, traces and nodes that are gone are remembered.
@@ -142,6 +152,7 @@ impl ControllerConfig {
 pub struct Controller {
     client: Client,
     tracing: bool,
+    traceparent: Option<TraceParent>,
     shared: Arc<Shared>,
     feeder: Mutex<Option<JoinHandle<()>>>,
 }
@@ -165,6 +176,7 @@ impl Controller {
         let ControllerConfig {
             client,
             tracing,
+            traceparent,
             history,
         } = config;
         let client = Client::start(client.tracing(tracing))?;
@@ -174,6 +186,7 @@ impl Controller {
         Ok(Self {
             client,
             tracing,
+            traceparent,
             shared,
             feeder: Mutex::new(Some(feeder.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
         })
@@ -377,7 +390,10 @@ impl Controller {
             shared: Arc::clone(&self.shared),
         };
         if self.tracing {
-            frame = frame.traced(Trace::new(&order.label));
+            frame = frame.traced(match &self.traceparent {
+                Some(parent) => Trace::within(&order.label, parent),
+                None => Trace::new(&order.label),
+            });
         }
         let sent = self.client.send(frame);
         sent.map_err(|e| CommandError::Send(e.fault().clone()))?;

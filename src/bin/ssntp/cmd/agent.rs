@@ -20,14 +20,18 @@ use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, Simu
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp::payload::NextState;
 
+#[cfg(feature = "cli")]
+use super::config::Problems;
 #[cfg(feature = "admin")]
 use crate::admin::{About, AdminArgs, Figures, Pages};
-use crate::connection::{Connection, Renewal, closed};
+use crate::connection::{Connection, Renewal, closed, connected};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
+use crate::service_manager::VARIABLES;
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -43,6 +47,8 @@ use crate::seconds::Seconds;
 /// does a change of these files; another certificate is shown in another session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// Where it keeps its instances and, unless the certificate or --uuid
@@ -181,6 +187,18 @@ impl PolicyArgs {
     }
 }
 
+#[cfg(feature = "cli")]
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
+        problems.of("policy", Some(self.policy.policy()));
+        problems
+    }
+}
+
 /// How often the program after an evacuation is looked at.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
@@ -202,7 +220,7 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
@@ -264,8 +282,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         renewal,
         #[cfg(feature = "admin")]
         pages: &pages,
+        settings: &mut settings,
     };
-    daemon.watch(running.renewal.watched(), &running);
+    daemon.watch(running.renewal.watched(running.settings), &running);
+    let pulse = agent.pulse();
+    daemon.ready(move || pulse.ask().map(connected));
     let mut after = AfterEvacuation::new(args.after_evacuation);
     loop {
         select! {
@@ -286,6 +307,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             },
         }
     }
+    daemon.stopping();
     #[cfg(feature = "admin")]
     pages.stopping();
     drop(agent);
@@ -303,16 +325,21 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     })
 }
 
-/// What is read again: certificates. The policy of the node is its start's.
+/// What is read again: certificates, and what a file says for the next
+/// start. The policy of the node is its start's.
 struct Running<'a> {
     agent: &'a Agent,
     renewal: Renewal,
     #[cfg(feature = "admin")]
     pages: &'a Pages,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
+        }
         let agent = self.agent;
         #[cfg(feature = "admin")]
         let pages = self.pages;
@@ -322,6 +349,10 @@ impl Service for Running<'_> {
             pages.renew(identity, trust);
             Ok(())
         })
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.renewal.files(self.settings)
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {
@@ -374,6 +405,9 @@ impl AfterEvacuation {
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => warn!("{}: {e}", program.display()),

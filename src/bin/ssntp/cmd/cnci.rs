@@ -13,12 +13,14 @@ use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
+use super::config::Problems;
 use crate::admin::{About, AdminArgs, Figures, Pages};
-use crate::connection::{Connection, Renewal, closed};
+use crate::connection::{Connection, Renewal, closed, connected};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
+use crate::settings::{ConfigFile, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
@@ -28,6 +30,8 @@ use crate::output::{Output, lone_line, printable};
 /// and nothing to run, it prints the tables that are there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
     /// The tenant
@@ -49,17 +53,33 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let connects = connection.server.says_something() || connection.has_uuid();
     let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
         Some(state) if args.show || !runs => show(state, args.json),
-        _ => serve(args),
+        _ => serve(args, settings),
     }
 }
 
-fn serve(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::CNCIAGENT);
+        for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
+            problems.of(
+                key,
+                (!is_there).then(|| Err::<(), _>(Failure::new("it is needed"))),
+            );
+        }
+        problems
+    }
+}
+
+fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -95,8 +115,11 @@ fn serve(args: Args) -> Result<(), Failure> {
         cnci: &cnci,
         renewal,
         pages: &pages,
+        settings: &mut settings,
     };
-    daemon.watch(running.renewal.watched(), &running);
+    daemon.watch(running.renewal.watched(running.settings), &running);
+    let pulse = cnci.pulse();
+    daemon.ready(move || pulse.ask().map(connected));
     loop {
         select! {
             recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
@@ -108,6 +131,7 @@ fn serve(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    daemon.stopping();
     pages.stopping();
     drop(cnci);
     Ok(())
@@ -128,16 +152,24 @@ struct Running<'a> {
     cnci: &'a Cnci,
     renewal: Renewal,
     pages: &'a Pages,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
+        }
         let (cnci, pages) = (self.cnci, self.pages);
         self.renewal.reload(|identity, trust| {
             cnci.renew(identity, trust)?;
             pages.renew(identity, trust);
             Ok(())
         })
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.renewal.files(self.settings)
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

@@ -131,6 +131,10 @@ fn print(
     output.line(head(operands, frame, from))?;
     if let Some(trace) = frame.trace() {
         output.line(format!("  trace {:?}{}", trace.label(), total(trace)))?;
+        if let Some(parent) = trace.traceparent() {
+            let (trace, span) = (parent.trace_id(), parent.span_id());
+            output.line(format!("    trace {trace}, span {span}"))?;
+        }
         for hop in trace.hops() {
             let time = |t: Option<std::time::Duration>| {
                 t.map_or("-".into(), |t| format!("{:.3} ms", t.as_secs_f64() * 1e3))
@@ -198,6 +202,10 @@ pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) 
             })
             .collect();
         object["trace"] = json!({ "label": trace.label(), "nodes": nodes });
+        if let Some(parent) = trace.traceparent() {
+            object["trace"]["trace_id"] = parent.trace_id().into();
+            object["trace"]["span_id"] = parent.span_id().into();
+        }
         if let Some(duration) = trace.duration() {
             object["trace"]["duration_us"] = (duration.as_secs_f64() * 1e6).into();
         }

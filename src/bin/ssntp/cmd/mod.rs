@@ -7,6 +7,8 @@
 //! | `agent` | run the agent of a node |
 //! | `bench` | measure a server |
 //! | `cert` | make, show and check certificates |
+//! | `completions` | for shells; `manual`: pages for packages |
+//! | `config` | check and show the settings of daemons |
 //! | `context` | name servers and how to reach them |
 //! | `ctl/` | command a cluster, and show it |
 //! | `decode` | name the fields of frames |
@@ -26,6 +28,10 @@ pub(crate) mod bench;
 pub(crate) mod cert;
 #[cfg(feature = "cli")]
 pub(crate) mod cnci;
+#[cfg(feature = "cli")]
+pub(crate) mod completions;
+#[cfg(feature = "cli")]
+pub(crate) mod config;
 #[cfg(feature = "cli")]
 pub(crate) mod context;
 #[cfg(feature = "cli")]
@@ -53,11 +59,12 @@ pub(crate) mod session;
 
 use crate::args::Command;
 use crate::failure::Failure;
+use crate::settings::Settings;
 
-/// Runs a subcommand to its end.
-pub(crate) fn run(command: Command) -> Result<(), Failure> {
+/// Runs a subcommand to its end. A daemon has settings, too.
+pub(crate) fn run(command: Command, settings: Settings) -> Result<(), Failure> {
     match command {
-        Command::Agent(args) => agent::run(args),
+        Command::Agent(args) => agent::run(args, settings),
         #[cfg(feature = "cli")]
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "cli")]
@@ -65,7 +72,11 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "cli")]
         Command::Cert(args) => cert::run(args),
         #[cfg(feature = "cli")]
-        Command::Cnci(args) => cnci::run(args),
+        Command::Cnci(args) => cnci::run(args, settings),
+        #[cfg(feature = "cli")]
+        Command::Config(args) => config::run(args),
+        #[cfg(feature = "cli")]
+        Command::Completions(args) => completions::run(&args),
         #[cfg(feature = "cli")]
         Command::Context(args) => context::run(args),
         #[cfg(feature = "cli")]
@@ -77,15 +88,17 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "cli")]
         Command::Listen(args) => listen::run(args),
         #[cfg(feature = "cli")]
+        Command::Manual(args) => completions::manual(&args),
+        #[cfg(feature = "cli")]
         Command::Operands(args) => operands::run(&args),
         #[cfg(all(feature = "cli", feature = "opflex"))]
-        Command::Opflex(args) => opflex::run(args),
+        Command::Opflex(args) => opflex::run(args, settings),
         #[cfg(feature = "cli")]
-        Command::Scheduler(args) => scheduler::run(args),
+        Command::Scheduler(args) => scheduler::run(args, settings),
         #[cfg(feature = "cli")]
         Command::Send(args) => send::run(args),
         #[cfg(feature = "cli")]
-        Command::Server(args) => server::run(args),
+        Command::Server(args) => server::run(args, settings),
         #[cfg(feature = "cli")]
         Command::Session(args) => session::run(args),
     }

@@ -5,18 +5,21 @@ use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::select;
+use ssntp::Role;
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::server::{Admission, announce};
+use super::config::Problems;
+use super::server::{Admission, announce, load_configuration, sessions};
 use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 use crate::watched::Watched;
 
@@ -27,10 +30,12 @@ const QUIET: Duration = Duration::from_secs(60);
 /// what they say
 ///
 /// Prints one line with its address once it accepts clients. SIGHUP makes it read
-/// --ca, --cert and --crl again, and so does a change of these files. Sessions stay, but
+/// --ca, --cert, --crl and --config-file again, and so does a change of these files. Sessions stay, but
 /// for those whose certificate does not count any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
@@ -43,7 +48,8 @@ pub(crate) struct Args {
     cert: PathBuf,
     #[command(flatten)]
     crl: CrlArgs,
-    /// The cluster configuration. It is rewritten whenever a controller
+    /// The cluster's configuration, which clients get; the scheduler's own settings
+    /// are for --config-file. It is rewritten whenever a controller
     /// changes it, so that the next start has it; where there is no such file
     /// yet, the cluster begins without a configuration
     #[arg(long, value_name = "FILE")]
@@ -97,7 +103,24 @@ enum ControllersName {
     Master,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.credentials(
+            &Some(self.cert.clone()),
+            &Some(self.ca.clone()),
+            &self.crl,
+            Role::SCHEDULER,
+        );
+        // One that is not there yet will be made.
+        let config = self.config.as_deref().filter(|path| path.exists());
+        problems.of("config", config.map(load_configuration));
+        problems
+    }
+}
+
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
@@ -113,12 +136,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
-    let files = CredentialFiles {
-        cert: args.cert,
-        ca: args.ca,
-        crl: args.crl,
-    };
-    let watched = Watched::of(files.paths());
+    let files = args.files();
+    let settings_file = settings.file().map(PathBuf::from);
+    let watched = Watched::of(files.paths().into_iter().chain(settings_file).collect());
     let (identity, trust) = files.load()?;
     let lifetimes = files.lifetimes(&identity, &trust);
     let mut server = ServerConfig::new(identity.clone(), trust.clone())
@@ -147,9 +167,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     )?;
     announce(&server, args.json)?;
     pages.announce(args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || sessions(&handle));
     let mut running = Running {
         server: &server,
         pages: &pages,
+        args: &args,
+        settings: &mut settings,
         files,
         lifetimes,
     };
@@ -164,9 +188,20 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    daemon.stopping();
     pages.stopping();
     server.stop();
     Ok(())
+}
+
+impl Args {
+    fn files(&self) -> CredentialFiles {
+        CredentialFiles {
+            cert: self.cert.clone(),
+            ca: self.ca.clone(),
+            crl: self.crl.clone(),
+        }
+    }
 }
 
 /// What is read again: certificates alone. The configuration is the scheduler's own
@@ -174,17 +209,34 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 struct Running<'a> {
     server: &'a Server,
     pages: &'a Pages,
+    args: &'a Args,
+    settings: &'a mut Settings,
     files: CredentialFiles,
     lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let (identity, trust) = self.files.load()?;
+        let read = self.settings.read_again()?;
+        let args = match &read {
+            Some((crate::args::Command::Scheduler(args), _)) => args,
+            _ => self.args,
+        };
+        let files = args.files();
+        let (identity, trust) = files.load()?;
         self.server.renew(&identity, &trust).map_err(Failure::new)?;
         self.pages.renew(&identity, &trust);
-        self.lifetimes = self.files.lifetimes(&identity, &trust);
+        self.lifetimes = files.lifetimes(&identity, &trust);
+        self.files = files;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &["ca", "cert", "crl", "crl-strict"]);
+        }
         Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let settings = self.settings.file().map(PathBuf::from);
+        self.files.paths().into_iter().chain(settings).collect()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

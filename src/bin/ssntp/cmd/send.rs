@@ -9,13 +9,13 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use serde_json::json;
 use ssntp::client::{Backoff, Client, ClientEvent, SendFault};
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
-use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace};
+use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp::server::Filter;
 use ssntp::{Bytes, Role};
 
 use super::operands::{self, senders};
 use crate::application::Applications;
-use crate::connection::{Connection, Waited, Watch};
+use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::output::{lone_line, note};
 use crate::receipt::{self, Question};
@@ -71,6 +71,11 @@ pub(crate) struct Args {
     /// say then who received them
     #[arg(long, value_name = "LABEL")]
     trace: Option<String>,
+    /// The trace and span that the frames are part of, as W3C Trace Context writes
+    /// them: 00-<32 digits>-<16 digits>-<2 digits>; every frame is traced then
+    /// [default: the environment's TRACEPARENT, if it is one]
+    #[arg(long, value_name = "VALUE")]
+    traceparent: Option<TraceParent>,
     /// How long connecting may take, and waiting for a role or for the server's
     /// word on who received a frame
     #[arg(long, value_name = "SECONDS", default_value = "30")]
@@ -118,11 +123,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .reconnect(false)
         .backoff(BACKOFF);
     let payloads = Payloads::of(&args)?;
+    let parent = args.traceparent.or_else(connection::traceparent);
     let client = Client::start(config).map_err(Failure::new)?;
     let mut sending = Sending {
         watch: Watch::new(&client, &stop, renewal),
         args: &args,
         kind,
+        parent,
         tells: false,
         asked: 0,
         answers: Vec::new(),
@@ -165,6 +172,8 @@ struct Sending<'a> {
     watch: Watch<'a>,
     args: &'a Args,
     kind: FrameKind,
+    /// What the frames are part of.
+    parent: Option<TraceParent>,
     /// Whether the server has answered a question, so that it answers others, too.
     tells: bool,
     /// How many frames have asked who received them.
@@ -198,14 +207,17 @@ impl Sending<'_> {
             let must_tell = self.args.require_receivers.is_some();
             let frame = Frame::with_payload(self.kind, payload);
             // A trace makes a frame dearer, so that of many not each one asks.
-            let frame = match &self.args.trace {
-                Some(label) => frame.traced(Trace::new(label)),
-                None if self.can_ask() && (must_tell || sent == 0 || is_last) => {
+            let parent = self.parent.as_ref();
+            let frame = match (&self.args.trace, parent) {
+                (Some(label), Some(parent)) => frame.traced(Trace::within(label, parent)),
+                (Some(label), None) => frame.traced(Trace::new(label)),
+                _ if self.can_ask() && (must_tell || sent == 0 || is_last) => {
                     self.asked += 1;
-                    Question::receivers(frame)
+                    Question::receivers(frame, parent)
                 }
-                None if must_tell => return Err(self.does_not_tell()),
-                None => frame,
+                _ if must_tell => return Err(self.does_not_tell()),
+                (None, Some(parent)) => frame.traced(Trace::within("", parent)),
+                (None, None) => frame,
             };
             self.send(frame)?;
             sent += 1;

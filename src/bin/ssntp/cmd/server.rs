@@ -1,6 +1,7 @@
 //! `ssntp server`: accepts clients, filters and routes what they send.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::{Receiver, Sender};
@@ -9,12 +10,13 @@ use ssntp::Role;
 use ssntp::payload::{Configure, Payload};
 use ssntp::proto::{Command, Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{
-    AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, Rules, Server, ServerConfig,
-    SessionInfo, SlowConsumer,
+    AdmissionPolicy, Context, Decision, Filter, FilterAction, Handler, RuleError, Rules, Server,
+    ServerConfig, ServerHandle, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use super::config::Problems;
 use super::dev::{self, Dev};
 use super::{listen, operands};
 use crate::admin::{self, About, AdminArgs, Pages};
@@ -25,6 +27,7 @@ use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
 use crate::receipt::Question;
 use crate::seconds::Seconds;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 use crate::watched::Watched;
 
@@ -36,10 +39,13 @@ use crate::watched::Watched;
 /// prints what it routes.
 ///
 /// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
-/// so does a change of these files. Sessions stay, but for those whose certificate does
-/// not count any more, and clients get a CONFIGURE if there is another --config.
+/// --config-file with forward, filter and filter-action; so does a change of these
+/// files. Sessions stay, but for those whose certificate does not count any more, and
+/// clients get a CONFIGURE if there is another --config.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose [with --dev: 127.0.0.1:8888]
     #[arg(long, value_name = "ADDR", required_unless_present = "dev", num_args = 1..)]
@@ -72,7 +78,8 @@ pub(crate) struct Args {
     forwards: Vec<(FrameKind, Role)>,
     #[command(flatten)]
     applications: Applications,
-    /// The cluster configuration that clients get
+    /// The cluster's configuration, which clients get; the server's own settings
+    /// are for --config-file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Who may send what [default: allow-all, with --dev spec]
@@ -180,7 +187,47 @@ fn forward(text: &str) -> Result<(FrameKind, Role), String> {
     Ok((kind, role))
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    /// Who gets what is forwarded.
+    fn rules(&self) -> Result<Rules, Failure> {
+        let rules = match self.dev && self.forwards.is_empty() {
+            true => Rules::spec(),
+            false => {
+                (self.forwards.iter()).fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role))
+            }
+        };
+        rules
+            .check()
+            .map_err(|e| Failure::usage(format!("--forward: {e}")))?;
+        Ok(rules)
+    }
+
+    /// Who may send what.
+    fn filter(&self) -> Filter {
+        let filter = match self.filter {
+            Some(FilterName::AllowAll) => Filter::allow_all(),
+            Some(FilterName::Spec) => Filter::spec(),
+            None if self.dev => Filter::spec(),
+            None => Filter::allow_all(),
+        };
+        filter.action(match self.filter_action {
+            ActionName::Reject => FilterAction::Reject,
+            ActionName::Drop => FilterAction::Drop,
+        })
+    }
+
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.credentials(&self.cert, &self.ca, &self.crl, Role::SERVER);
+        problems.of("config", self.config.as_deref().map(load_configuration));
+        problems.of("forward", Some(self.rules()));
+        problems.of("application", Some(self.applications.operands()));
+        problems
+    }
+}
+
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     // The end of its terminal ends a server that somebody only tries.
     let mut daemon = match args.dev {
@@ -190,25 +237,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     for address in args.listen.iter().filter(|_| args.dev) {
         dev::check_local(address)?;
     }
-    let rules = match args.dev && args.forwards.is_empty() {
-        true => Rules::spec(),
-        false => {
-            (args.forwards.iter()).fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role))
-        }
-    };
-    rules
-        .check()
-        .map_err(|e| Failure::usage(format!("--forward: {e}")))?;
-    let filter = match args.filter {
-        Some(FilterName::AllowAll) => Filter::allow_all(),
-        Some(FilterName::Spec) => Filter::spec(),
-        None if args.dev => Filter::spec(),
-        None => Filter::allow_all(),
-    };
-    let filter = filter.action(match args.filter_action {
-        ActionName::Reject => FilterAction::Reject,
-        ActionName::Drop => FilterAction::Drop,
-    });
+    let rules = args.rules()?;
     let policy = match args.slow_consumer {
         PolicyName::Disconnect => SlowConsumer::Disconnect,
         PolicyName::DropNewest => SlowConsumer::DropNewest,
@@ -217,11 +246,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let dev = args.dev.then(Dev::prepare).transpose()?;
     let files = args.files();
     let watched = Watched::of(match &dev {
-        None => files
-            .iter()
-            .flat_map(CredentialFiles::paths)
-            .chain(args.config.clone())
-            .collect(),
+        None => args.watched(&settings),
         Some(_) => Vec::new(),
     });
     let (identity, trust) = match (&dev, &files) {
@@ -233,10 +258,17 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (shown, show) = crossbeam_channel::bounded(SHOWN);
     let is_shown = args.show || args.dev;
     let operands = args.applications.operands()?;
-    let application = Application::new(&rules, &operands, is_shown.then(|| shown.clone()));
+    let receivers = receivers(&rules, &operands);
+    let rules = forwarding(&receivers);
+    let receivers = Arc::new(Mutex::new(receivers));
+    let application = Application {
+        receivers: Arc::clone(&receivers),
+        show: is_shown.then(|| shown.clone()),
+        missed: 0,
+    };
     let mut config = ServerConfig::new(identity.clone(), trust.clone())
-        .rules(application.rules())
-        .filter(filter)
+        .rules(rules)
+        .filter(args.filter())
         .max_payload(args.max_payload)
         .operands(operands.clone())
         .handshake_timeout(args.handshake_timeout.into())
@@ -276,6 +308,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         introduce(dev, is_current, args.json)?;
     }
     pages.announce(args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || sessions(&handle));
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
@@ -283,9 +317,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut running = Running {
         server: &server,
         pages: &pages,
-        files,
         args: &args,
+        settings: &mut settings,
+        receivers: &receivers,
         lifetimes: lifetimes.unwrap_or_default(),
+        watched: watched.paths().to_vec(),
     };
     daemon.watch(watched, &running);
     let mut is_read = true;
@@ -305,6 +341,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
     }
     drop(shown);
+    daemon.stopping();
     pages.stopping();
     server.stop();
     Ok(())
@@ -338,27 +375,82 @@ impl Args {
             crl: self.crl.clone(),
         })
     }
+
+    /// Each file that is read again.
+    fn watched(&self, settings: &Settings) -> Vec<PathBuf> {
+        let files = self
+            .files()
+            .iter()
+            .flat_map(CredentialFiles::paths)
+            .collect::<Vec<_>>();
+        let others = self
+            .config
+            .clone()
+            .into_iter()
+            .chain(settings.file().map(PathBuf::from));
+        files.into_iter().chain(others).collect()
+    }
 }
 
 /// What is read again.
 struct Running<'a> {
     server: &'a Server,
     pages: &'a Pages,
-    /// None with --dev.
-    files: Option<CredentialFiles>,
     args: &'a Args,
+    settings: &'a mut Settings,
+    receivers: &'a Arc<Mutex<Receivers>>,
     lifetimes: Vec<Lifetime>,
+    /// None with --dev.
+    watched: Vec<PathBuf>,
 }
+
+/// The settings that SIGHUP takes over. Whether frames are shown is not one of them:
+/// a rule that is new is shown as it was.
+const TAKEN: [&str; 8] = [
+    "ca",
+    "cert",
+    "config",
+    "crl",
+    "crl-strict",
+    "filter",
+    "filter-action",
+    "forward",
+];
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         // Everything is read before anything is changed.
-        let configuration = self.args.config.as_deref().map(load_configuration).transpose()?;
-        if let Some(files) = &self.files {
+        let read = self.settings.read_again()?;
+        let args = match &read {
+            Some((crate::args::Command::Server(args), _)) => args,
+            _ => self.args,
+        };
+        let configuration = args.config.as_deref().map(load_configuration).transpose()?;
+        let operands = self.args.applications.operands()?;
+        let rules = read.is_some().then(|| args.rules()).transpose()?;
+        let is_unknown = |kind: &FrameKind| kind.is_application() && !operands.contains(*kind);
+        if let Some((kind, _)) = args.forwards.iter().find(|(kind, _)| is_unknown(kind)) {
+            return Err(Failure::new(format!(
+                "forward: {kind} needs a restart with its application"
+            )));
+        }
+        let files = args.files();
+        if let Some(files) = &files {
             let (identity, trust) = files.load()?;
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
             self.pages.renew(&identity, &trust);
             self.lifetimes = files.lifetimes(&identity, &trust);
+        }
+        if let Some(rules) = rules {
+            let (filter, shared) = (args.filter(), Arc::clone(self.receivers));
+            let receivers = receivers(&rules, &operands);
+            let taken = self.server.handle().with(move |cx| {
+                cx.set_rules(forwarding(&receivers))?;
+                cx.set_filter(filter);
+                *lock(&shared) = receivers;
+                Ok::<_, RuleError>(())
+            });
+            taken.map_err(Failure::new)?.map_err(Failure::new)?;
         }
         if let Some(yaml) = configuration {
             let told = self.server.handle().with(move |cx| {
@@ -372,7 +464,15 @@ impl Service for Running<'_> {
             });
             told.and_then(|told| told).map_err(Failure::new)?;
         }
+        self.watched = args.watched(self.settings);
+        if let Some((_, now)) = read {
+            self.settings.take(now, &TAKEN);
+        }
         Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.watched.clone()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {
@@ -386,43 +486,50 @@ const SHOWN: usize = 1024;
 /// What the server does beside filtering and routing: it answers who asks how many
 /// received a frame, and shows frames. Nothing of it waits.
 struct Application {
-    receivers: Vec<(FrameKind, Role)>,
+    /// Changed on the dispatcher alone, so that it never waits for this.
+    receivers: Arc<Mutex<Receivers>>,
     show: Option<Sender<Shown>>,
     /// How many frames found no room since the last one that did.
     missed: u64,
 }
 
+/// Who gets frames of a kind.
+type Receivers = Vec<(FrameKind, Role)>;
+
+fn receivers(rules: &Rules, operands: &Operands) -> Receivers {
+    let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
+    kinds
+        .filter_map(|kind| Some((kind, rules.receivers(kind)?)))
+        .collect()
+}
+
+/// The rules, but for questions that are for the server alone.
+fn forwarding(receivers: &Receivers) -> Rules {
+    let mut rules = Rules::new();
+    for (kind, to) in receivers.iter().copied() {
+        rules = match kind == Event::TRACE_REPORT {
+            false => rules.multicast(kind, to),
+            true => rules.route(kind, move |frame, from, directory| {
+                if matches!(Question::of(frame), Some(Question::Sessions(_))) {
+                    return Decision::Discard;
+                }
+                let others = directory.with_role(to).map(SessionInfo::uuid);
+                Decision::Forward(others.filter(|uuid| *uuid != from).collect())
+            }),
+        };
+    }
+    rules
+}
+
+/// What is in it is replaced as a whole, so that a panic leaves nothing half done.
+fn lock(receivers: &Mutex<Receivers>) -> MutexGuard<'_, Receivers> {
+    receivers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Application {
-    fn new(rules: &Rules, operands: &Operands, show: Option<Sender<Shown>>) -> Self {
-        let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
-        let receivers = kinds.filter_map(|kind| Some((kind, rules.receivers(kind)?)));
-        Self {
-            receivers: receivers.collect(),
-            show,
-            missed: 0,
-        }
-    }
-
-    /// The rules, but for questions that are for the server alone.
-    fn rules(&self) -> Rules {
-        let mut rules = Rules::new();
-        for (kind, to) in self.receivers.iter().copied() {
-            rules = match kind == Event::TRACE_REPORT {
-                false => rules.multicast(kind, to),
-                true => rules.route(kind, move |frame, from, directory| {
-                    if matches!(Question::of(frame), Some(Question::Sessions(_))) {
-                        return Decision::Discard;
-                    }
-                    let others = directory.with_role(to).map(SessionInfo::uuid);
-                    Decision::Forward(others.filter(|uuid| *uuid != from).collect())
-                }),
-            };
-        }
-        rules
-    }
-
     fn to(&self, kind: FrameKind) -> Role {
-        let rule = self.receivers.iter().find(|(of, _)| *of == kind);
+        let receivers = lock(&self.receivers);
+        let rule = receivers.iter().find(|(of, _)| *of == kind);
         rule.map_or(Role::NONE, |(_, to)| *to)
     }
 }
@@ -521,6 +628,12 @@ pub(crate) fn announce(server: &Server, json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
     let text = format!("listening at {}", addresses.join(", "));
     lone_line(text, json.then(|| json!({ "listening": addresses }).to_string()))
+}
+
+/// What a server's dispatcher does, as soon as it comes to say so.
+pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
+    let sessions = server.with(|cx| cx.directory().len()).ok()?;
+    Some(format!("{sessions} sessions"))
 }
 
 /// Reads a cluster configuration and checks it; its bytes go out unchanged.

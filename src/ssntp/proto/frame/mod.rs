@@ -14,6 +14,7 @@
 //! | `command`, `status`, `event`, `error` | the operands of each type |
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
+//! | `traceparent` | [`TraceParent`]: the W3C trace that a label names |
 //! | `stream` | what instances write: [`OpenStream`], [`StreamData`] … |
 //!
 //! All integers are big-endian; a UUID is its 16 raw bytes.
@@ -27,6 +28,7 @@ mod operand;
 mod status;
 mod stream;
 mod trace;
+mod traceparent;
 
 use bytes::Bytes;
 
@@ -41,6 +43,7 @@ pub use self::stream::{
     StreamEndReason, StreamEnded, close_stream, stream_of, stream_opened,
 };
 pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, MAX_TRACE_NODES, Trace, TraceNode};
+pub use self::traceparent::{BadTraceParent, TraceParent};
 
 /// A frame of an established session: what it is, its payload, and its trace
 /// where it has one.

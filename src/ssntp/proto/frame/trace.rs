@@ -7,6 +7,7 @@ use std::time::Duration;
 use byteorder::{BigEndian, ByteOrder};
 use uuid::Uuid;
 
+use super::TraceParent;
 use crate::Role;
 
 /// The largest block a receiver takes, in bytes.
@@ -60,6 +61,17 @@ impl Trace {
     /// The label as text; bytes that are not UTF-8 are replaced.
     pub fn label(&self) -> std::borrow::Cow<'_, str> {
         String::from_utf8_lossy(&self.label)
+    }
+
+    /// A trace that is part of another one, which its label names, behind what of
+    /// `label` there is room for.
+    pub fn within(label: &str, parent: &TraceParent) -> Self {
+        Self::new(&parent.label(label, u8::MAX.into()))
+    }
+
+    /// The trace that its label says it is part of.
+    pub fn traceparent(&self) -> Option<TraceParent> {
+        TraceParent::in_label(&self.label())
     }
 
     /// The hops, origin first.

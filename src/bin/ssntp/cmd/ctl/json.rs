@@ -127,7 +127,13 @@ fn trace(trace: &FrameTrace) -> Value {
         })
     });
     let nodes: Vec<_> = nodes.collect();
-    json!({"label": trace.label, "type": trace.frame_type, "operand": trace.operand, "nodes": nodes})
+    let mut value =
+        json!({"label": trace.label, "type": trace.frame_type, "operand": trace.operand, "nodes": nodes});
+    if let Some(parent) = trace.traceparent() {
+        value["trace_id"] = parent.trace_id().into();
+        value["span_id"] = parent.span_id().into();
+    }
+    value
 }
 
 pub(super) fn change(change: &Change, at: SystemTime) -> Value {

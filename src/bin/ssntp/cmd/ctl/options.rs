@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::client::Backoff;
+use ssntp::client::{Backoff, ClientConfig};
 use ssntp::cluster::controller::ControllerConfig;
 
-use crate::connection::{Renewal, ServerArgs};
+use crate::connection::{self, Renewal, ServerArgs};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -60,7 +60,7 @@ impl Options {
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         let config = config.backoff(BACKOFF).first_attempts(ATTEMPTS);
-        Ok(ControllerConfig::new(config))
+        Ok(traced(config))
     }
 
     /// A controller for a program that goes on, connects again whenever it has to,
@@ -68,5 +68,14 @@ impl Options {
     pub(super) fn config_going_on(&self, stop: &Stop) -> Result<(ControllerConfig, Renewal), Failure> {
         let (config, renewal) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok((ControllerConfig::new(config.backoff(BACKOFF)), renewal))
+    }
+}
+
+/// A part of the trace that whoever started the program is part of.
+fn traced(config: ClientConfig) -> ControllerConfig {
+    let config = ControllerConfig::new(config);
+    match connection::traceparent() {
+        Some(parent) => config.traceparent(parent),
+        None => config,
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{
     Command, Event, FrameKind, FrameType, MAJOR, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, MAX_TRACE_LEN,
-    MAX_TRACE_NODES, Outputs, Status, StreamEndReason, TRACE_FLAG,
+    MAX_TRACE_NODES, Outputs, Status, StreamEndReason, TRACE_FLAG, TraceParent,
 };
 use uuid::Uuid;
 
@@ -175,6 +175,10 @@ impl<'a> Walk<'a> {
         let label = String::from_utf8_lossy(&label).into_owned();
         self.field("label", at, json!(label));
         self.text(printable(&label));
+        if let Some(parent) = TraceParent::in_label(&label) {
+            self.field("trace id", at, json!(parent.trace_id()));
+            self.field("span id", at, json!(parent.span_id()));
+        }
         self.time("start")?;
         self.time("end")?;
         let at = self.at;

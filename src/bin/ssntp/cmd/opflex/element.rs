@@ -11,6 +11,7 @@ use ssntp::opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings
 use ssntp::opflex::run::{ElementConfig, ElementHandle, Reference};
 use ssntp::transport::Address;
 
+use super::super::config::Problems;
 use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_object, print_properties};
@@ -20,6 +21,7 @@ use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
+use crate::settings::ConfigFile;
 use crate::signals::Stop;
 use crate::watched::Watched;
 
@@ -30,6 +32,8 @@ use crate::watched::Watched;
 /// read the files of its certificates again, and so does a change of them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     connect: Vec<Address>,
@@ -110,6 +114,20 @@ impl Args {
     /// Whether it goes on once everything is answered.
     pub(super) fn stays(&self) -> bool {
         self.watch || self.serve.is_given()
+    }
+
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls", Some(self.tls.connector()));
+        problems.of("resolve", Some(self.wanted()));
+        for (key, file) in [
+            ("start-policy", &self.start_policy),
+            ("declare", &self.declare),
+            ("report", &self.report),
+        ] {
+            problems.of(key, file.as_deref().map(load_objects));
+        }
+        problems
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
@@ -309,6 +327,10 @@ impl Service for Running<'_> {
         }
         self.lifetimes = lifetimes;
         Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.tls.paths()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

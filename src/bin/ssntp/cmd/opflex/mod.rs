@@ -29,7 +29,9 @@ use std::sync::Arc;
 use clap::Subcommand;
 use ssntp::opflex::model::{Format, ManagedObject, Schema};
 
+use super::config::Problems;
 use crate::failure::Failure;
+use crate::settings::Settings;
 
 /// Serve and use policy over OpFlex
 #[derive(Debug, clap::Args)]
@@ -50,9 +52,9 @@ enum Command {
     Model(model::Args),
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     match args.command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(*args, settings),
         Command::Element(args) => element::run(*args),
         Command::Policy(args) => policy::run(args),
         Command::Endpoints(args) => show::endpoints(args),
@@ -64,6 +66,15 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        match &self.command {
+            Command::Serve(args) => args.problems(),
+            Command::Element(args) => args.problems(),
+            _ => Problems::default(),
+        }
+    }
+
     /// Whether it is a server, whose warnings an operator wants to see.
     pub(crate) fn serves(&self) -> bool {
         match &self.command {

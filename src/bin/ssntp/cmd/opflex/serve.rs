@@ -10,6 +10,7 @@ use ssntp::opflex::model::Edit;
 use ssntp::opflex::run::ServerConfig;
 use ssntp::transport::Address;
 
+use super::super::config::Problems;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
@@ -20,6 +21,7 @@ use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 use crate::watched::Watched;
 
@@ -32,6 +34,8 @@ use crate::watched::Watched;
 /// has all of them read at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
     /// lets the system choose
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
@@ -72,13 +76,28 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<(), Failure> {
+impl Args {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls-cert", Some(self.tls.acceptor()));
+        let schema = self.model.as_deref().map(load_model).transpose();
+        let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
+        match schema {
+            Ok(schema) => problems.of("policy", read(schema)),
+            Err(failure) => problems.of("model", Some(Err::<(), _>(failure))),
+        }
+        problems
+    }
+}
+
+pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
-    let watched = Watched::of(args.tls.paths());
+    let settings_file = settings.file().map(PathBuf::from);
+    let watched = Watched::of(args.tls.paths().into_iter().chain(settings_file).collect());
     let (acceptor, lifetimes) = args.tls.acceptor()?;
     config.tls = acceptor;
     config.keep = args.persist;
@@ -102,6 +121,11 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     )?;
     announce(&server, args.json)?;
     pages.announce(args.json)?;
+    let handle = server.handle();
+    daemon.ready(move || {
+        let clients = handle.with(|cx| cx.core().session_count()).ok()?;
+        Some(format!("{clients} clients"))
+    });
     let look = match &source {
         Some(_) => crossbeam_channel::tick(LOOK),
         None => crossbeam_channel::never(),
@@ -112,6 +136,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         source,
         tls: args.tls,
         lifetimes,
+        settings: &mut settings,
     };
     daemon.watch(watched, &running);
     loop {
@@ -132,6 +157,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             recv(look) -> _ => daemon.note_reload(running.look()),
         }
     }
+    daemon.stopping();
     pages.stopping();
     server.stop();
     Ok(())
@@ -144,10 +170,12 @@ struct Running<'a> {
     source: Option<Source>,
     tls: ServerTls,
     lifetimes: Vec<Lifetime>,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
+        let read = self.settings.read_again()?;
         let (acceptor, lifetimes) = self.tls.acceptor()?;
         let of_pages = self.tls.credentials()?;
         self.read_policy()?;
@@ -158,7 +186,15 @@ impl Service for Running<'_> {
             self.pages.renew(&identity, &trust);
         }
         self.lifetimes = lifetimes;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
         Ok(())
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let settings = self.settings.file().map(PathBuf::from);
+        self.tls.paths().into_iter().chain(settings).collect()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {
@@ -172,12 +208,7 @@ impl Running<'_> {
         if !self.source.as_mut()?.has_changed() {
             return None;
         }
-        let done = self.read_policy();
-        Some(done.map_err(|failure| {
-            let why = failure.to_string();
-            failure.report();
-            why
-        }))
+        Some(self.read_policy().map_err(|failure| failure.to_string()))
     }
 
     /// Makes what the source holds all the policy there is; a source that holds no
@@ -191,7 +222,8 @@ impl Running<'_> {
             edited.map_err(Failure::new)
         });
         let path = source.path().display();
-        let changed = changed.inspect_err(|_| log::error!("{path}: the policy stays as it was"))?;
+        let changed =
+            changed.inspect_err(|failure| log::error!("{failure}; {path}: the policy stays as it was"))?;
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())
     }

@@ -1,0 +1,46 @@
+//! `ssntp completions` for users, and `ssntp manual` for packages: what both say is
+//! what the command line itself says.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::args;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Print what completes this program's command line in a shell
+///
+/// For bash, source <(ssntp completions bash) in ~/.bashrc; for zsh, write it to
+/// a file _ssntp in a directory of $fpath; for fish, to
+/// ~/.config/fish/completions/ssntp.fish.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The shell
+    shell: Shell,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut args::Args::command(), "ssntp", &mut text);
+    let mut output = Output::new();
+    output.bytes(&text)?;
+    output.flush()
+}
+
+/// Write the manual page of each subcommand
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManualArgs {
+    /// The directory for them
+    directory: PathBuf,
+}
+
+pub(crate) fn manual(args: &ManualArgs) -> Result<(), Failure> {
+    let directory = &args.directory;
+    let failed = |e| Failure::new(format!("{}: {e}", directory.display()));
+    fs::create_dir_all(directory).map_err(failed)?;
+    let pages = args::Args::command().disable_help_subcommand(true);
+    clap_mangen::generate_to(pages, directory).map_err(failed)
+}

@@ -1,0 +1,354 @@
+//! What the service manager is told of a daemon that it started: datagrams of
+//! `NAME=value` lines to the socket that NOTIFY_SOCKET names, as sd_notify(3)
+//! has them. Where nothing is named, nothing is done.
+//!
+//! ```text
+//!  it runs ─▶ READY=1 ─┬─ its work answers ─▶ STATUS=…, WATCHDOG=1 ─┬─▶ STOPPING=1
+//!                      └─ SIGHUP ─▶ RELOADING=1 … READY=1 ──────────┘
+//! ```
+//!
+//! The thread `ssntp-pulse` asks whoever does the daemon's work, and waits for the
+//! answer, so that a dispatcher that hangs has no WATCHDOG=1 sent for it. The main
+//! thread has no part in that: it may wait for a disk, while the work goes on.
+
+use std::env;
+use std::fmt::Write;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use log::{debug, warn};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::output::printable;
+
+/// How long a service manager that takes no datagrams holds up who sends one.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often the status is looked at, where no watchdog asks for more.
+const LOOK: Duration = Duration::from_secs(10);
+/// The longest status, in characters. It is for a line of `systemctl status`.
+const STATUS: usize = 256;
+
+/// The variables that are for the process that a service manager started, and not
+/// for programs that it starts in turn.
+pub(crate) const VARIABLES: [&str; 6] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+];
+
+/// The service manager that started this process, if one did that wants to hear.
+#[derive(Debug)]
+pub(crate) struct ServiceManager {
+    notices: Option<Arc<Notices>>,
+    /// How often it wants to hear that the daemon lives.
+    watchdog: Option<Duration>,
+    pulse: Option<Pulse>,
+}
+
+impl ServiceManager {
+    pub(crate) fn of_this_process() -> Self {
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let notices = variable("NOTIFY_SOCKET").and_then(|socket| match Notices::to(&socket) {
+            Ok(notices) => Some(Arc::new(notices)),
+            Err(e) => {
+                warn!("NOTIFY_SOCKET: {socket}: {e}");
+                None
+            }
+        });
+        Self {
+            notices,
+            watchdog: watchdog(variable, std::process::id()),
+            pulse: None,
+        }
+    }
+
+    /// The daemon does its work, and `work` asks whoever does it what that is, in a
+    /// few words. It may wait for the answer for as long as that takes, but not
+    /// beyond the end of who is asked: it says nothing then.
+    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+        let Some(notices) = &self.notices else { return };
+        if let Err(e) = notices.send("READY=1") {
+            warn!("the service manager does not hear that this is ready: {e}");
+        }
+        let (notices, watchdog) = (Arc::clone(notices), self.watchdog);
+        // Half of the time, as sd_watchdog_enabled(3) recommends.
+        let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2));
+        let (end, ended) = bounded(0);
+        let thread = std::thread::Builder::new()
+            .name("ssntp-pulse".into())
+            .spawn(move || notices.pulse(&work, every, watchdog.is_some(), &ended));
+        match thread {
+            Ok(thread) => {
+                self.pulse = Some(Pulse {
+                    end: Some(end),
+                    thread: Some(thread),
+                });
+            }
+            Err(e) => warn!("cannot start a thread: {e}: the service manager hears nothing more"),
+        }
+    }
+
+    /// The daemon reads its files again; [`reloaded`](Self::reloaded) follows.
+    pub(crate) fn reloading(&self) {
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
+    }
+
+    /// It has read them, or why not: its status says so until the next time.
+    pub(crate) fn reloaded(&self, failure: Option<&str>) {
+        let Some(notices) = &self.notices else { return };
+        *notices.trouble.lock().unwrap_or_else(PoisonError::into_inner) = failure.map(str::to_owned);
+        self.tell(&failure.map_or_else(
+            || "READY=1".to_owned(),
+            |failure| format!("READY=1\nSTATUS={}", status(failure)),
+        ));
+    }
+
+    /// The daemon ends from now on: what it does then is no pulse any more.
+    pub(crate) fn stopping(&mut self) {
+        if let Some(pulse) = &mut self.pulse {
+            pulse.end.take();
+        }
+        self.tell("STOPPING=1");
+    }
+
+    fn tell(&self, message: &str) {
+        if let Some(notices) = &self.notices {
+            notices.tell(message);
+        }
+    }
+}
+
+/// The way to the service manager.
+#[derive(Debug)]
+struct Notices {
+    socket: UnixDatagram,
+    to: SocketAddr,
+    /// Why files that should have been read again were not.
+    trouble: Mutex<Option<String>>,
+}
+
+impl Notices {
+    fn to(name: &str) -> io::Result<Self> {
+        let to = match name.strip_prefix('@') {
+            Some(name) => SocketAddr::from_abstract_name(name)?,
+            None if name.starts_with('/') => SocketAddr::from_pathname(name)?,
+            None => return Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Unix socket")),
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            socket,
+            to,
+            trouble: Mutex::default(),
+        })
+    }
+
+    /// Addressed anew each time: a service manager may come back at that name.
+    fn send(&self, message: &str) -> io::Result<()> {
+        self.socket.send_to_addr(message.as_bytes(), &self.to).map(drop)
+    }
+
+    fn tell(&self, message: &str) {
+        if let Err(e) = self.send(message) {
+            debug!("the service manager: {e}");
+        }
+    }
+
+    /// Asks for the daemon's work again and again, and passes the answers on.
+    fn pulse(
+        &self,
+        work: &dyn Fn() -> Option<String>,
+        every: Duration,
+        is_watched: bool,
+        ended: &Receiver<()>,
+    ) {
+        let mut last = String::new();
+        loop {
+            let work = work();
+            // It may have taken until the end.
+            if ended.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected) {
+                return;
+            }
+            if let Some(work) = work {
+                self.beat(&work, is_watched, &mut last);
+            }
+            if ended.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    }
+
+    /// It lives, and that is its status, which is told where it is another one.
+    fn beat(&self, work: &str, is_watched: bool, last: &mut String) {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = match &*trouble {
+            Some(trouble) => status(&format!("{work}; {trouble}")),
+            None => status(work),
+        };
+        drop(trouble);
+        let mut message = String::new();
+        if is_watched {
+            message.push_str("WATCHDOG=1\n");
+        }
+        if now != *last {
+            let _ = writeln!(message, "STATUS={now}");
+            *last = now;
+        }
+        if !message.is_empty() {
+            self.tell(&message);
+        }
+    }
+}
+
+/// The thread that asks, which dropping this joins. To be dropped after whoever is
+/// asked.
+#[derive(Debug)]
+struct Pulse {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The time between two signs of life that the service manager wants from the
+/// process with this id. One that it wants from another process is not ours.
+fn watchdog(variable: impl Fn(&str) -> Option<String>, process: u32) -> Option<Duration> {
+    let period = variable("WATCHDOG_USEC")?.parse().ok().filter(|usec| *usec > 0)?;
+    let is_ours = variable("WATCHDOG_PID").is_none_or(|of| of.parse() == Ok(process));
+    is_ours.then(|| Duration::from_micros(period))
+}
+
+/// The clock that the service manager compares a reload's beginning by.
+fn monotonic_usec() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.saturating_mul(1_000_000) + now.tv_nsec / 1000
+}
+
+/// What can be shown in one line.
+fn status(text: &str) -> String {
+    printable(&text.chars().take(STATUS).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A service manager, and who tells it something.
+    fn manager(name: &str) -> (UnixDatagram, Notices) {
+        let name = format!("ssntp-test-{name}-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let heard = UnixDatagram::bind_addr(&address).unwrap();
+        heard.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        (heard, Notices::to(&format!("@{name}")).unwrap())
+    }
+
+    fn next(heard: &UnixDatagram) -> String {
+        let mut buffer = [0; 1024];
+        let length = heard.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    }
+
+    /// A daemon whose work answers when the test has it answer.
+    #[test]
+    fn who_does_not_answer_is_not_told_to_live() {
+        let (heard, notices) = manager("pulse");
+        let (asked, asks) = bounded(0);
+        let (answer, answers) = bounded::<Option<&str>>(0);
+        let work = move || {
+            asked.send(()).ok()?;
+            answers.recv().ok()?.map(str::to_owned)
+        };
+        let (end, ended) = bounded(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| notices.pulse(&work, Duration::from_millis(1), true, &ended));
+            for (said, sent) in [
+                (Some("one"), Some("WATCHDOG=1\nSTATUS=one\n")),
+                (None, None),
+                (Some("one"), Some("WATCHDOG=1\n")),
+                (None, None),
+                (Some("two\n"), Some("WATCHDOG=1\nSTATUS=two\\n\n")),
+            ] {
+                // What was sent before has been sent by now, and now it hangs.
+                asks.recv().unwrap();
+                heard.set_nonblocking(true).unwrap();
+                assert_eq!(
+                    heard.recv(&mut [0; 64]).unwrap_err().kind(),
+                    io::ErrorKind::WouldBlock
+                );
+                heard.set_nonblocking(false).unwrap();
+                answer.send(said).unwrap();
+                if let Some(sent) = sent {
+                    assert_eq!(next(&heard), sent);
+                }
+            }
+            asks.recv().unwrap();
+            drop(end);
+            // An answer at the end is none.
+            answer.send(Some("three")).unwrap();
+        });
+        heard.set_nonblocking(true).unwrap();
+        assert!(heard.recv(&mut [0; 64]).is_err());
+    }
+
+    #[test]
+    fn the_status_says_why_files_were_not_read_again() {
+        let (heard, notices) = manager("trouble");
+        let manager = ServiceManager {
+            notices: Some(Arc::new(notices)),
+            watchdog: None,
+            pulse: None,
+        };
+        let beat = |last: &mut String| manager.notices.as_ref().unwrap().beat("2 sessions", false, last);
+        let mut last = String::new();
+        manager.reloading();
+        assert!(next(&heard).starts_with("RELOADING=1\nMONOTONIC_USEC="));
+        manager.reloaded(Some("ca.pem: gone"));
+        assert_eq!(next(&heard), "READY=1\nSTATUS=ca.pem: gone");
+        beat(&mut last);
+        assert_eq!(next(&heard), "STATUS=2 sessions; ca.pem: gone\n");
+        manager.reloaded(None);
+        assert_eq!(next(&heard), "READY=1");
+        beat(&mut last);
+        assert_eq!(next(&heard), "STATUS=2 sessions\n");
+    }
+
+    #[test]
+    fn a_watchdog_is_ours_where_it_names_no_other_process() {
+        let with = |usec: &'static str, process: Option<&'static str>| {
+            let variable = move |name: &str| match name {
+                "WATCHDOG_USEC" => Some(usec.to_owned()),
+                "WATCHDOG_PID" => process.map(str::to_owned),
+                _ => None,
+            };
+            watchdog(variable, 17)
+        };
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(with("1000000", None), second);
+        assert_eq!(with("1000000", Some("17")), second);
+        for (usec, process) in [("1000000", "18"), ("1000000", "?"), ("0", "17"), ("-1", "17")] {
+            assert_eq!(with(usec, Some(process)), None, "{usec} {process}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_unix_socket_is_refused() {
+        for name in ["vsock:2:1", "relative", ""] {
+            assert!(Notices::to(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! What a daemon is told: by its flags, by the environment, and by the file that
+//! `--config-file` names.
+//!
+//! ```text
+//!  flags ─────────▶ clap ─┬──────────────────────────▶ clap ─▶ Args
+//!  environment ──▶        │ what neither says            ▲
+//!  FILE ─▶ file ─▶ flags: known? value right? ─▶ as words┘
+//! ```
+//!
+//! Each key of the file is a long flag of the daemon, without its dashes. There is
+//! no list of them: what clap knows of the daemon's command line says which there
+//! are, what they take and what goes with what. Flags count more than the
+//! environment, that more than the file, and the file more than a default.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `file` | the file as entries with their lines and columns |
+//! | `flags` | the flags of a daemon, and what clap makes of an entry |
+
+mod file;
+mod flags;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+
+use self::file::Entry;
+pub(crate) use self::flags::{Flag, Flags};
+use crate::args::{Args, Command};
+use crate::failure::Failure;
+
+/// The flag of a daemon that names its file.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ConfigFile {
+    /// Read what no flag and no environment variable says from this file: YAML, a
+    /// key for each flag, as in `json: true`; see `ssntp config`
+    #[arg(long, value_name = "FILE")]
+    config_file: Option<PathBuf>,
+}
+
+/// Its name among clap's arguments.
+const CONFIG_FILE: &str = "config_file";
+
+/// What a daemon was told, and by whom. Empty for what is no daemon.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    words: Vec<OsString>,
+    file: Option<PathBuf>,
+    values: Vec<Setting>,
+}
+
+/// What a flag of a daemon comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) key: String,
+    pub(crate) values: Vec<String>,
+    pub(crate) origin: Origin,
+}
+
+/// Who says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Flag,
+    Environment,
+    File(Position),
+    Default,
+}
+
+/// A line and a column, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+}
+
+/// What is wrong with a file, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem {
+    pub(crate) at: Option<Position>,
+    pub(crate) what: String,
+}
+
+/// Why nothing is started.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The command line is wrong by itself, or asks for help.
+    Words(Box<clap::Error>),
+    File {
+        path: PathBuf,
+        /// At least one.
+        problems: Vec<Problem>,
+        /// What the rest of the file comes to, where that can be said.
+        rest: Option<Box<(Args, Settings)>>,
+    },
+}
+
+/// So many problems are told; who has more has the wrong file.
+const MOST_PROBLEMS: usize = 100;
+
+/// Reads a command line, and the file that it names.
+pub(crate) fn read(words: &[OsString]) -> Result<(Args, Settings), Refused> {
+    let whole = Args::command().try_get_matches_from(words);
+    let daemon = match &whole {
+        Ok(matches) => Daemon::of(matches),
+        // The file may have what is missing.
+        Err(e) if e.kind() == ErrorKind::MissingRequiredArgument => {
+            let rest = Args::command().ignore_errors(true).try_get_matches_from(words);
+            rest.ok().as_ref().and_then(Daemon::of)
+        }
+        Err(_) => None,
+    };
+    let Some(daemon) = daemon else {
+        let args = whole.and_then(|matches| Args::from_arg_matches(&matches));
+        return Ok((args?, Settings::default()));
+    };
+    match daemon.file.clone() {
+        Some(path) => daemon.with_file(words, &path),
+        None => daemon.settle(words, &[]).map_err(Refused::from),
+    }
+}
+
+/// A daemon's command line so far.
+struct Daemon {
+    flags: Flags,
+    file: Option<PathBuf>,
+    /// What flags and environment say.
+    given: ArgMatches,
+}
+
+impl Daemon {
+    /// None where it is another subcommand: they have no such file.
+    fn of(matches: &ArgMatches) -> Option<Self> {
+        let (mut names, mut given) = (Vec::new(), matches);
+        while let Some((name, inner)) = given.subcommand() {
+            names.push(name);
+            given = inner;
+        }
+        let file = given.try_get_one::<PathBuf>(CONFIG_FILE).ok()?;
+        Some(Self {
+            flags: Flags::of(&names)?,
+            file: file.cloned(),
+            given: given.clone(),
+        })
+    }
+
+    fn with_file(&self, words: &[OsString], path: &Path) -> Result<(Args, Settings), Refused> {
+        let mut problems = Vec::new();
+        let mut taken = Vec::new();
+        for entry in file::read(path, &mut problems) {
+            match self.flags.words(&entry) {
+                _ if problems.len() >= MOST_PROBLEMS => break,
+                Ok(words) => taken.push((entry, words)),
+                Err(wrong) => problems.extend(wrong),
+            }
+        }
+        // What is said by a flag or the environment counts in place of an entry,
+        // which has to be right all the same.
+        taken.retain(|(entry, _)| !self.says(&entry.key));
+        let rest = self.settle(words, &taken);
+        problems.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
+        match rest {
+            Ok(settled) if problems.is_empty() => Ok(settled),
+            Err(e) if problems.is_empty() => Err(Refused::File {
+                path: path.to_owned(),
+                problems: vec![explained(&e, &taken)],
+                rest: None,
+            }),
+            rest => Err(Refused::File {
+                path: path.to_owned(),
+                problems,
+                rest: rest.ok().map(Box::new),
+            }),
+        }
+    }
+
+    fn says(&self, key: &str) -> bool {
+        let source = self
+            .flags
+            .named(key)
+            .and_then(|flag| self.given.value_source(flag.id()));
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    }
+
+    /// What the command line comes to with these entries behind it.
+    fn settle(
+        &self,
+        words: &[OsString],
+        entries: &[(Entry, Vec<OsString>)],
+    ) -> Result<(Args, Settings), clap::Error> {
+        let more = entries.iter().flat_map(|(_, words)| words);
+        let matches = Args::command().try_get_matches_from(words.iter().chain(more))?;
+        let args = Args::from_arg_matches(&matches)?;
+        let mut leaf = &matches;
+        while let Some((_, inner)) = leaf.subcommand() {
+            leaf = inner;
+        }
+        let value = |flag: Flag<'_>| {
+            let entry = entries.iter().find(|(entry, _)| entry.key == flag.key());
+            let origin = match (leaf.value_source(flag.id())?, entry) {
+                (ValueSource::CommandLine, Some((entry, _))) => Origin::File(entry.at),
+                (ValueSource::CommandLine, None) => Origin::Flag,
+                (ValueSource::EnvVariable, _) => Origin::Environment,
+                _ => Origin::Default,
+            };
+            let raw = leaf.get_raw(flag.id())?;
+            Some(Setting {
+                key: flag.key().to_owned(),
+                values: raw.map(|value| value.to_string_lossy().into_owned()).collect(),
+                origin,
+            })
+        };
+        let settings = Settings {
+            words: words.to_vec(),
+            file: self.file.clone(),
+            values: self.flags.all().filter_map(value).collect(),
+        };
+        Ok((args, settings))
+    }
+}
+
+impl Settings {
+    /// What each flag comes to that has a value.
+    pub(crate) fn values(&self) -> &[Setting] {
+        &self.values
+    }
+
+    /// Where the file says it, if it does.
+    pub(crate) fn position(&self, key: &str) -> Option<Position> {
+        let setting = self.values.iter().find(|setting| setting.key == key)?;
+        match setting.origin {
+            Origin::File(at) => Some(at),
+            _ => None,
+        }
+    }
+
+    /// The file, if there is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Reads the file again, if there is one: what the daemon would be started with
+    /// now. To be [taken](Self::take) once that is in force.
+    pub(crate) fn read_again(&self) -> Result<Option<(Command, Self)>, Failure> {
+        if self.file.is_none() {
+            return Ok(None);
+        }
+        let (args, settings) = read(&self.words).map_err(|refused| refused.failure())?;
+        Ok(Some((args.command, settings)))
+    }
+
+    /// Notes that the settings of these keys are in force as they were read now. Of
+    /// others that have changed, the log says that they need a restart.
+    pub(crate) fn take(&mut self, now: Self, keys: &[&str]) {
+        let waiting = self.take_of(now, keys);
+        if let (Some(file), false) = (&self.file, waiting.is_empty()) {
+            log::warn!(
+                "{}: changed, and needs a restart to count: {}",
+                file.display(),
+                waiting.join(", ")
+            );
+        }
+    }
+
+    /// The keys that are not in force as they were read now.
+    fn take_of(&mut self, now: Self, keys: &[&str]) -> Vec<String> {
+        let is_taken = |setting: &Setting| keys.contains(&&*setting.key);
+        let said = |values: &[Setting], key: &str| {
+            let setting = values.iter().find(|setting| setting.key == key);
+            setting.map(|setting| setting.values.clone())
+        };
+        let mut all: Vec<&str> = (self.values.iter().chain(&now.values))
+            .filter(|setting| !is_taken(setting))
+            .map(|setting| &*setting.key)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all.retain(|key| said(&self.values, key) != said(&now.values, key));
+        let waiting = all.into_iter().map(str::to_owned).collect();
+        self.values.retain(|setting| !is_taken(setting));
+        self.values.extend(now.values.into_iter().filter(is_taken));
+        waiting
+    }
+}
+
+impl Refused {
+    /// As a daemon says it, in one line.
+    pub(crate) fn failure(&self) -> Failure {
+        let (path, problems) = match self {
+            Self::Words(error) => return Failure::usage(first_paragraph(error)),
+            Self::File { path, problems, .. } => (path, problems),
+        };
+        let shown = path.display();
+        match &problems[..] {
+            [] => Failure::usage(format!("{shown}: refused")),
+            [one] => Failure::usage(one.of(path)),
+            [first, more @ ..] => Failure::usage(format!(
+                "{}; and {} more: `ssntp config check` tells",
+                first.of(path),
+                more.len()
+            )),
+        }
+    }
+}
+
+impl From<clap::Error> for Refused {
+    fn from(error: clap::Error) -> Self {
+        Self::Words(Box::new(error))
+    }
+}
+
+impl Problem {
+    fn at(position: Position, what: impl Into<String>) -> Self {
+        Self {
+            at: Some(position),
+            what: what.into(),
+        }
+    }
+
+    /// `FILE:LINE:COLUMN: what`, as compilers say it.
+    pub(crate) fn of(&self, path: &Path) -> String {
+        let (path, what) = (path.display(), &self.what);
+        match self.at {
+            Some(at) => format!("{path}:{at}: {what}"),
+            None => format!("{path}: {what}"),
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("flag"),
+            Self::Environment => f.write_str("environment"),
+            Self::File(at) => write!(f, "file:{at}"),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// What clap has against the entries together: two that exclude each other, one
+/// that needs another.
+fn explained(error: &clap::Error, entries: &[(Entry, Vec<OsString>)]) -> Problem {
+    let text = first_paragraph(error);
+    let names = |key: &str| {
+        let flag = format!("--{key}");
+        text.match_indices(&flag).any(|(at, _)| {
+            let next = text[at + flag.len()..].chars().next();
+            !next.is_some_and(|c| c == '-' || c.is_alphanumeric())
+        })
+    };
+    let of = entries
+        .iter()
+        .map(|(entry, _)| entry)
+        .find(|entry| names(&entry.key));
+    match of {
+        Some(entry) => Problem::at(entry.at, format!("{}: {text}", entry.key)),
+        None => Problem {
+            at: None,
+            what: format!("{text} (neither here nor on the command line)"),
+        },
+    }
+}
+
+/// What follows the first paragraph of an error is usage and tips.
+fn first_paragraph(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let lines: Vec<_> = first
+        .trim_start_matches("error: ")
+        .lines()
+        .map(str::trim)
+        .collect();
+    lines.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[(&str, &str)]) -> Settings {
+        let values = values.iter().map(|(key, value)| Setting {
+            key: (*key).to_owned(),
+            values: vec![(*value).to_owned()],
+            origin: Origin::Default,
+        });
+        Settings {
+            values: values.collect(),
+            ..Settings::default()
+        }
+    }
+
+    #[test]
+    fn what_changed_and_was_not_taken_waits_for_a_restart_each_time() {
+        let mut running = of(&[("forward", "STATS=agent"), ("listen", ":1"), ("uuid", "a")]);
+        let now = || of(&[("forward", "STATS=controller"), ("listen", ":2"), ("max", "3")]);
+        for _ in 0..2 {
+            assert_eq!(running.take_of(now(), &["forward"]), ["listen", "max", "uuid"]);
+        }
+        assert!(
+            running
+                .take_of(of(&[("listen", ":1"), ("uuid", "a")]), &["forward"])
+                .is_empty()
+        );
+    }
+}

@@ -1,0 +1,286 @@
+//! W3C Trace Context within the label of a trace
+//! (docs/protocol.md, "Trace context").
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The word of a label that names a [`TraceParent`].
+const WORD: &str = "traceparent=";
+/// The length of `00-<32>-<16>-<2>`, and of what versions to come begin with.
+const LEN: usize = 55;
+/// The one flag that every version has.
+const SAMPLED: u8 = 1;
+
+/// The span of a distributed trace that a frame belongs to, as the header
+/// `traceparent` of W3C Trace Context names it.
+///
+/// ```
+/// use ssntp::proto::{Trace, TraceParent};
+///
+/// let parent: TraceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".parse()?;
+/// assert!(parent.is_sampled());
+/// assert_eq!(parent.trace_id(), "0af7651916cd43dd8448eb211c80319c");
+///
+/// let trace = Trace::within("job-17", &parent);
+/// assert_eq!(trace.traceparent(), Some(parent));
+/// # Ok::<(), ssntp::proto::BadTraceParent>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TraceParent {
+    trace: [u8; 16],
+    span: [u8; 8],
+    flags: u8,
+}
+
+impl TraceParent {
+    /// The trace, in 32 hexadecimal digits.
+    pub fn trace_id(&self) -> String {
+        hex(&self.trace)
+    }
+
+    /// The span that the frame was sent in, in 16 hexadecimal digits.
+    pub fn span_id(&self) -> String {
+        hex(&self.span)
+    }
+
+    /// Whether whoever began the trace records it.
+    pub fn is_sampled(&self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
+    /// The one that a label names: the first word `traceparent=…` that is one. Words
+    /// are what blanks separate.
+    pub fn in_label(label: &str) -> Option<Self> {
+        let words = label.split_whitespace();
+        words
+            .filter_map(|word| word.strip_prefix(WORD))
+            .find_map(|value| value.parse().ok())
+    }
+
+    /// A label with it, of at most `most` bytes, for which `label` is cut.
+    pub(super) fn label(&self, label: &str, most: usize) -> String {
+        let own = format!("{WORD}{self}");
+        let mut end = label.len().min(most.saturating_sub(own.len() + 1));
+        while !label.is_char_boundary(end) {
+            end -= 1;
+        }
+        match &label[..end] {
+            "" => own,
+            label => format!("{label} {own}"),
+        }
+    }
+}
+
+/// In version 00, whatever version it was read in.
+impl fmt::Display for TraceParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "00-{}-{}-{:02x}",
+            hex(&self.trace),
+            hex(&self.span),
+            self.flags
+        )
+    }
+}
+
+impl FromStr for TraceParent {
+    type Err = BadTraceParent;
+
+    fn from_str(text: &str) -> Result<Self, BadTraceParent> {
+        let begin = text.get(..LEN).ok_or(BadTraceParent::Length)?;
+        let rest = &text[LEN..];
+        let mut fields = begin.split('-');
+        let mut field = || fields.next().unwrap_or_default();
+        let [version] = digits(field())?;
+        let (trace, span, [flags]) = (digits(field())?, digits(field())?, digits(field())?);
+        match version {
+            0xff => return Err(BadTraceParent::Version),
+            0 if !rest.is_empty() => return Err(BadTraceParent::Length),
+            _ if !(rest.is_empty() || rest.starts_with('-')) => return Err(BadTraceParent::Length),
+            _ => {}
+        }
+        if trace == [0; 16] || span == [0; 8] {
+            return Err(BadTraceParent::Zero);
+        }
+        // Of a version to come nobody knows what its other flags mean.
+        let flags = if version == 0 { flags } else { flags & SAMPLED };
+        Ok(Self { trace, span, flags })
+    }
+}
+
+/// Bytes in lower case hexadecimal digits, exactly so many.
+fn digits<const N: usize>(text: &str) -> Result<[u8; N], BadTraceParent> {
+    let value = |digit: u8| match digit {
+        b'0'..=b'9' => Ok(digit - b'0'),
+        b'a'..=b'f' => Ok(digit - b'a' + 10),
+        _ => Err(BadTraceParent::Digit),
+    };
+    if text.len() != 2 * N {
+        return Err(BadTraceParent::Field);
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = value(pair[0])? << 4 | value(pair[1])?;
+    }
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Why a text is no [`TraceParent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadTraceParent {
+    /// It has not the 55 characters of `00-<32>-<16>-<2>`; only a later version may
+    /// have more, behind another dash.
+    Length,
+    /// Its fields are not of 2, 32, 16 and 2 characters.
+    Field,
+    /// A field holds something else than the digits 0 to 9 and a to f.
+    Digit,
+    /// Its version is ff, which is none.
+    Version,
+    /// The trace or the span is all zeros, which is none.
+    Zero,
+}
+
+impl fmt::Display for BadTraceParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Length => "it has not the length of 00-<32 digits>-<16 digits>-<2 digits>",
+            Self::Field => "its fields are not of 2, 32, 16 and 2 digits",
+            Self::Digit => "a digit is none of 0 to 9 and a to f",
+            Self::Version => "the version ff is none",
+            Self::Zero => "a trace or span that is all zeros is none",
+        })
+    }
+}
+
+impl std::error::Error for BadTraceParent {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Trace;
+    use proptest::prelude::*;
+
+    const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn what_the_recommendation_calls_invalid_is_refused() {
+        use BadTraceParent as Bad;
+        for (text, why) in [
+            ("", Bad::Length),
+            (&GOOD[..54], Bad::Length),
+            (
+                "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-",
+                Bad::Length,
+            ),
+            (
+                "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01x",
+                Bad::Length,
+            ),
+            (
+                "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01x",
+                Bad::Length,
+            ),
+            (
+                "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+                Bad::Version,
+            ),
+            (
+                "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+                Bad::Digit,
+            ),
+            (
+                "00-0af7651916cd43dd8448eb211c80319g-b7ad6b7169203331-01",
+                Bad::Digit,
+            ),
+            (
+                "00-0af7651916cd43dd8448eb211c80319-cb7ad6b7169203331-01",
+                Bad::Field,
+            ),
+            (
+                "00_0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331_01",
+                Bad::Field,
+            ),
+            (
+                "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+                Bad::Zero,
+            ),
+            (
+                "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+                Bad::Zero,
+            ),
+            (
+                "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0\u{fc}",
+                Bad::Length,
+            ),
+        ] {
+            assert_eq!(text.parse::<TraceParent>(), Err(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_later_version_may_have_more_and_is_passed_on_as_this_one() {
+        let good: TraceParent = GOOD.parse().unwrap();
+        for text in [
+            "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-ff-what-comes",
+        ] {
+            let parent: TraceParent = text.parse().unwrap();
+            assert_eq!(parent, good);
+            assert_eq!(parent.to_string(), GOOD);
+        }
+    }
+
+    #[test]
+    fn a_label_names_one_among_other_words() {
+        let good: TraceParent = GOOD.parse().unwrap();
+        for label in [
+            format!("traceparent={GOOD}"),
+            format!("job-17 traceparent={GOOD} more"),
+            format!("traceparent=bad traceparent={GOOD}"),
+        ] {
+            assert_eq!(TraceParent::in_label(&label), Some(good), "{label}");
+        }
+        for label in [
+            "",
+            "job-17",
+            GOOD,
+            &format!("a-traceparent={GOOD}"),
+            &format!("traceparent={GOOD}x"),
+        ] {
+            assert_eq!(TraceParent::in_label(label), None, "{label}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_is_read_again(trace: [u8; 16], span: [u8; 8], flags: u8) {
+            prop_assume!(trace != [0; 16] && span != [0; 8]);
+            let parent = TraceParent { trace, span, flags };
+            prop_assert_eq!(parent.to_string().parse(), Ok(parent));
+        }
+
+        #[test]
+        fn a_label_of_any_length_leaves_it_whole(label in ".{0,300}", trace: [u8; 16], span: [u8; 8]) {
+            prop_assume!(trace != [0; 16] && span != [0; 8]);
+            // Who names another one first means that.
+            prop_assume!(TraceParent::in_label(&label).is_none());
+            let parent = TraceParent { trace, span, flags: 1 };
+            let made = Trace::within(&label, &parent);
+            prop_assert!(made.label().len() <= 255);
+            prop_assert_eq!(made.traceparent(), Some(parent));
+        }
+
+        #[test]
+        fn nothing_that_is_read_panics(text in "[0-9a-f\\-]{50,60}|.{0,80}") {
+            let _ = text.parse::<TraceParent>();
+            let _ = TraceParent::in_label(&text);
+        }
+    }
+}

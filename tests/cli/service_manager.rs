@@ -1,0 +1,195 @@
+//! What a service manager hears of each daemon, and what completes its command line.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// How long anything may take before a test fails.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Datagrams that wait to be read are few, by net.unix.max_dgram_qlen; nobody waits
+/// for whoever does not read more than a second, but that is not what is tested here.
+struct Manager {
+    directory: TempDir,
+    socket: UnixDatagram,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        let manager = Self { directory, socket };
+        manager.done("cert ca --dir .");
+        for (name, roles) in [
+            ("server", "server"),
+            ("scheduler", "scheduler"),
+            ("agent", "agent"),
+            ("cnci", "cnciagent"),
+        ] {
+            manager.done(&format!("cert issue --dir . --role {roles} --name {name}"));
+        }
+        manager
+    }
+
+    fn done(&self, line: &str) {
+        let status = ssntp(self.directory.path(), line).status().unwrap();
+        assert!(status.success(), "{line}");
+    }
+
+    /// Starts a daemon that is to show that it lives ten times a second. A shell
+    /// makes it that by the number of its process, which stays the same.
+    fn start(&self, line: &str) -> Daemon {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", r#"WATCHDOG_PID=$$ exec "$0" "$@""#]);
+        command.arg(env!("CARGO_BIN_EXE_ssntp"));
+        command.args(line.split_whitespace());
+        command.current_dir(self.directory.path());
+        command.env("NOTIFY_SOCKET", self.directory.path().join("notify"));
+        command.env("WATCHDOG_USEC", "200000");
+        command.env_remove("RUST_LOG").stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Daemon(command.spawn().unwrap())
+    }
+
+    /// Waits for a datagram that is like this, and gives it.
+    #[track_caller]
+    fn hears(&self, mut is_it: impl FnMut(&str) -> bool) -> String {
+        let since = Instant::now();
+        let mut buffer = [0; 1024];
+        let mut heard = Vec::new();
+        while since.elapsed() < LIMIT {
+            let Ok(length) = self.socket.recv(&mut buffer) else {
+                break;
+            };
+            let message = String::from_utf8(buffer[..length].to_vec()).unwrap();
+            if is_it(&message) {
+                return message;
+            }
+            heard.push(message);
+        }
+        panic!("not heard among {heard:?}");
+    }
+}
+
+/// Dropping it kills it.
+struct Daemon(Child);
+
+impl Daemon {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// Ends it in order.
+    #[track_caller]
+    fn ends(mut self) {
+        self.signal(Signal::TERM);
+        assert_eq!(self.0.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn ssntp(at: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    command.args(line.split_whitespace()).current_dir(at);
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn every_daemon_says_that_it_is_ready_lives_and_stops() {
+    let manager = Manager::new();
+    let client = "--connect 127.0.0.1:1 --ca ca.pem";
+    for (line, work) in [
+        (
+            "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem".to_owned(),
+            "0 sessions",
+        ),
+        (
+            "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem".to_owned(),
+            "0 sessions",
+        ),
+        // They run, and are ready, whether their scheduler is there or not.
+        (
+            format!("agent {client} --cert agent.pem --state agent --users agent"),
+            "not connected",
+        ),
+        (
+            format!(
+                "cnci {client} --cert cnci.pem --ip 127.0.0.1 --uuid {} --tenant {}",
+                "30000000-0000-4000-8000-000000000001", "30000000-0000-4000-8000-000000000002"
+            ),
+            "not connected",
+        ),
+        ("opflex serve --listen 127.0.0.1:0".to_owned(), "0 clients"),
+    ] {
+        let daemon = manager.start(&line);
+        manager.hears(|message| message == "READY=1");
+        let lives = manager.hears(|message| message.starts_with("WATCHDOG=1\n"));
+        assert_eq!(lives, format!("WATCHDOG=1\nSTATUS={work}\n"), "{line}");
+        manager.hears(|message| message == "WATCHDOG=1\n");
+        daemon.signal(Signal::TERM);
+        manager.hears(|message| message == "STOPPING=1");
+        daemon.ends();
+    }
+}
+
+#[test]
+fn a_reload_is_told_with_what_stood_in_its_way() {
+    let manager = Manager::new();
+    let server = manager.start("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem");
+    manager.hears(|message| message == "READY=1");
+    server.signal(Signal::HUP);
+    let begin = manager.hears(|message| message.starts_with("RELOADING=1\n"));
+    let clock = begin.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
+    assert!(clock.parse::<u64>().unwrap() > 0);
+    manager.hears(|message| message == "READY=1");
+    fs::write(manager.directory.path().join("ca.pem"), "nothing").unwrap();
+    server.signal(Signal::HUP);
+    manager.hears(|message| message.starts_with("RELOADING=1\n"));
+    let ready = manager.hears(|message| message.starts_with("READY=1"));
+    assert!(
+        ready.starts_with("READY=1\nSTATUS=not reloaded: ") && ready.contains("ca.pem"),
+        "{ready}"
+    );
+    manager.hears(|message| message.contains("STATUS=0 sessions; not reloaded: "));
+    server.ends();
+}
+
+#[test]
+fn shells_complete_and_manuals_have_what_the_command_line_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = ssntp(at, &format!("completions {shell}"))
+            .stdout(Stdio::piped())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("scheduler"), "{shell}");
+        assert!(text.contains("max-sessions"), "{shell}");
+    }
+    assert!(ssntp(at, "manual pages").status().unwrap().success());
+    for (page, flag) in [
+        ("ssntp", "scheduler"),
+        ("ssntp-server", "max\\-sessions"),
+        ("ssntp-opflex-serve", "max\\-connections"),
+    ] {
+        let text = fs::read_to_string(at.join(format!("pages/{page}.1"))).unwrap();
+        assert!(text.contains(flag), "{page}");
+    }
+    // What nobody is to call by hand has none.
+    assert!(!at.join("pages/ssntp-manual.1").exists());
+}
