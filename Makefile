@@ -7,7 +7,7 @@ SECONDS ?= 1200
 ROLES := server scheduler controller agent netagent cnciagent
 
 .DEFAULT_GOAL := help
-.PHONY: help run test simulate check doc certs bench bench-peers examples small soak fuzz ci
+.PHONY: help run test simulate check doc certs bench bench-peers deb examples small soak fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ bench: ## throughput, latency, handshakes and memory of a server on this machine
 
 bench-peers: ## the same beside nats-server and mosquitto, where they are installed
 	$(CARGO) run --release -- bench --peers --runs 5
+
+deb: ## a Debian package with units, manual pages and completions, in target/debian/
+	packaging/build
 
 examples: ## run every example
 	.ci/examples

@@ -25,7 +25,6 @@
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
-//! | `pulse` | whether an entity's thread still does its work |
 //! | `summed` | records on disk, with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
 
@@ -33,9 +32,6 @@ pub mod agent;
 pub mod cnci;
 pub mod controller;
 pub mod machine;
-mod pulse;
 pub mod scheduler;
 mod subnet;
 mod summed;
-
-pub use self::pulse::Pulse;

@@ -155,16 +155,15 @@ fn a_reload_is_told_with_what_stood_in_its_way() {
     let begin = manager.hears(|message| message.starts_with("RELOADING=1\n"));
     let clock = begin.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
     assert!(clock.parse::<u64>().unwrap() > 0);
-    manager.hears(|message| message == "READY=1");
+    manager.hears(|message| message.starts_with("READY=1\n"));
     fs::write(manager.directory.path().join("ca.pem"), "nothing").unwrap();
     server.signal(Signal::HUP);
     manager.hears(|message| message.starts_with("RELOADING=1\n"));
-    let ready = manager.hears(|message| message.starts_with("READY=1"));
+    let ready = manager.hears(|message| message.starts_with("READY=1\n"));
     assert!(
-        ready.starts_with("READY=1\nSTATUS=not reloaded: ") && ready.contains("ca.pem"),
+        ready.contains("not reloaded: ") && ready.contains("ca.pem"),
         "{ready}"
     );
-    manager.hears(|message| message.contains("STATUS=0 sessions; not reloaded: "));
     server.ends();
 }
 

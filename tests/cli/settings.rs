@@ -8,7 +8,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::shell::{Program, User};
+use super::shell::{Program, User};
 
 /// Each daemon with a file in packaging/etc, and its subcommand.
 const DAEMONS: [(&str, &[&str]); 5] = [
@@ -247,18 +247,17 @@ fn a_hang_up_takes_rules_and_filter_from_the_file_and_tells_what_waits_for_a_res
 
     server_file(&user, "max-sessions: many\nforward: STATS=controller\n");
     server.signal(Signal::HUP);
-    server.error_line_with("SIGHUP: not reloaded: server.yaml:4:15: max-sessions: \"many\"");
+    server.error_with("SIGHUP: not reloaded: server.yaml:4:15: max-sessions: \"many\"");
     assert_eq!(receivers(), 0);
 
     server_file(&user, "max-sessions: 20\nforward: STATS=controller\n");
     server.signal(Signal::HUP);
-    server.error_line_with("server.yaml: changed, and needs a restart to count: max-sessions");
+    server.error_with("server.yaml: changed, and needs a restart to count: max-sessions");
     assert_eq!(receivers(), 1);
 
-    // What only a file can say is taken, and the filter with it.
+    // A file that changes needs no signal; the filter is taken with it.
     server_file(&user, "forward: STATS=controller\nfilter: spec\n");
-    server.signal(Signal::HUP);
-    server.error_line_with("needs a restart to count: max-sessions");
+    server.error_with("needs a restart to count: max-sessions");
     let refused = with(&["send", "STATS"], "controller");
     let why = user.fails(&refused.iter().map(String::as_str).collect::<Vec<_>>(), 1);
     assert!(why.contains("STATS"), "{why}");
@@ -274,7 +273,7 @@ fn in_json_each_line_of_the_standard_error_is_an_object() {
     server.line("listening at ");
     server_file(&user, "log-format: text\nlisten: x\n");
     server.signal(Signal::HUP);
-    let line = json(&server.error_line_with("not reloaded"));
+    let line = json(&server.error_with("not reloaded"));
     assert_eq!(
         (&line["level"], &line["thread"]),
         (&"warn".into(), &"main".into())

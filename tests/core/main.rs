@@ -29,6 +29,7 @@
 #[cfg(feature = "admin")]
 mod admin;
 mod credentials;
+mod dependencies;
 #[cfg(feature = "testkit")]
 mod embedding;
 mod figures;

@@ -13,7 +13,6 @@
 //! but for the disk, and a file system that hangs stops nothing but this.
 
 use std::ffi::c_int;
-use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, tick};
@@ -39,11 +38,14 @@ pub(crate) trait Service {
     /// What cannot be read; everything is as it was then.
     fn reload(&mut self) -> Result<(), Failure>;
 
-    /// The files that it has read.
-    fn files(&self) -> Vec<PathBuf>;
-
     /// How long what it has read counts.
     fn lifetimes(&self) -> Vec<Lifetime>;
+
+    /// Other files than before, as they were before they were read, where the last
+    /// reload has read such.
+    fn watched(&mut self) -> Option<Watched> {
+        None
+    }
 }
 
 /// A process that runs until it is told to end.
@@ -89,13 +91,13 @@ impl Daemon {
             stop,
             hang_ups,
             looks: tick(LOOK),
+            manager: ServiceManager::of_this_process(),
             watched: Watched::default(),
             expiry: Expiry::default(),
             last_reload: None,
             failing: None,
             #[cfg(feature = "admin")]
             notes: Notes::default(),
-            manager: ServiceManager::of_this_process(),
         }
     }
 
@@ -115,6 +117,17 @@ impl Daemon {
         &self.looks
     }
 
+    /// Tells the service manager that the daemon does its work, and has it watched:
+    /// [`ServiceManager::ready`].
+    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+        self.manager.ready(work);
+    }
+
+    /// Tells the service manager that the daemon ends: before its service does.
+    pub(crate) fn stopping(&mut self) {
+        self.manager.stopping();
+    }
+
     /// What the pages of `--admin` show of this process.
     #[cfg(feature = "admin")]
     pub(crate) fn notes(&self) -> Notes {
@@ -128,28 +141,13 @@ impl Daemon {
         self.expect(service);
     }
 
-    /// Tells the service manager that the daemon does its work, and has it watched:
-    /// [`ServiceManager::ready`].
-    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
-        self.manager.ready(work);
-    }
-
-    /// Tells the service manager that the daemon ends: before its service does.
-    pub(crate) fn stopping(&mut self) {
-        self.manager.stopping();
-    }
-
     /// Has the service read its files again. What will not do is told, and the
     /// service goes on as it was.
     pub(crate) fn reload(&mut self, service: &mut impl Service) {
-        self.manager.reloading();
         self.watched.read_now();
-        let failure = self.read_again(service).err();
-        let failure = failure.map(|why| format!("not reloaded: {why}"));
-        if let Some(failure) = &failure {
-            log::warn!("SIGHUP: {failure}");
+        if let Err(why) = self.read_again(service) {
+            log::warn!("SIGHUP: not reloaded: {why}");
         }
-        self.manager.reloaded(failure.as_deref());
     }
 
     /// Does what is due now and then: has the service read files that have changed,
@@ -184,16 +182,21 @@ impl Daemon {
     fn keep_in_mind(&mut self, done: Result<(), String>) {
         #[cfg(feature = "admin")]
         self.notes.reloaded(done.clone().err());
+        let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
+        self.manager.reloaded(failure.as_deref());
         self.last_reload = Some((now(), done));
     }
 
     fn read_again(&mut self, service: &mut impl Service) -> Result<(), String> {
+        self.manager.reloading();
         let done = service.reload().map_err(|why| why.to_string());
         self.keep_in_mind(done.clone());
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
-            self.watched.follow(service.files());
+            if let Some(watched) = service.watched() {
+                self.watched = watched;
+            }
             self.expect(service);
         }
         done
@@ -222,6 +225,7 @@ fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -239,10 +243,6 @@ mod tests {
                 Ok(_) => Ok(()),
                 Err(e) => Err(Failure::new(e)),
             }
-        }
-
-        fn files(&self) -> Vec<PathBuf> {
-            vec![self.path.clone()]
         }
 
         fn lifetimes(&self) -> Vec<Lifetime> {

@@ -12,7 +12,6 @@
 //! thread has no part in that: it may wait for a disk, while the work goes on.
 
 use std::env;
-use std::fmt::Write;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -20,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use log::{debug, warn};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -103,12 +102,10 @@ impl ServiceManager {
 
     /// It has read them, or why not: its status says so until the next time.
     pub(crate) fn reloaded(&self, failure: Option<&str>) {
-        let Some(notices) = &self.notices else { return };
-        *notices.trouble.lock().unwrap_or_else(PoisonError::into_inner) = failure.map(str::to_owned);
-        self.tell(&failure.map_or_else(
-            || "READY=1".to_owned(),
-            |failure| format!("READY=1\nSTATUS={}", status(failure)),
-        ));
+        if let Some(notices) = &self.notices {
+            let status = notices.status(|status| status.trouble = failure.map(str::to_owned));
+            notices.tell(&format!("READY=1\n{status}"));
+        }
     }
 
     /// The daemon ends from now on: what it does then is no pulse any more.
@@ -131,8 +128,17 @@ impl ServiceManager {
 struct Notices {
     socket: UnixDatagram,
     to: SocketAddr,
+    status: Mutex<Status>,
+}
+
+/// What the daemon does.
+#[derive(Debug, Default)]
+struct Status {
+    work: String,
     /// Why files that should have been read again were not.
-    trouble: Mutex<Option<String>>,
+    trouble: Option<String>,
+    /// What was told of it last.
+    told: String,
 }
 
 impl Notices {
@@ -147,7 +153,7 @@ impl Notices {
         Ok(Self {
             socket,
             to,
-            trouble: Mutex::default(),
+            status: Mutex::default(),
         })
     }
 
@@ -162,6 +168,23 @@ impl Notices {
         }
     }
 
+    /// The line that tells what has changed of the status; empty where that is nothing.
+    fn status(&self, change: impl FnOnce(&mut Status)) -> String {
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut status);
+        let now = match &status.trouble {
+            Some(trouble) if status.work.is_empty() => trouble.clone(),
+            Some(trouble) => format!("{}; {trouble}", status.work),
+            None => status.work.clone(),
+        };
+        let now = printable(&now.chars().take(STATUS).collect::<String>());
+        if now == status.told {
+            return String::new();
+        }
+        status.told.clone_from(&now);
+        format!("STATUS={now}\n")
+    }
+
     /// Asks for the daemon's work again and again, and passes the answers on.
     fn pulse(
         &self,
@@ -170,40 +193,22 @@ impl Notices {
         is_watched: bool,
         ended: &Receiver<()>,
     ) {
-        let mut last = String::new();
+        let alive = if is_watched { "WATCHDOG=1\n" } else { "" };
         loop {
             let work = work();
-            // It may have taken until the end.
-            if ended.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected) {
+            // The answer may have taken until the end.
+            if ended.try_recv() == Err(TryRecvError::Disconnected) {
                 return;
             }
             if let Some(work) = work {
-                self.beat(&work, is_watched, &mut last);
+                let message = alive.to_owned() + &self.status(|status| status.work = work);
+                if !message.is_empty() {
+                    self.tell(&message);
+                }
             }
             if ended.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
-        }
-    }
-
-    /// It lives, and that is its status, which is told where it is another one.
-    fn beat(&self, work: &str, is_watched: bool, last: &mut String) {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = match &*trouble {
-            Some(trouble) => status(&format!("{work}; {trouble}")),
-            None => status(work),
-        };
-        drop(trouble);
-        let mut message = String::new();
-        if is_watched {
-            message.push_str("WATCHDOG=1\n");
-        }
-        if now != *last {
-            let _ = writeln!(message, "STATUS={now}");
-            *last = now;
-        }
-        if !message.is_empty() {
-            self.tell(&message);
         }
     }
 }
@@ -237,11 +242,6 @@ fn watchdog(variable: impl Fn(&str) -> Option<String>, process: u32) -> Option<D
 fn monotonic_usec() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.saturating_mul(1_000_000) + now.tv_nsec / 1000
-}
-
-/// What can be shown in one line.
-fn status(text: &str) -> String {
-    printable(&text.chars().take(STATUS).collect::<String>())
 }
 
 #[cfg(test)]
@@ -313,18 +313,18 @@ mod tests {
             watchdog: None,
             pulse: None,
         };
-        let beat = |last: &mut String| manager.notices.as_ref().unwrap().beat("2 sessions", false, last);
-        let mut last = String::new();
+        let notices = manager.notices.as_ref().unwrap();
+        notices.status(|status| status.work = "2 sessions".into());
         manager.reloading();
         assert!(next(&heard).starts_with("RELOADING=1\nMONOTONIC_USEC="));
-        manager.reloaded(Some("ca.pem: gone"));
-        assert_eq!(next(&heard), "READY=1\nSTATUS=ca.pem: gone");
-        beat(&mut last);
-        assert_eq!(next(&heard), "STATUS=2 sessions; ca.pem: gone\n");
-        manager.reloaded(None);
-        assert_eq!(next(&heard), "READY=1");
-        beat(&mut last);
-        assert_eq!(next(&heard), "STATUS=2 sessions\n");
+        for _ in 0..2 {
+            manager.reloaded(Some("ca.pem: gone"));
+            assert_eq!(next(&heard), "READY=1\nSTATUS=2 sessions; ca.pem: gone\n");
+            manager.reloaded(Some("ca.pem: gone"));
+            assert_eq!(next(&heard), "READY=1\n");
+            manager.reloaded(None);
+            assert_eq!(next(&heard), "READY=1\nSTATUS=2 sessions\n");
+        }
     }
 
     #[test]

@@ -20,7 +20,6 @@ use super::streams::Streams;
 use super::worker::Workers;
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
-use crate::cluster::Pulse;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::NextState;
@@ -205,7 +204,6 @@ pub struct Agent {
     orders: Sender<Order>,
     ended: Receiver<ClientError>,
     evacuated: Receiver<NextState>,
-    pulse: Pulse,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -244,7 +242,6 @@ impl Agent {
         let (orders, inbox) = bounded(16);
         let (ending, ended) = bounded(1);
         let (evacuations, evacuated) = bounded(EVACUATIONS);
-        let (pulse, asked) = Pulse::new();
         let (inputs, outcomes) = bounded(INPUTS);
         let workers =
             Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
@@ -268,7 +265,6 @@ impl Agent {
             inbox,
             outcomes,
             evacuations,
-            asked,
             log: LogLimit::default(),
             reports: 0,
         };
@@ -282,7 +278,6 @@ impl Agent {
             orders,
             ended,
             evacuated,
-            pulse,
             thread: Some(thread.map_err(AgentError::Thread)?),
         })
     }
@@ -341,11 +336,6 @@ impl Agent {
         &self.evacuated
     }
 
-    /// Asks its thread whether it still does its work.
-    pub fn pulse(&self) -> Pulse {
-        self.pulse.clone()
-    }
-
     /// Ends it and waits for its threads. Instances keep running.
     pub fn stop(self) {
         drop(self);
@@ -400,7 +390,6 @@ struct Runner {
     inbox: Receiver<Order>,
     outcomes: Receiver<Input>,
     evacuations: Sender<NextState>,
-    asked: Receiver<Sender<bool>>,
     log: LogLimit<()>,
     /// STATS that were to be sent.
     reports: u64,
@@ -441,13 +430,6 @@ impl Runner {
                     }
                     Err(_) => break None,
                 },
-                // The agent has a pulse for as long as it has this thread.
-                recv(self.asked) -> answer => {
-                    if let Ok(answer) = answer {
-                        let _ = answer.send(self.client.is_connected());
-                    }
-                    continue;
-                }
                 recv(due) -> _ => Input::Tick,
             };
             self.control.handle(now(), input);
@@ -460,12 +442,9 @@ impl Runner {
             control,
             inbox,
             evacuations: _,
-            asked,
             log: _,
             reports: _,
         } = self;
-        // Whoever asks from here on waits for nothing.
-        drop(asked);
         client.flush(LAST_FRAMES);
         // In this order: workers may be waiting for room in the channel, and
         // drivers go with their last user.

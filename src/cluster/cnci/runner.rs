@@ -20,7 +20,6 @@ use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
 use crate::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
-use crate::cluster::Pulse;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::pki::{Identity, Trust};
@@ -141,7 +140,6 @@ pub struct Cnci {
     /// Who wants figures; it ends where there is nobody any more to ask.
     asks: Option<Sender<Sender<CnciFigures>>>,
     ended: Receiver<ClientError>,
-    pulse: Pulse,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -188,13 +186,11 @@ impl Cnci {
         let (asks, asked) = bounded(ASKS);
         let (ending, ended) = bounded(1);
         let handle = client.handle();
-        let (pulse, checked) = Pulse::new();
         let runner = Runner {
             client,
             concentrator,
             held: VecDeque::new(),
             asked,
-            checked,
             log: LogLimit::default(),
             _lock: lock,
         };
@@ -207,7 +203,6 @@ impl Cnci {
             client: handle,
             asks: Some(asks),
             ended,
-            pulse,
             thread: Some(thread.map_err(CnciError::Thread)?),
         })
     }
@@ -245,11 +240,6 @@ impl Cnci {
     /// concentrator with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.ended
-    }
-
-    /// Asks its thread whether it still does its work.
-    pub fn pulse(&self) -> Pulse {
-        self.pulse.clone()
     }
 
     /// Ends it and waits for its threads.
@@ -297,8 +287,6 @@ struct Runner {
     /// Answers that found no session, or no room.
     held: VecDeque<Frame>,
     asked: Receiver<Sender<CnciFigures>>,
-    /// Who asks whether this thread still does its work.
-    checked: Receiver<Sender<bool>>,
     log: LogLimit<()>,
     _lock: Option<File>,
 }
@@ -335,10 +323,6 @@ impl Runner {
                 recv(self.asked) -> reply => match reply {
                     Ok(reply) => drop(reply.send(self.figures())),
                     Err(_) => break None,
-                },
-                // It has a pulse for as long as it has this thread.
-                recv(self.checked) -> answer => if let Ok(answer) = answer {
-                    let _ = answer.send(self.client.is_connected());
                 },
                 recv(retry) -> _ => self.send_held(),
             }

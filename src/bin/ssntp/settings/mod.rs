@@ -228,6 +228,11 @@ impl Settings {
         &self.values
     }
 
+    /// The file, if there is one.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.file.clone()
+    }
+
     /// Where the file says it, if it does.
     pub(crate) fn position(&self, key: &str) -> Option<Position> {
         let setting = self.values.iter().find(|setting| setting.key == key)?;
@@ -235,11 +240,6 @@ impl Settings {
             Origin::File(at) => Some(at),
             _ => None,
         }
-    }
-
-    /// The file, if there is one.
-    pub(crate) fn file(&self) -> Option<&Path> {
-        self.file.as_deref()
     }
 
     /// Reads the file again, if there is one: what the daemon would be started with
