@@ -23,7 +23,7 @@ use ssntp::payload::NextState;
 #[cfg(feature = "cli")]
 use super::config::Problems;
 #[cfg(feature = "admin")]
-use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -322,7 +322,7 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     Box::new(move || {
         let agent = agent.upgrade().ok_or("it is stopping")?;
         let figures = agent.figures().ok_or("it does not answer")?;
-        Ok(Snapshot::of_agent(&figures))
+        Ok(admin::of_client(&agent.client(), Snapshot::of_agent(&figures)))
     })
 }
 

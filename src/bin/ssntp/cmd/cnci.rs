@@ -14,7 +14,7 @@ use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
 use super::config::Problems;
-use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -144,7 +144,7 @@ fn figures(cnci: &Arc<Cnci>) -> Figures {
     Box::new(move || {
         let cnci = cnci.upgrade().ok_or("it is stopping")?;
         let figures = cnci.figures().ok_or("it does not answer")?;
-        Ok(Snapshot::of_cnci(&figures))
+        Ok(admin::of_client(&cnci.client(), Snapshot::of_cnci(&figures)))
     })
 }
 
