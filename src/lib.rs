@@ -53,6 +53,10 @@
     doc = "| [`opflex`] | the OpFlex control protocol, beside SSNTP on the same transport |"
 )]
 #![cfg_attr(
+    feature = "admin",
+    doc = "| [`admin`] | pages about a running process over HTTP, metrics among them |"
+)]
+#![cfg_attr(
     feature = "testkit",
     doc = "| [`testkit`] | for tests of programs that embed this crate |"
 )]
@@ -77,6 +81,7 @@
 //! |---|---|---|
 //! | `aws-lc-rs` | yes | cryptography by aws-lc-rs |
 //! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
+//! | `admin` | with `cli` | the module `admin`: metrics, health and sessions over HTTP |
 //! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
 //! | `fleet` | with `cli` | simulated agents by the thousand: `cluster::agent::Fleet` |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
@@ -108,8 +113,11 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(feature = "admin")]
+pub mod admin;
 #[cfg(feature = "cluster")]
 pub mod cluster;
+mod histogram;
 mod log_limit;
 #[cfg(feature = "opflex")]
 pub mod opflex;
@@ -126,6 +134,7 @@ mod ssntp;
 pub mod testkit;
 pub mod transport;
 
+pub use histogram::Histogram;
 pub use role::{ParseRoleError, Role};
 pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
 pub use ssntp::proto::{self, Command, ErrorCode, Event, Frame, Status};

@@ -407,9 +407,9 @@ pub(super) fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
     moment.ok_or_else(|| Fault::BadCertificate(format!("a lifetime at {time}")))
 }
 
-/// Only for times that were read from a certificate, so that whole seconds
-/// from the year 0 to 9999 are enough.
-pub(super) fn rfc3339(time: SystemTime) -> String {
+/// For times of certificates and of sessions: whole seconds from the year 0 to
+/// 9999 are enough.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     let seconds = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),

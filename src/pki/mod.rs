@@ -91,6 +91,8 @@ pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
 pub(crate) use self::inspect::KeptCertificate;
+#[cfg(feature = "admin")]
+pub(crate) use self::inspect::rfc3339;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 pub use self::issue::{Authority, Issued};
 pub use self::list_info::{RevocationListInfo, RevocationReason, Revoked, Serial};

@@ -14,6 +14,7 @@
     reason = "a test may fail, and has time limits"
 )]
 
+mod admin;
 mod agent;
 mod bench;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]

@@ -9,6 +9,8 @@
 //! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `admin` | pages about a process that embeds this crate |
+//! | `figures` | what a server tells of itself |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `pages` | the wire and the payloads as docs/ has them |
@@ -24,9 +26,12 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
+#[cfg(feature = "admin")]
+mod admin;
 mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
+mod figures;
 mod flow;
 mod pages;
 mod pki;

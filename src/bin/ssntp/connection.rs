@@ -329,6 +329,12 @@ impl Connection {
         })
     }
 
+    /// The identity and the trust, for what listens beside the client.
+    #[cfg(feature = "admin")]
+    pub(crate) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
+        self.server.reach(stop)?.files.load()
+    }
+
     /// The identity, the trust and the one address, for what is no client of
     /// the library's.
     pub(crate) fn parts(&self, stop: &Stop) -> Result<(Identity, Trust, Address), Failure> {

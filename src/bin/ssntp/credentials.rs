@@ -198,11 +198,6 @@ impl Expiry {
         Self(lifetimes.into_iter().map(|lifetime| (lifetime, 0)).collect())
     }
 
-    /// Each of them.
-    pub(crate) fn lifetimes(&self) -> impl Iterator<Item = &Lifetime> {
-        self.0.iter().map(|(lifetime, _)| lifetime)
-    }
-
     /// What has come within 30, 7 or 1 days of its end, or to it, since it was asked
     /// last: in words.
     pub(crate) fn warnings(&mut self, now: SystemTime) -> Vec<String> {

@@ -17,6 +17,8 @@ use std::time::{Instant, SystemTime};
 use crossbeam_channel::{Receiver, tick};
 use signal_hook::consts::SIGHUP;
 
+#[cfg(feature = "admin")]
+use crate::admin::Notes;
 use crate::credentials::{Expiry, Lifetime};
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -56,6 +58,8 @@ pub(crate) struct Daemon {
     last_reload: Option<(SystemTime, Result<(), String>)>,
     /// Looks since files that have changed would not do.
     failing: Option<u32>,
+    #[cfg(feature = "admin")]
+    notes: Notes,
 }
 
 impl Daemon {
@@ -88,6 +92,8 @@ impl Daemon {
             expiry: Expiry::default(),
             last_reload: None,
             failing: None,
+            #[cfg(feature = "admin")]
+            notes: Notes::default(),
         }
     }
 
@@ -105,6 +111,12 @@ impl Daemon {
     /// Has a message when [`look`](Self::look) is to be called.
     pub(crate) fn looks(&self) -> &Receiver<Instant> {
         &self.looks
+    }
+
+    /// What the pages of `--admin` show of this process.
+    #[cfg(feature = "admin")]
+    pub(crate) fn notes(&self) -> Notes {
+        self.notes.clone()
     }
 
     /// Looks after the files that the service has just read; `watched` was made
@@ -148,25 +160,19 @@ impl Daemon {
     #[cfg(all(feature = "cli", feature = "opflex"))]
     pub(crate) fn note_reload(&mut self, done: Option<Result<(), String>>) {
         if let Some(done) = done {
-            self.last_reload = Some((now(), done));
+            self.keep_in_mind(done);
         }
     }
 
-    /// When it last read its files again, and what was in the way.
-    #[expect(dead_code, reason = "for what the process tells of itself")]
-    pub(crate) fn last_reload(&self) -> Option<&(SystemTime, Result<(), String>)> {
-        self.last_reload.as_ref()
-    }
-
-    /// How long what the service goes by counts.
-    #[expect(dead_code, reason = "for what the process tells of itself")]
-    pub(crate) fn lifetimes(&self) -> impl Iterator<Item = &Lifetime> {
-        self.expiry.lifetimes()
+    fn keep_in_mind(&mut self, done: Result<(), String>) {
+        #[cfg(feature = "admin")]
+        self.notes.reloaded(done.clone().err());
+        self.last_reload = Some((now(), done));
     }
 
     fn read_again(&mut self, service: &mut impl Service) -> Result<(), String> {
         let done = service.reload().map_err(|why| why.to_string());
-        self.last_reload = Some((now(), done.clone()));
+        self.keep_in_mind(done.clone());
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
@@ -179,7 +185,10 @@ impl Daemon {
     }
 
     fn expect(&mut self, service: &impl Service) {
-        self.expiry = Expiry::of(service.lifetimes());
+        let lifetimes = service.lifetimes();
+        #[cfg(feature = "admin")]
+        self.notes.lifetimes(lifetimes.clone());
+        self.expiry = Expiry::of(lifetimes);
         self.warn();
     }
 

@@ -3,6 +3,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `admin` | pages about a daemon, over HTTP |
 //! | `args` | the command line, one variant a subcommand |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
@@ -25,6 +26,8 @@
     allow(dead_code, reason = "the agent alone needs a part of what is here")
 )]
 
+#[cfg(all(feature = "admin", any(feature = "aws-lc-rs", feature = "ring")))]
+mod admin;
 #[cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 mod application;
 #[cfg(any(feature = "aws-lc-rs", feature = "ring"))]

@@ -81,12 +81,14 @@
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
 //! | `keeper` | the thread that writes its file |
+//! | `figures` | [`SchedulerFigures`]: what it knows about itself |
 
 mod answers;
 mod cncis;
 mod config;
 mod configuration;
 mod controllers;
+mod figures;
 mod held;
 mod instances;
 mod keeper;
@@ -107,6 +109,8 @@ use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
+use self::figures::StartTally;
+pub use self::figures::{InstanceFigures, NodeFigures, SchedulerFigures, StartFigures};
 use self::held::HeldStarts;
 use self::instances::{Instances, StartLimits};
 use self::moves::Moves;
@@ -154,6 +158,7 @@ pub struct Scheduler {
     streams: Streams,
     moves: Moves,
     configuration: Configuration,
+    starts: StartTally,
     invalid_frames: u64,
     /// What agents have said of what is not theirs.
     foreign: u64,
@@ -191,6 +196,7 @@ impl Scheduler {
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,
+            starts: StartTally::default(),
             invalid_frames: 0,
             foreign: 0,
             log: LogLimit::default(),

@@ -167,6 +167,28 @@ impl Refusal {
         }
     }
 
+    /// A word for it, out of a list that is fixed.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Role { .. } | Self::NotAServer(_) => "role",
+            Self::BorrowedUuid { .. }
+            | Self::OwnUuid(_)
+            | Self::UnboundCertificate
+            | Self::UuidOwned(_)
+            | Self::UuidInUse(_)
+            | Self::OtherAuthority(_)
+            | Self::WrongUuid(_) => "uuid",
+            Self::SessionLimit(_) => "limit",
+            Self::CertificateLimit(_) => "certificate_limit",
+            Self::Busy(_) => "stopping",
+            Self::Unwanted { .. } => "application",
+            Self::Deadline => "timeout",
+            Self::PeerFailed => "failed",
+            Self::PeerAborted => "aborted",
+            _ => "connect",
+        }
+    }
+
     /// Whether another attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
         !matches!(

@@ -124,7 +124,7 @@ impl AdmissionPolicy {
     }
 
     /// How many of `maximum` sessions one certificate may have.
-    fn share(&self, maximum: usize) -> usize {
+    pub(super) fn share(&self, maximum: usize) -> usize {
         let most = maximum - maximum.div_ceil(4);
         self.sessions_per_certificate
             .map_or(most, |sessions| sessions.min(most))
@@ -238,6 +238,15 @@ impl Certificates {
             .get(&certificate.der[..])
             .copied()
             .unwrap_or_default()
+    }
+
+    /// How many certificates there are, and the most sessions that one has.
+    pub(super) fn counted(&self) -> (usize, usize) {
+        let sessions = self.lock();
+        (
+            sessions.sessions.len(),
+            sessions.sessions.values().copied().max().unwrap_or_default(),
+        )
     }
 
     // Held for a look-up at a time, and by one thread: a place is taken and

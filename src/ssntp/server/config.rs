@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::credentials::{Credentials, InForce, TimeOfDay};
+use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
@@ -411,6 +412,8 @@ pub(super) struct Environment {
     pub(super) time_of_day: TimeOfDay,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
+    /// What newcomers have come to.
+    pub(super) handshakes: HandshakeTally,
 }
 
 impl Environment {
@@ -436,6 +439,7 @@ impl Environment {
             resumption: config.resumption,
             time_of_day: TimeOfDay::default(),
             newcomers: Mutex::default(),
+            handshakes: HandshakeTally::default(),
         }))
     }
 

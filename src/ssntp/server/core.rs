@@ -26,6 +26,7 @@ use uuid::Uuid;
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
+use super::figures::Tally;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
@@ -101,6 +102,7 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
@@ -152,6 +154,7 @@ impl ServerCore {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            tally: Tally::new(now),
             frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
@@ -188,6 +191,16 @@ impl ServerCore {
         call: impl FnOnce(&mut Context<'_>),
     ) {
         self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+    }
+
+    /// The same, with the application.
+    pub(super) fn call_handler(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        self.at(now, actions, |core| core.guarded("a call", call));
     }
 
     /// Runs code of the application; a panic in it is logged and goes no
@@ -241,6 +254,7 @@ impl Core for ServerCore {
                 return;
             };
             session.told = true;
+            core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
@@ -249,9 +263,10 @@ impl Core for ServerCore {
         });
     }
 
-    fn received(&mut self, id: ConnectionId, bytes: u64, _now: Instant) {
+    fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
+            session.received = Some(now);
         }
     }
 
@@ -308,6 +323,7 @@ impl Core for ServerCore {
                     });
                 }
                 for held in std::mem::take(&mut core.state.expired) {
+                    core.state.tally.expired += 1;
                     core.guarded("expired", |handler, cx| handler.expired(cx, held));
                 }
             });
@@ -328,6 +344,7 @@ impl Core for ServerCore {
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             while let Some(held) = core.state.held.expire(now) {
+                core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
             }
             for _ in 0..LOOKS_IN_A_ROW {
@@ -384,6 +401,12 @@ impl ServerCore {
             }
             return;
         }
+        let bytes = match &item {
+            Item::Run(run) => run.wire().len(),
+            Item::Traced(frame) => frame.encoded_len(),
+            Item::Unsupported(_) => 0,
+        };
+        self.state.tally.received(kind, frames, bytes as u64);
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
@@ -423,7 +446,7 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, |_| item.clone());
+                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -441,7 +464,7 @@ impl ServerCore {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state.environment);
                 self.state
-                    .fan_out(info.id, role, |session| fan.for_session(session));
+                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
             }
             Some(Rule::Function(_)) => self
                 .state
@@ -515,7 +538,7 @@ impl State {
             gauge: gauge.clone(),
             of_server: Arc::clone(&self.frames_lost),
         };
-        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces);
+        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
         session.ends = ends;
         self.sessions.insert(session);
         self.await_end(id);
@@ -542,6 +565,7 @@ impl State {
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.
         if session.told {
+            self.tally.closed(&session, &reason, self.now);
             self.departed.push((session.info, reason));
         }
     }

@@ -6,12 +6,15 @@ mod fleet;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{ValueEnum, value_parser};
 use crossbeam_channel::{Receiver, after, never, select};
 use log::warn;
 use ssntp::Role;
+#[cfg(feature = "admin")]
+use ssntp::admin::Snapshot;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
 use ssntp::cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
@@ -19,6 +22,8 @@ use ssntp::payload::NextState;
 
 #[cfg(feature = "cli")]
 use super::config::Problems;
+#[cfg(feature = "admin")]
+use crate::admin::{About, AdminArgs, Figures, Pages};
 use crate::connection::{Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -104,6 +109,9 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
+    #[cfg(feature = "admin")]
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -250,16 +258,30 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(mb) = args.disk {
         config = config.disk_mb(mb);
     }
-    let agent = Agent::start(config).map_err(Failure::new)?;
+    let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
+    #[cfg(feature = "admin")]
+    let pages = args.admin.start(
+        About {
+            daemon: "agent",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&agent),
+    )?;
     let uuid = agent.uuid();
     lone_line(
         format!("agent {uuid}"),
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
     )?;
+    #[cfg(feature = "admin")]
+    pages.announce(args.json)?;
     let mut running = Running {
         agent: &agent,
         renewal,
         settings,
+        #[cfg(feature = "admin")]
+        pages: &pages,
     };
     let watched = running.renewal.watched().and(running.settings.file());
     daemon.watch(watched, &running);
@@ -283,8 +305,21 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             },
         }
     }
-    agent.stop();
+    #[cfg(feature = "admin")]
+    pages.stopping();
+    drop(agent);
     Ok(())
+}
+
+/// What its pages show. They do not keep it alive.
+#[cfg(feature = "admin")]
+fn figures(agent: &Arc<Agent>) -> Figures {
+    let agent = Arc::downgrade(agent);
+    Box::new(move || {
+        let agent = agent.upgrade().ok_or("it is stopping")?;
+        let figures = agent.figures().ok_or("it does not answer")?;
+        Ok(Snapshot::of_agent(&figures))
+    })
 }
 
 /// What is read again: certificates. The policy of the node is its start's, and what
@@ -293,14 +328,22 @@ struct Running<'a> {
     agent: &'a Agent,
     renewal: Renewal,
     settings: Settings,
+    #[cfg(feature = "admin")]
+    pages: &'a Pages,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let read = self.settings.read_again()?;
         let agent = self.agent;
-        self.renewal
-            .reload(|identity, trust| agent.renew(identity, trust))?;
+        #[cfg(feature = "admin")]
+        let pages = self.pages;
+        self.renewal.reload(|identity, trust| {
+            agent.renew(identity, trust)?;
+            #[cfg(feature = "admin")]
+            pages.renew(identity, trust);
+            Ok(())
+        })?;
         if let Some((_, now)) = read {
             self.settings.take(now, &[]);
         }

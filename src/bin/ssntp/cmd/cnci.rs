@@ -2,16 +2,19 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use comfy_table::{Table, presets};
 use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::Role;
+use ssntp::admin::Snapshot;
 use ssntp::client::ClientError;
 use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
 use super::config::Problems;
+use crate::admin::{About, AdminArgs, Figures, Pages};
 use crate::connection::{Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -43,6 +46,8 @@ pub(crate) struct Args {
     /// Print the tables in --state, of a concentrator that runs or not, and end
     #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
     show: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -90,16 +95,27 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(state) = args.state {
         config = config.state(state);
     }
-    let cnci = Cnci::start(config).map_err(Failure::new)?;
+    let cnci = Arc::new(Cnci::start(config).map_err(Failure::new)?);
+    let pages = args.admin.start(
+        About {
+            daemon: "cnci",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&cnci),
+    )?;
     let uuid = cnci.uuid();
     lone_line(
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
+    pages.announce(args.json)?;
     let mut running = Running {
         cnci: &cnci,
         renewal,
         settings,
+        pages: &pages,
     };
     let watched = running.renewal.watched().and(running.settings.file());
     daemon.watch(watched, &running);
@@ -114,8 +130,19 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
-    cnci.stop();
+    pages.stopping();
+    drop(cnci);
     Ok(())
+}
+
+/// What its pages show. They do not keep it alive.
+fn figures(cnci: &Arc<Cnci>) -> Figures {
+    let cnci = Arc::downgrade(cnci);
+    Box::new(move || {
+        let cnci = cnci.upgrade().ok_or("it is stopping")?;
+        let figures = cnci.figures().ok_or("it does not answer")?;
+        Ok(Snapshot::of_cnci(&figures))
+    })
 }
 
 /// What is read again.
@@ -123,14 +150,18 @@ struct Running<'a> {
     cnci: &'a Cnci,
     renewal: Renewal,
     settings: Settings,
+    pages: &'a Pages,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let read = self.settings.read_again()?;
-        let cnci = self.cnci;
-        self.renewal
-            .reload(|identity, trust| cnci.renew(identity, trust))?;
+        let (cnci, pages) = (self.cnci, self.pages);
+        self.renewal.reload(|identity, trust| {
+            cnci.renew(identity, trust)?;
+            pages.renew(identity, trust);
+            Ok(())
+        })?;
         if let Some((_, now)) = read {
             self.settings.take(now, &[]);
         }

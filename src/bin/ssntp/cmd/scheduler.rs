@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::config::Problems;
 use super::server::{Admission, announce, load_configuration};
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -79,6 +80,8 @@ pub(crate) struct Args {
     /// The scheduler's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -142,7 +145,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let watched = Watched::of(watched.collect());
     let (identity, trust) = files.load()?;
     let lifetimes = files.lifetimes(&identity, &trust);
-    let mut server = ServerConfig::new(identity, trust)
+    let mut server = ServerConfig::new(identity.clone(), trust.clone())
         .resumption(!args.no_resumption)
         .admission(args.admission.policy())
         .outlive_certificates(args.admission.outlive_certificates);
@@ -157,9 +160,20 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
     let server = scheduler.start(server).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "scheduler",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_scheduler(server.handle()),
+    )?;
     announce(&server, args.json)?;
+    pages.announce(args.json)?;
     let mut running = Running {
         server: &server,
+        pages: &pages,
         files,
         settings,
         watched: None,
@@ -176,6 +190,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
         }
     }
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -184,6 +199,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 /// file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     files: CredentialFiles,
     settings: Settings,
     /// Other files than before, as they were before they were read.
@@ -202,6 +218,7 @@ impl Service for Running<'_> {
         let watched = Watched::of(watched.collect());
         let (identity, trust) = files.load()?;
         self.server.renew(&identity, &trust).map_err(Failure::new)?;
+        self.pages.renew(&identity, &trust);
         self.lifetimes = files.lifetimes(&identity, &trust);
         self.files = files;
         self.watched = Some(watched);

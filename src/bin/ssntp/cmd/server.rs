@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::config::Problems;
 use super::dev::{self, Dev};
 use super::{listen, operands};
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::application::Applications;
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
@@ -118,6 +119,8 @@ pub(crate) struct Args {
     /// The server's UUID [default: its certificate's, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// End when the standard input does: for whoever starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -261,7 +264,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         show: is_shown.then(|| shown.clone()),
         missed: 0,
     };
-    let mut config = ServerConfig::new(identity, trust)
+    let mut config = ServerConfig::new(identity.clone(), trust.clone())
         .rules(rules)
         .filter(args.filter())
         .max_payload(args.max_payload)
@@ -288,17 +291,28 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         config = config.listen(address);
     }
     let server = Server::start(config, application).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "server",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || Ok(Some((identity, trust))),
+        admin::of_server(server.handle()),
+    )?;
     let is_current = dev.as_ref().map(|dev| dev.name(server.addresses())).transpose()?;
     announce(&server, args.json)?;
     if let (Some(dev), Some(is_current)) = (&dev, is_current) {
         introduce(dev, is_current, args.json)?;
     }
+    pages.announce(args.json)?;
     let ended = match args.until_stdin_ends {
         true => stdin_ends()?,
         false => crossbeam_channel::never(),
     };
     let mut running = Running {
         server: &server,
+        pages: &pages,
         args: &args,
         settings,
         receivers,
@@ -323,6 +337,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         }
     }
     drop(shown);
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -369,6 +384,7 @@ impl Args {
 /// What is read again.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     args: &'a Args,
     settings: Settings,
     receivers: Arc<Mutex<Receivers>>,
@@ -411,6 +427,7 @@ impl Service for Running<'_> {
         if let Some(files) = args.files() {
             let (identity, trust) = files.load()?;
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
+            self.pages.renew(&identity, &trust);
             self.lifetimes = files.lifetimes(&identity, &trust);
         }
         if let Some(rules) = rules {

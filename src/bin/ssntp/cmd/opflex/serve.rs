@@ -16,6 +16,7 @@ use super::load_model;
 use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
+use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
@@ -68,6 +69,8 @@ pub(super) struct Args {
     /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -106,13 +109,24 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         config.policy = source.read()?;
     }
     let server = Server::start(config).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "opflex",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || args.tls.credentials(),
+        admin::of_opflex(server.handle()),
+    )?;
     announce(&server, args.json)?;
+    pages.announce(args.json)?;
     let look = match &source {
         Some(_) => crossbeam_channel::tick(LOOK),
         None => crossbeam_channel::never(),
     };
     let mut running = Running {
         server: &server,
+        pages: &pages,
         source,
         tls: args.tls,
         lifetimes,
@@ -137,6 +151,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             recv(look) -> _ => daemon.note_reload(running.look()),
         }
     }
+    pages.stopping();
     server.stop();
     Ok(())
 }
@@ -144,6 +159,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 /// What is read again.
 struct Running<'a> {
     server: &'a Server,
+    pages: &'a Pages,
     source: Option<Source>,
     tls: ServerTls,
     lifetimes: Vec<Lifetime>,
@@ -154,9 +170,13 @@ impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let read = self.settings.read_again()?;
         let (acceptor, lifetimes) = self.tls.acceptor()?;
+        let of_pages = self.tls.credentials()?;
         self.read_policy()?;
         if let Some(acceptor) = acceptor {
             self.server.renew(acceptor).map_err(Failure::new)?;
+        }
+        if let Some((identity, trust)) = of_pages {
+            self.pages.renew(&identity, &trust);
         }
         self.lifetimes = lifetimes;
         if let Some((_, now)) = read {

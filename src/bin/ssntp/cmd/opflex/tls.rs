@@ -35,6 +35,18 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
+    /// What the pages of `--admin` prove themselves with, and whom they trust, where
+    /// both are known.
+    pub(super) fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
+        match (&self.tls_cert, &self.tls_ca) {
+            (Some(cert), Some(ca)) => Ok(Some((
+                self.key.identity(cert)?,
+                self.crl.trust(ca, &mut Vec::new())?,
+            ))),
+            _ => Ok(None),
+        }
+    }
+
     /// What clients have their handshake with, and how long what was read counts.
     pub(super) fn acceptor(&self) -> Result<(Option<Acceptor>, Vec<Lifetime>), Failure> {
         let Some(cert) = &self.tls_cert else {
