@@ -53,7 +53,7 @@ impl RevocationLists {
     /// passed over. Blocks while the file is read.
     ///
     /// # Errors
-    /// [`Error::Read`], also for a file of more than 16 MiB (some 300,000
+    /// [`Error::Read`], also for a file of more than 16 MiB (some 250,000
     /// certificates); [`Error::Content`] when the file is not PEM, has no list, or
     /// has one that is broken or of a kind that is not understood.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig};
@@ -69,6 +69,7 @@ impl Cluster {
     pub fn client(&self) -> ClientConfig {
         ClientConfig::new(identity(Role::AGENT | Role::NETAGENT), trust())
             .connect_in_memory(&self.listener)
+            .renewal_spread(Duration::ZERO)
             .uuid(NODE)
     }
 
@@ -96,6 +97,13 @@ impl Cluster {
         let asked = Instant::now();
         self.agent.take().unwrap().stop();
         assert!(asked.elapsed().as_secs() < 2, "{:?}", asked.elapsed());
+    }
+
+    /// Gives the agent another certificate, with which it reconnects at once.
+    pub fn renew_agent(&self) {
+        let agent = self.agent.as_ref().unwrap();
+        let newer = identity(Role::AGENT | Role::NETAGENT);
+        agent.renew(&newer, &trust()).unwrap();
     }
 
     pub fn toggle_offline(&self) {

@@ -149,3 +149,27 @@ fn a_state_directory_in_use_or_of_another_kind_is_refused() {
     let file = AgentConfig::new(cluster.client().uuid(Uuid::new_v4())).state(cluster.path("file"));
     assert!(Agent::start(file).unwrap_err().to_string().contains("file"));
 }
+
+#[test]
+fn instances_do_not_notice_that_their_agents_certificate_is_renewed() {
+    let mut cluster = Cluster::new();
+    let id = cluster.run("echo once; exec sleep 1000");
+    let pid = cluster.pid(id);
+    for _ in 0..3 {
+        let under_way = cluster.script("exec sleep 1000");
+        cluster.send(&under_way);
+        cluster.renew_agent();
+        // As a compute node and as a network node.
+        for _role in 0..2 {
+            cluster.next::<NodeConnected>(|_| true);
+        }
+        // What was started just before is not given up, and stays one instance.
+        let runs = |stats: &Stats, id: Uuid| {
+            let of = |i: &InstanceStats| i.instance_uuid == id && i.state == InstanceState::Active;
+            stats.instances.iter().any(of)
+        };
+        cluster.next(|stats: &Stats| runs(stats, id) && runs(stats, under_way.instance_uuid));
+    }
+    assert_eq!(cluster.pid(id), pid);
+    assert_eq!(cluster.output(id, 1), "once\n");
+}

@@ -229,7 +229,7 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
     assert!(
         certificates
             .iter()
-            .all(|one| one["days_left"].as_f64().unwrap() > 300.0),
+            .all(|one| one["days_left"].as_i64().unwrap() > 300),
         "{info}"
     );
 
@@ -534,6 +534,7 @@ fn a_client_is_ready_while_it_is_connected() {
         daemon.wait("/readyz", |code, _| code == 200);
         let info = daemon.json("/info");
         assert_eq!(info["server"]["role"], "scheduler", "{info}");
+        assert!(daemon.first.ends_with(info["uuid"].as_str().unwrap()), "{info}");
         check_text(&daemon.get("/metrics").1);
     }
     scheduler.wait("/metrics", |_, text| {

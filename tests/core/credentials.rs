@@ -2,12 +2,14 @@
 //! what becomes of those who are connected, and of those who come.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use crate::revocation::{Lister, issued, issuing};
 use crate::support::*;
 use ssntp::Role;
+use ssntp::client::{Client, ClientConfig, ClientEvent};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Frame};
 use ssntp::server::{
@@ -256,4 +258,59 @@ fn a_handler_that_would_wait_for_itself_is_told() {
     let refused = handle.with(move |_| renewing.renew(&identity(Role::SERVER), &trust()).err());
     assert!(matches!(refused, Ok(Some(ServerError::OnDispatcher))));
     assert_eq!(shared.credentials().renewals, 0);
+}
+
+#[test]
+fn a_client_whose_certificate_is_revoked_learns_it_and_stays_away() {
+    let server = TestServer::start((), |c| c);
+    let agent = identity(Role::AGENT);
+    let config = ClientConfig::new(agent.clone(), trust()).connect_in_memory(&server.listener);
+    let client = Client::connect(config).unwrap();
+    assert_eq!(server.renew(&without(&[&agent])), (1, 1));
+    let told = loop {
+        match client.recv_timeout(LIMIT).unwrap() {
+            ClientEvent::Disconnected { reason, retrying } => {
+                assert_eq!(reason.to_string(), "the server sent ConnectionFailure");
+                assert!(retrying, "it may have a new certificate by then");
+            }
+            ClientEvent::Closed(why) => break why.to_string(),
+            _ => {}
+        }
+    };
+    assert!(told.contains("it is revoked (CertificateRevoked)"), "{told}");
+}
+
+#[test]
+fn nobody_who_connects_again_and_again_slips_through_a_renewal() {
+    let server = TestServer::start((), |c| c);
+    let revoked = identity(Role::AGENT);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let uuid = Uuid::new_v4();
+                let connect = Connect::new(Role::AGENT, uuid, false).encode();
+                while !over.load(Ordering::Relaxed) {
+                    let mut peer = server.dial(&revoked);
+                    let _ = peer.try_send_bytes(&connect);
+                    peer.next_is_connected();
+                }
+            });
+        }
+        for _ in 0..20 {
+            server.renew(&without(&[&revoked]));
+            for _ in 0..20 {
+                let sessions = server.handle().sessions().unwrap();
+                if !sessions.is_empty() {
+                    over.store(true, Ordering::Relaxed);
+                }
+                assert!(sessions.is_empty(), "{sessions:?}");
+            }
+            server.renew(&trust());
+            while server.handle().sessions().unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }

@@ -913,4 +913,59 @@ mod limits {
         let (_, connected) = handshake(&trust, &beyond(SERVER), &direct(AGENT));
         assert!(connected.unwrap_err().to_string().contains(why));
     }
+
+    #[test]
+    fn a_handshake_holds_a_peer_to_the_usages_of_its_issuer_and_of_its_key() {
+        const CONTROLLER: u64 = 3;
+        let root = issuing("root", None, None, Vec::new());
+        let between = issuing("between", Some(&root), None, usages(&[1, 5]));
+        let signer = issuing("signer", Some(&root), None, Vec::new());
+        let trust = trust(&root);
+        let peer = |above: &Issuing, arc, usage| {
+            let (certificate, key) = issued(above, &[arc], usage);
+            Identity::from_der(vec![certificate, above.der.clone()], key).unwrap()
+        };
+        let server = peer(&between, 5, None);
+        let met = |client: Identity| handshake(&trust, &server, &client).0;
+        met(peer(&between, 1, Some(KeyUsagePurpose::DigitalSignature))).unwrap();
+        for (client, why) in [
+            (
+                peer(&between, CONTROLLER, None),
+                "a role that \"CN=between\" may not give",
+            ),
+            (
+                peer(&signer, CONTROLLER, Some(KeyUsagePurpose::KeyAgreement)),
+                "lacks digitalSignature",
+            ),
+        ] {
+            let refused = met(client).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+        let beyond = peer(&signer, 5, Some(KeyUsagePurpose::KeyAgreement));
+        let (_, connected) = handshake(&trust, &beyond, &peer(&signer, 1, None));
+        let refused = connected.unwrap_err().to_string();
+        assert!(refused.contains("lacks digitalSignature"), "{refused}");
+    }
+
+    #[test]
+    fn an_authority_whose_key_usage_lacks_it_signs_no_certificates() {
+        use crate::revocation::{issued, issuing};
+        let lists_only = [KeyUsagePurpose::CrlSign];
+        let refused = |name: &str| Fault::NotAuthority {
+            subject: format!("CN={name}"),
+        };
+        let root = issuing("root", None, &[KeyUsagePurpose::KeyCertSign]);
+        let between = |usages: &[KeyUsagePurpose]| issued(&issuing("between", Some(&root), usages));
+        let trust = Trust::from_der(std::slice::from_ref(&root.der)).unwrap();
+        trust
+            .verify(between(&[KeyUsagePurpose::KeyCertSign]).chain())
+            .unwrap();
+        trust.verify(between(&[]).chain()).unwrap();
+        assert_eq!(
+            trust.verify(between(&lists_only).chain()),
+            Err(refused("between"))
+        );
+        let none = issuing("none", None, &lists_only);
+        assert_eq!(fault(Trust::from_der(&[none.der])), refused("none"));
+    }
 }

@@ -121,7 +121,8 @@ fn without(revoked: &[&Identity]) -> Trust {
 fn whoever_is_not_trusted_any_more_once_tls_is_replaced_is_disconnected() {
     let (own, stays, leaves) = (identity(), identity(), identity());
     let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
-    let config = ServerConfig::new(server_settings("pr1")).tls(acceptor(&authority().trust()));
+    let config = ssntp::opflex::run::ServerConfig::new(server_settings("pr1"));
+    let config = config.tls(acceptor(&authority().trust()));
     let (server, address) = serve_tcp(config);
     let connector = |trust: &Trust, identity: &Identity| {
         Connector::checking(ServerCheck::Authority(trust), Some(identity)).unwrap()

@@ -45,6 +45,11 @@ impl Client {
         }
     }
 
+    /// Ends its session in order.
+    pub fn close(mut self) {
+        self.peer.finish();
+    }
+
     pub fn send(&mut self, frame: &Frame) {
         self.peer.send(frame);
     }

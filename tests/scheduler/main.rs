@@ -124,6 +124,11 @@ impl Cluster {
         agent
     }
 
+    /// A compute node that may have been there before; it has said nothing yet.
+    pub fn agent_as(&self, uuid: Uuid) -> Client {
+        Client::connect_as(&self.listener, Role::AGENT, uuid)
+    }
+
     /// A compute node with so much memory, and 100,000 MB of disk, 8 CPUs.
     pub fn node(&self, mem_mb: i64, controllers: &mut [&mut Client]) -> Client {
         let mut agent = self.agent(Role::AGENT, controllers);

@@ -10,7 +10,7 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, Status, Trace};
 use ssntp::transport::Limits;
 use uuid::Uuid;
 
-use super::{Cluster, expect_failure, expect_start, refused, say_ready, start, start_on, stats};
+use super::{Cluster, expect_failure, expect_start, ready, refused, say_ready, start, start_on, stats};
 use crate::client::Client;
 
 /// How long a node may be away here.
@@ -249,6 +249,35 @@ fn a_held_start_is_answered_when_the_node_it_waits_for_leaves() {
     controller.expect(Event::NODE_DISCONNECTED);
     expect_failure(&mut controller, &second, Reason::NoCn);
     expect_failure(&mut controller, &first, Reason::LaunchFailure);
+}
+
+#[test]
+fn a_node_that_ends_its_session_in_order_may_be_back_in_a_moment() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let node = cluster.node(1000, &mut [&mut controller]);
+    let uuid = node.uuid;
+    node.close();
+    controller.expect(Event::NODE_DISCONNECTED);
+    let [early, late] = [1, 1].map(start);
+    controller.send_payload(&early);
+    controller.expect_nothing();
+    let mut node = cluster.agent_as(uuid);
+    controller.expect(Event::NODE_CONNECTED);
+    say_ready_to(&mut node, &early);
+    // This time it does not come back.
+    node.close();
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.send_payload(&late);
+    expect_failure(&mut controller, &late, Reason::NoCn);
+}
+
+/// Says READY, and gets the START that was held for that.
+#[track_caller]
+fn say_ready_to(node: &mut Client, held: &Start) {
+    node.send_payload(&ready(node.uuid, 1000));
+    let given: Start = node.expect_payload();
+    assert_eq!(given.instance_uuid, held.instance_uuid);
 }
 
 #[test]

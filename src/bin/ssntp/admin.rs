@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::admin::{Admin, AdminConfig, Snapshot};
+use ssntp::client::ClientHandle;
 use ssntp::cluster::scheduler::Scheduler;
 use ssntp::pki::{Identity, Trust};
 use ssntp::server::ServerHandle;
@@ -118,6 +119,15 @@ pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
         snapshot.add_scheduler(&scheduler);
         Ok(snapshot)
     })
+}
+
+/// Who a client is, besides what the pages show of it.
+pub(crate) fn of_client(client: &ClientHandle, mut snapshot: Snapshot) -> Snapshot {
+    snapshot.info.insert("uuid".into(), json!(client.uuid()));
+    snapshot
+        .info
+        .insert("role".into(), json!(client.role().to_string()));
+    snapshot
 }
 
 /// What the pages show of an OpFlex server.
@@ -232,8 +242,10 @@ impl Notes {
             let (what, of) = (lifetime.what.name(), &lifetime.of);
             expiry.sample(&[("what", what), ("of", of)], since_1970(lifetime.end));
             let left = lifetime.days_left(now);
+            #[expect(clippy::cast_possible_truncation, reason = "some thousand days")]
+            let days_left = left.floor() as i64;
             shown.push(json!({
-                "what": what, "of": of, "file": lifetime.file, "days_left": left.floor(),
+                "what": what, "of": of, "file": lifetime.file, "days_left": days_left,
             }));
             if left <= 0.0 {
                 let why = format!("{}: the {what} of {of} has come to its end", lifetime.file);

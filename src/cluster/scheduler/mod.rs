@@ -50,7 +50,9 @@
 //! * **Who a node is.** The session's UUID; the one in READY is not looked at,
 //!   STATS with another one go nowhere.
 //! * **Held.** A node that has just connected is waiting for its READY, too,
-//!   with either policy: a START that finds only such nodes is held.
+//!   with either policy: a START that finds only such nodes is held. So is one
+//!   that has ended its session in order, for 3 s: a node whose certificate was
+//!   renewed is back by then.
 //! * **A failed START** took nothing of its node: the node's last READY holds
 //!   again, unless the reason is `full_cn` or `node_maintenance`.
 //! * **A START too many**, when so many are with their nodes that no more are
@@ -304,7 +306,7 @@ impl Handler for Scheduler {
         self.controllers.leave(session, &mut self.log, cx.now());
         self.cncis.disconnected(session);
         self.streams_disconnected(cx, session);
-        self.node_disconnected(cx, session);
+        self.node_disconnected(cx, session, reason);
     }
 
     fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {

@@ -4,8 +4,12 @@
 //! A node says in STATS how often it sends them. One from which none have come
 //! for three times as long is STALE: controllers get its last STATS once more,
 //! with that status, and it gets no START until it reports again.
+//!
+//! A node that ends its session in order may only be about to show another
+//! certificate. For a moment it is waited for as one that has connected and not
+//! said READY: a START that fits no other node is held, and not refused.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -20,13 +24,16 @@ use crate::Role;
 use crate::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
 use crate::printable::excerpt;
 use crate::proto::{Frame, Status};
-use crate::server::{Context, SessionInfo};
+use crate::server::{Context, DisconnectReason, SessionInfo};
 
 /// More events than this between two STATS of a node are not kept for new
 /// controllers; its next STATS tell the same.
 const MAX_EVENTS: usize = 1024;
 /// Nor are those that are longer, in bytes: they say one UUID.
 const MAX_EVENT: usize = 1024;
+/// How long a node that ended its session in order is waited for: longer than a
+/// renewed client takes to be back, and no long time for an answer to a START.
+const RETURN: Duration = Duration::from_secs(3);
 /// The longest interval between STATS that a node may say, in seconds.
 const MAX_INTERVAL: u64 = 3600;
 /// After how many intervals without STATS a node is stale.
@@ -38,6 +45,8 @@ pub(super) struct Nodes {
     by_uuid: HashMap<Uuid, Node>,
     /// When each is stale, unless it reports before.
     due: BTreeSet<(Instant, Uuid)>,
+    /// Those that ended their session in order, and until when they may be back.
+    expected: VecDeque<(Instant, Uuid)>,
     /// Of nodes that do not say how often they report.
     interval: Duration,
     stale: usize,
@@ -65,6 +74,7 @@ impl Nodes {
         Self {
             by_uuid: HashMap::new(),
             due: BTreeSet::new(),
+            expected: VecDeque::new(),
             interval,
             stale: 0,
         }
@@ -158,7 +168,20 @@ impl Nodes {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+        let stale = self.due.first().map(|(at, _)| *at);
+        let expected = self.expected.front().map(|(until, _)| *until);
+        [stale, expected].into_iter().flatten().min()
+    }
+
+    /// A node that is not back in time.
+    fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
+        let (_, node) = self
+            .expected
+            .front()
+            .copied()
+            .filter(|(until, _)| *until <= now)?;
+        self.expected.pop_front();
+        Some(node)
     }
 
     /// A node whose STATS have stayed away for too long, and its last ones as it
@@ -193,6 +216,7 @@ impl Scheduler {
             return;
         }
         let node_uuid = session.uuid();
+        self.nodes.expected.retain(|(_, expected)| *expected != node_uuid);
         self.placement.connect(node_uuid, session.role());
         let announce = |node_type| {
             Frame::of(&NodeConnected {
@@ -220,7 +244,12 @@ impl Scheduler {
         self.instances.returned(node_uuid);
     }
 
-    pub(super) fn node_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+    pub(super) fn node_disconnected(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &SessionInfo,
+        reason: &DisconnectReason,
+    ) {
         let node_uuid = session.uuid();
         let Some(node) = self.nodes.by_uuid.remove(&node_uuid) else {
             return;
@@ -229,7 +258,11 @@ impl Scheduler {
             Some(due) => drop(self.nodes.due.remove(&(due, node_uuid))),
             None => self.nodes.stale -= 1,
         }
-        self.placement.disconnect(node_uuid);
+        if *reason == DisconnectReason::PeerClosed && self.placement.expect(node_uuid) {
+            self.nodes.expected.push_back((cx.now() + RETURN, node_uuid));
+        } else {
+            self.placement.disconnect(node_uuid);
+        }
         for node_type in node_types(session.role()) {
             let gone = NodeDisconnected {
                 node_uuid: node_uuid.into(),
@@ -298,8 +331,12 @@ impl Scheduler {
         true
     }
 
-    /// Nodes that have not reported for too long.
+    /// Nodes that have not reported for too long, or have not come back.
     pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
+        while let Some(node) = self.nodes.take_departed(now) {
+            self.placement.disconnect(node);
+            self.node_changed(cx, node);
+        }
         while let Some((node, stats)) = self.nodes.take_stale(now) {
             if let Some(more) = self.log.admit(node, "stale", now) {
                 let count = self.nodes.stale;

@@ -288,6 +288,9 @@ impl DialFault {
             rustls::Error::InvalidCertificate(C::UnknownIssuer) => Some(Self::ServerCertificate(
                 "it was issued by an authority that is not trusted".into(),
             )),
+            rustls::Error::InvalidCertificate(C::Revoked) => {
+                Some(Self::ServerCertificate("it is revoked".into()))
+            }
             rustls::Error::InvalidCertificate(C::BadSignature) => {
                 Some(Self::ServerCertificate(Fault::BadSignature.to_string()))
             }

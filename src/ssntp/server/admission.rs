@@ -285,11 +285,11 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let sessions = &mut self.certificates.lock().sessions;
-        if let Some(count) = sessions.get_mut(&self.certificate) {
+        let mut known = self.certificates.lock();
+        if let Some(count) = known.sessions.get_mut(&self.certificate) {
             *count -= 1;
             if *count == 0 {
-                sessions.remove(&self.certificate);
+                known.sessions.remove(&self.certificate);
             }
         }
     }

@@ -247,7 +247,9 @@ impl Core for ServerCore {
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             if !told {
-                core.state.sessions.remove(SessionId(id));
+                if let Some(session) = core.state.sessions.remove(SessionId(id)) {
+                    core.state.tally.gone(&session.counters());
+                }
                 return;
             }
             let Some(session) = core.state.sessions.get_mut(SessionId(id)) else {
@@ -564,8 +566,10 @@ impl State {
         self.actions.push(Action::End { id: id.0, abort });
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.
+        let counters = session.counters();
+        self.tally.gone(&counters);
         if session.told {
-            self.tally.closed(&session, &reason, self.now);
+            self.tally.closed(&session, counters, &reason, self.now);
             self.departed.push((session.info, reason));
         }
     }

@@ -12,15 +12,14 @@
 //! verified by this generation, or is verified again on its handshake's thread; and
 //! the dispatcher admits nobody by an earlier one.
 
-use std::collections::HashMap;
+use std::borrow::Borrow;
 use std::fmt;
 use std::time::SystemTime;
 
 use log::info;
 
 use super::ServerHandle;
-use super::sessions::SessionId;
-use crate::pki::{CertificateDer, CertificateInfo, Identity, KeptCertificate, Trust};
+use crate::pki::{CertificateDer, CertificateInfo, Identity, Trust};
 use crate::transport::tls::Acceptor;
 
 /// What a server proves and whom it trusts at present.
@@ -88,27 +87,24 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
         sessions.collect::<Vec<_>>()
     });
     // A server that has stopped has none.
-    let standing = standing.unwrap_or_default();
+    let mut standing = standing.unwrap_or_default();
     let mut renewed = Renewed {
         sessions: standing.len(),
         ended: 0,
     };
-    let mut certificates: HashMap<KeptCertificate, Vec<SessionId>> = HashMap::new();
-    for (certificate, id) in standing {
-        certificates.entry(certificate).or_default().push(id);
-    }
+    standing.sort_by(|one, other| Borrow::<[u8]>::borrow(&one.0).cmp(other.0.borrow()));
+    let of_one: Vec<_> = standing.chunk_by(|one, other| one.0 == other.0).collect();
     // Where somebody else has renewed meanwhile, the latest decides.
     let in_force = handle.environment.in_force();
-    let certificates: Vec<_> = certificates.into_iter().collect();
-    for some in certificates.chunks(AT_A_TIME) {
+    for some in of_one.chunks(AT_A_TIME) {
         let mut over = Vec::new();
-        for (certificate, ids) in some {
-            let chain = certificate.chain();
-            let facts = chain.first().map(CertificateInfo::from_der);
-            if let Some(Ok(leaf)) = facts
+        for sessions in some {
+            let chain = sessions.first().map(|(certificate, _)| certificate.chain());
+            let chain = chain.unwrap_or_default();
+            if let Some(Ok(leaf)) = chain.first().map(CertificateInfo::from_der)
                 && let Some(why) = in_force.objection(&chain, &leaf, now)
             {
-                over.extend(ids.iter().map(|id| (*id, why.clone())));
+                over.extend(sessions.iter().map(|(_, id)| (*id, why.clone())));
             }
         }
         if over.is_empty() {
@@ -135,7 +131,7 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
 pub(super) struct TimeOfDay(Box<dyn Fn() -> SystemTime + Send + Sync>);
 
 impl TimeOfDay {
-    #[cfg(test)]
+    #[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
     pub(super) fn new(read: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self(Box::new(read))
     }

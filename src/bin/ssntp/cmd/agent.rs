@@ -23,7 +23,7 @@ use ssntp::payload::NextState;
 #[cfg(feature = "cli")]
 use super::config::Problems;
 #[cfg(feature = "admin")]
-use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -220,7 +220,7 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
@@ -282,10 +282,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         renewal,
         #[cfg(feature = "admin")]
         pages: &pages,
-        settings,
+        settings: &mut settings,
     };
-    let watched = running.renewal.watched().and(running.settings.file());
-    daemon.watch(watched, &running);
+    daemon.watch(running.renewal.watched(running.settings), &running);
     let pulse = Arc::downgrade(&agent);
     daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     let mut after = AfterEvacuation::new(args.after_evacuation);
@@ -322,23 +321,25 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     Box::new(move || {
         let agent = agent.upgrade().ok_or("it is stopping")?;
         let figures = agent.figures().ok_or("it does not answer")?;
-        Ok(Snapshot::of_agent(&figures))
+        Ok(admin::of_client(&agent.client(), Snapshot::of_agent(&figures)))
     })
 }
 
-/// What is read again: certificates. The policy of the node is its start's, and what
-/// else the file of settings says.
+/// What is read again: certificates, and what a file says for the next
+/// start. The policy of the node is its start's.
 struct Running<'a> {
     agent: &'a Agent,
     renewal: Renewal,
     #[cfg(feature = "admin")]
     pages: &'a Pages,
-    settings: Settings,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
+        }
         let agent = self.agent;
         #[cfg(feature = "admin")]
         let pages = self.pages;
@@ -347,11 +348,11 @@ impl Service for Running<'_> {
             #[cfg(feature = "admin")]
             pages.renew(identity, trust);
             Ok(())
-        })?;
-        if let Some((_, now)) = read {
-            self.settings.take(now, &[]);
-        }
-        Ok(())
+        })
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.renewal.files(self.settings)
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

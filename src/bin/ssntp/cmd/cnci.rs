@@ -14,7 +14,7 @@ use ssntp::cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
 use super::config::Problems;
-use crate::admin::{About, AdminArgs, Figures, Pages};
+use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
@@ -79,7 +79,7 @@ impl Args {
     }
 }
 
-fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
+fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -115,10 +115,9 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         cnci: &cnci,
         renewal,
         pages: &pages,
-        settings,
+        settings: &mut settings,
     };
-    let watched = running.renewal.watched().and(running.settings.file());
-    daemon.watch(watched, &running);
+    daemon.watch(running.renewal.watched(running.settings), &running);
     let pulse = Arc::downgrade(&cnci);
     daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     loop {
@@ -144,7 +143,7 @@ fn figures(cnci: &Arc<Cnci>) -> Figures {
     Box::new(move || {
         let cnci = cnci.upgrade().ok_or("it is stopping")?;
         let figures = cnci.figures().ok_or("it does not answer")?;
-        Ok(Snapshot::of_cnci(&figures))
+        Ok(admin::of_client(&cnci.client(), Snapshot::of_cnci(&figures)))
     })
 }
 
@@ -153,22 +152,24 @@ struct Running<'a> {
     cnci: &'a Cnci,
     renewal: Renewal,
     pages: &'a Pages,
-    settings: Settings,
+    settings: &'a mut Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        if let Some((_, now)) = self.settings.read_again()? {
+            self.settings.take(now, &[]);
+        }
         let (cnci, pages) = (self.cnci, self.pages);
         self.renewal.reload(|identity, trust| {
             cnci.renew(identity, trust)?;
             pages.renew(identity, trust);
             Ok(())
-        })?;
-        if let Some((_, now)) = read {
-            self.settings.take(now, &[]);
-        }
-        Ok(())
+        })
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.renewal.files(self.settings)
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

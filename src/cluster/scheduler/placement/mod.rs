@@ -255,6 +255,17 @@ impl Placement {
         self.free.push(Reverse(slot));
     }
 
+    /// A node has disconnected, and may be back in a moment: until then it is
+    /// waiting for its READY. False, and nothing changes, for one that takes no
+    /// START.
+    pub fn expect(&mut self, uuid: Uuid) -> bool {
+        let is_open = self.find(uuid).is_some_and(|node| node.state() != State::Closed);
+        if is_open {
+            self.change(uuid, |node| node.state = State::Waiting);
+        }
+        is_open
+    }
+
     /// A node has said READY.
     pub fn ready(&mut self, uuid: Uuid, ready: &Ready) {
         self.reports += 1;
