@@ -127,7 +127,11 @@ pub mod payload;
 pub mod pki;
 #[doc(hidden)]
 pub mod printable;
-#[cfg(any(feature = "cluster", feature = "opflex", feature = "issue"))]
+#[cfg(any(
+    feature = "cluster",
+    feature = "opflex",
+    all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring"))
+))]
 mod replace;
 mod role;
 mod setters;

@@ -80,7 +80,7 @@ pub(crate) use self::duplex::is_timeout;
 #[cfg(all(test, feature = "opflex"))]
 pub(crate) use self::flow::Credit;
 pub(crate) use self::flow::{Budget, PATIENCE};
-#[cfg(feature = "opflex")]
+#[cfg(any(feature = "admin", feature = "opflex"))]
 pub(crate) use self::halves::plain;
 pub(crate) use self::halves::{Halves, Receive, Received, Transmit, drain, refuse};
 pub(crate) use self::link::{EndReason, Link, LinkConfig, Sink};

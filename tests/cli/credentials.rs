@@ -148,14 +148,14 @@ fn a_file_that_will_not_do_changes_nothing_and_is_told_once() {
     let stays = listener(&user, &at, "pki/agent.pem");
     let whole = fs::read_to_string(user.path("pki/crl.pem")).unwrap();
     fs::write(user.path("pki/crl.pem"), &whole[..whole.len() / 2]).unwrap();
-    let told = server.error_line_with("files have changed, which is not taken");
+    let told = server.error_with("files have changed, which is not taken");
     assert!(told.contains("pki/crl.pem"), "{told}");
     user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent.pem"));
     // An operator who asks is told again.
     server.signal(Signal::HUP);
-    server.error_line_with("SIGHUP: not reloaded");
+    server.error_with("SIGHUP: not reloaded");
     fs::write(user.path("pki/crl.pem"), whole).unwrap();
-    let taken = server.error_line_with(" ssntp::daemon] ");
+    let taken = server.error_with(" ssntp::daemon] ");
     assert!(
         taken.contains("read its files again"),
         "nothing else was told meanwhile: {taken}"
@@ -336,7 +336,7 @@ fn what_ends_soon_is_warned_of_at_the_start_with_its_file() {
     user.done(&["cert", "issue", "--dir", "pki", "--role", "server", "--days", "5"]);
     user.done(&["cert", "crl", "--dir", "pki", "--days", "30"]);
     let (server, _) = server(&user);
-    let told = server.error_line_with("pki/server.pem: the certificate of ");
+    let told = server.error_with("pki/server.pem: the certificate of ");
     assert!(told.contains("ends in 5 days"), "{told}");
     server.signal(Signal::TERM);
     // Nothing of the authority, nor of the list, which is always replaced so late.

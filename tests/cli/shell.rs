@@ -15,21 +15,21 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// How long anything may take before a test fails.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A user with a home and nothing in it.
-pub(crate) struct User(TempDir);
+pub(super) struct User(TempDir);
 
 impl User {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    pub(crate) fn command(&self, words: &[&str]) -> Command {
+    pub(super) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
         command.args(words).current_dir(self.0.path());
         for variable in [
@@ -49,7 +49,7 @@ impl User {
         command
     }
 
-    pub(crate) fn start(&self, words: &[&str]) -> Program {
+    pub(super) fn start(&self, words: &[&str]) -> Program {
         Program::of(self.command(words))
     }
 
@@ -59,7 +59,7 @@ impl User {
 
     /// What it prints, which has to be done.
     #[track_caller]
-    pub(crate) fn done(&self, words: &[&str]) -> String {
+    pub(super) fn done(&self, words: &[&str]) -> String {
         let output = self.run(words);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{words:?}: {errors}");
@@ -68,7 +68,7 @@ impl User {
 
     /// What it says on the standard error, which has to fail.
     #[track_caller]
-    pub(crate) fn fails(&self, words: &[&str], code: i32) -> String {
+    pub(super) fn fails(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{words:?}: {errors}");
@@ -90,14 +90,14 @@ impl User {
 }
 
 /// A running `ssntp`. Dropping it kills it.
-pub(crate) struct Program {
-    pub(crate) child: Child,
-    pub(crate) out: Receiver<String>,
-    pub(crate) err: Receiver<String>,
+pub(super) struct Program {
+    pub(super) child: Child,
+    pub(super) out: Receiver<String>,
+    pub(super) err: Receiver<String>,
 }
 
 impl Program {
-    pub(crate) fn of(mut command: Command) -> Self {
+    pub(super) fn of(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let out = lines(child.stdout.take().unwrap());
         let err = lines(child.stderr.take().unwrap());
@@ -106,18 +106,18 @@ impl Program {
 
     /// Waits for a line of its standard output that begins so, and gives its rest.
     #[track_caller]
-    pub(crate) fn line(&self, begin: &str) -> String {
+    pub(super) fn line(&self, begin: &str) -> String {
         await_line(&self.out, begin)
     }
 
     #[track_caller]
-    pub(crate) fn error_line(&self, begin: &str) -> String {
+    pub(super) fn error_line(&self, begin: &str) -> String {
         await_line(&self.err, begin)
     }
 
     /// Waits for a line of its standard error that has this in it.
     #[track_caller]
-    pub(crate) fn error_line_with(&self, part: &str) -> String {
+    pub(super) fn error_with(&self, part: &str) -> String {
         let mut seen = Vec::new();
         loop {
             match self.err.recv_timeout(LIMIT) {
@@ -128,11 +128,11 @@ impl Program {
         }
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    pub(crate) fn code(&mut self) -> Option<i32> {
+    pub(super) fn code(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
@@ -502,7 +502,7 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
     // What will not do changes nothing.
     fs::write(user.path("cluster.yaml"), "configure: [").unwrap();
     server.signal(Signal::HUP);
-    server.error_line_with("SIGHUP: not reloaded: cluster.yaml");
+    server.error_with("SIGHUP: not reloaded: cluster.yaml");
     user.done(&["cert", "ca", "--dir", "two"]);
     for role in ["server", "agent"] {
         user.done(&["cert", "issue", "--dir", "two", "--role", role, "--name", role]);

@@ -18,7 +18,6 @@ use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
-use crate::settings::Settings;
 use crate::signals::Stop;
 use crate::watched::{self, Watched};
 
@@ -223,18 +222,9 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// The files, as they were before they were read first, and that of the program's
-    /// settings.
-    pub(crate) fn watched(&self, settings: &Settings) -> Watched {
-        let mut watched = self.watched.clone();
-        watched.add(settings.file().map(PathBuf::from));
-        watched
-    }
-
-    /// The files, and that of the program's settings.
-    pub(crate) fn files(&self, settings: &Settings) -> Vec<PathBuf> {
-        let settings = settings.file().map(PathBuf::from);
-        self.files.paths().into_iter().chain(settings).collect()
+    /// The files, as they were before they were read first.
+    pub(crate) fn watched(&self) -> Watched {
+        self.watched.clone()
     }
 
     /// How long what they held counts.

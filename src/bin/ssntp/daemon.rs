@@ -13,7 +13,6 @@
 //! but for the disk, and a file system that hangs stops nothing but this.
 
 use std::ffi::c_int;
-use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, tick};
@@ -39,11 +38,14 @@ pub(crate) trait Service {
     /// What cannot be read; everything is as it was then.
     fn reload(&mut self) -> Result<(), Failure>;
 
-    /// The files that it has read.
-    fn files(&self) -> Vec<PathBuf>;
-
     /// How long what it has read counts.
     fn lifetimes(&self) -> Vec<Lifetime>;
+
+    /// Other files than before, as they were before they were read, where the last
+    /// reload has read such.
+    fn watched(&mut self) -> Option<Watched> {
+        None
+    }
 }
 
 /// A process that runs until it is told to end.
@@ -89,13 +91,13 @@ impl Daemon {
             stop,
             hang_ups,
             looks: tick(LOOK),
+            manager: ServiceManager::of_this_process(),
             watched: Watched::default(),
             expiry: Expiry::default(),
             last_reload: None,
             failing: None,
             #[cfg(feature = "admin")]
             notes: Notes::default(),
-            manager: ServiceManager::of_this_process(),
         }
     }
 
@@ -115,6 +117,17 @@ impl Daemon {
         &self.looks
     }
 
+    /// Tells the service manager that the daemon does its work, and has it watched:
+    /// [`ServiceManager::ready`].
+    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
+        self.manager.ready(work);
+    }
+
+    /// Tells the service manager that the daemon ends: before its service does.
+    pub(crate) fn stopping(&mut self) {
+        self.manager.stopping();
+    }
+
     /// What the pages of `--admin` show of this process.
     #[cfg(feature = "admin")]
     pub(crate) fn notes(&self) -> Notes {
@@ -126,17 +139,6 @@ impl Daemon {
     pub(crate) fn watch(&mut self, watched: Watched, service: &impl Service) {
         self.watched = watched;
         self.expect(service);
-    }
-
-    /// Tells the service manager that the daemon does its work, and has it watched:
-    /// [`ServiceManager::ready`].
-    pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
-        self.manager.ready(work);
-    }
-
-    /// Tells the service manager that the daemon ends: before its service does.
-    pub(crate) fn stopping(&mut self) {
-        self.manager.stopping();
     }
 
     /// Has the service read its files again. What will not do is told, and the
@@ -192,7 +194,9 @@ impl Daemon {
         self.failing = done.is_err().then_some(0);
         if done.is_ok() {
             log::info!("read its files again");
-            self.watched.follow(service.files());
+            if let Some(watched) = service.watched() {
+                self.watched = watched;
+            }
             self.expect(service);
         }
         done
@@ -221,6 +225,7 @@ fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -238,10 +243,6 @@ mod tests {
                 Ok(_) => Ok(()),
                 Err(e) => Err(Failure::new(e)),
             }
-        }
-
-        fn files(&self) -> Vec<PathBuf> {
-            vec![self.path.clone()]
         }
 
         fn lifetimes(&self) -> Vec<Lifetime> {

@@ -35,32 +35,19 @@ impl Watched {
         Self { paths, read, seen }
     }
 
-    /// This one as well, which is still as it was read.
-    pub(crate) fn add(&mut self, path: Option<PathBuf>) {
-        self.paths.extend(path);
-        self.read_now();
+    /// The same, and one more, if there is one.
+    pub(crate) fn and(mut self, path: Option<PathBuf>) -> Self {
+        if let Some(path) = path {
+            self.read.push(stamp(&path));
+            self.seen.push(stamp(&path));
+            self.paths.push(path);
+        }
+        self
     }
 
     /// They are about to be read again.
     pub(crate) fn read_now(&mut self) {
         *self = Self::of(std::mem::take(&mut self.paths));
-    }
-
-    /// Each of them.
-    pub(crate) fn paths(&self) -> &[PathBuf] {
-        &self.paths
-    }
-
-    /// Looks after these from here on. Others than before were read already, but nobody
-    /// knows in which state: they are to be read once more.
-    pub(crate) fn follow(&mut self, paths: Vec<PathBuf>) {
-        if paths != self.paths {
-            *self = Self {
-                paths,
-                read: Vec::new(),
-                seen: Vec::new(),
-            };
-        }
     }
 
     /// Whether they have changed since they were read, and nobody is writing any
@@ -145,18 +132,6 @@ mod tests {
         fs::rename(dir.path().join("new"), &data).unwrap();
         assert!(!watched.have_changed());
         assert!(watched.have_changed());
-    }
-
-    #[test]
-    fn other_files_are_read_once_more() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = ["a.pem", "b.pem"].map(|name| dir.path().join(name));
-        let mut watched = Watched::of(paths[..1].to_vec());
-        watched.follow(paths[..1].to_vec());
-        assert!(!watched.have_changed() && !watched.have_changed());
-        watched.follow(paths.to_vec());
-        let looks = [(); 4].map(|()| watched.have_changed());
-        assert_eq!(looks, [false, true, false, false]);
     }
 
     #[test]

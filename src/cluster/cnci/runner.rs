@@ -287,7 +287,6 @@ struct Runner {
     /// Answers that found no session, or no room.
     held: VecDeque<Frame>,
     asked: Receiver<Sender<CnciFigures>>,
-    /// Who asks whether this thread still does its work.
     log: LogLimit<()>,
     _lock: Option<File>,
 }

@@ -113,13 +113,12 @@ impl Dialer {
         self.connector = Some(connector);
     }
 
-    /// Whether the server at an address that has shown these certificates would be
-    /// taken now.
-    pub(super) fn verify(&self, address: &str, shown: &Shown) -> Result<(), TlsError> {
-        match (&self.connector, self.target(address)) {
-            (Some(connector), Some(target)) => connector.verify(shown, self.name(&target)),
-            _ => Ok(()),
-        }
+    /// What a handshake now would have against the server at an address that has shown
+    /// these certificates.
+    pub(super) fn objection(&self, address: &str, shown: &Shown) -> Option<String> {
+        let (connector, target) = (self.connector.as_ref()?, self.target(address)?);
+        let (why, _) = connector.objection(shown, self.name(&target))?;
+        Some(why)
     }
 
     /// The name that the server's certificate has to hold.

@@ -230,7 +230,7 @@ impl Engaging {
         let mut untrusted = Vec::new();
         for (connection, shown) in self.peers.shown() {
             let address = self.peers.name(connection).unwrap_or_default();
-            if let Err(why) = self.dialer.verify(address, shown) {
+            if let Some(why) = self.dialer.objection(address, shown) {
                 warn!(target: LOG, "{connection} ({address}) is not trusted any more, it is disconnected: {why}");
                 untrusted.push((connection, why));
             }

@@ -539,6 +539,8 @@ mod tests {
             (A::CertificateExpired, true),
             (A::BadCertificate, true),
             (A::InternalError, true),
+            // What a server of this crate says whose revocation list is overdue.
+            (A::HandshakeFailure, true),
             (A::UnknownCA, false),
             (A::CertificateRevoked, false),
             (A::UnsupportedCertificate, false),
@@ -549,5 +551,23 @@ mod tests {
             let fault = DialFault::of_tls(TlsError::Tls(error));
             assert_eq!(fault.may_retry(), retried, "{alert:?}");
         }
+    }
+
+    #[test]
+    fn a_list_that_is_too_old_is_no_verdict_on_the_server_and_a_revocation_is() {
+        use rustls::CertificateError as C;
+        for (fault, retried) in [
+            (C::Expired, true),
+            (C::NotValidYet, true),
+            (C::UnknownRevocationStatus, true),
+            (C::ExpiredRevocationList, true),
+            (C::Revoked, false),
+            (C::UnknownIssuer, false),
+        ] {
+            let error = rustls::Error::InvalidCertificate(fault.clone());
+            let of = DialFault::of_tls(TlsError::Tls(error));
+            assert_eq!(of.may_retry(), retried, "{fault:?}");
+        }
+        assert!(!DialFault::Revoked.may_be_mended(), "not even where it was known");
     }
 }

@@ -151,7 +151,9 @@ impl ClientHandle {
     /// attempts ends now. Of a session that stands:
     ///
     /// * Where the server's certificate is not trusted any more, it ends at once,
-    ///   with [`DisconnectReason::Certificate`], and the client connects again.
+    ///   with [`DisconnectReason::Certificate`], and the client connects again. The
+    ///   server has a second for what was sent before, and nothing where its
+    ///   certificate is revoked.
     /// * Otherwise, where the identity is another one, the session is replaced
     ///   within [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread),
     ///   before the old certificate ends, with [`DisconnectReason::Renewed`]. A

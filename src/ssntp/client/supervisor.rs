@@ -83,6 +83,9 @@ pub(super) struct Supervisor {
     gap: Option<Instant>,
     /// Whether the log says that our certificate is not valid.
     told_invalid: bool,
+    /// Whether a server that is not trusted any more is that because its
+    /// certificate is revoked.
+    is_revoked: bool,
     /// Rounds that failed, and sessions that did not last, in a row.
     setbacks: u32,
     /// Kept until the thread ends: the UUID is in use as long.
@@ -150,6 +153,7 @@ impl Supervisor {
             move_at: None,
             gap: None,
             told_invalid: false,
+            is_revoked: false,
             setbacks: 0,
             _uuid: uuid,
         };
@@ -190,6 +194,7 @@ impl Supervisor {
                     self.gap = Some(deadline(GAP));
                     continue;
                 }
+                DisconnectReason::Certificate(_) => self.gap = Some(deadline(GAP)),
                 DisconnectReason::PeerRefused(_) => self.tell_invalid(),
                 _ => {}
             }
@@ -362,6 +367,7 @@ impl Supervisor {
         } = established;
         self.state.configure(&configuration);
         self.state.hold_requests(false);
+        lock(&self.state.in_use).clone_from(&self.proven);
         let Some(outbox) = self.state.uplink.up(&server) else {
             say_goodbye(&mut halves);
             return DisconnectReason::Closed;
@@ -386,6 +392,7 @@ impl Supervisor {
             Ok(link) => link,
             Err(e) => {
                 drop(inbound);
+                *lock(&self.state.in_use) = None;
                 self.state.uplink.down();
                 self.state.cancel_requests();
                 self.state.counts.finish();
@@ -394,7 +401,6 @@ impl Supervisor {
                 return reason;
             }
         };
-        lock(&self.state.in_use).clone_from(&self.proven);
         if let Some(inbound) = &mut *inbound {
             inbound.deliver(ClientEvent::Connected(server), 0);
         }
@@ -406,26 +412,33 @@ impl Supervisor {
             reason = self.await_answers(&over).unwrap_or(reason);
         }
         let renewed = reason == DisconnectReason::Renewed;
-        let untrusted = matches!(reason, DisconnectReason::Certificate(_));
-        if renewed {
+        // How long the server may take to deal with what it was sent, and to end
+        // its side. One that is a stranger now gets no new frame, and hardly time;
+        // one whose certificate is revoked gets nothing at all.
+        let ending = match &reason {
+            DisconnectReason::Renewed => Some(self.write_timeout),
+            DisconnectReason::Certificate(_) if self.is_revoked => Some(Duration::ZERO),
+            DisconnectReason::Certificate(_) => Some(LINGER),
+            _ => None,
+        };
+        if let Some(limit) = ending {
+            self.state.hold_requests(true);
             self.state.uplink.part();
-        } else {
-            self.state.uplink.down();
-            self.state.cancel_requests();
-        }
-        if untrusted {
-            link.abort();
-        }
-        if renewed || untrusted {
-            // What the server has sent until its end is delivered before that.
+            // What it has sent until its end is delivered before that.
             crossbeam_channel::select! {
                 recv(over) -> _ => {}
                 recv(self.state.cancel.done()) -> _ => {}
-                default(self.write_timeout) => link.abort(),
+                default(limit) => {
+                    link.abort();
+                    crossbeam_channel::select! {
+                        recv(over) -> _ => {}
+                        recv(self.state.cancel.done()) -> _ => {}
+                    }
+                }
             }
-            self.state.uplink.down();
-            self.state.cancel_requests();
         }
+        self.state.uplink.down();
+        self.state.cancel_requests();
         *lock(&self.state.in_use) = None;
         if self.state.cancel.is_cancelled() {
             self.part(link, &over);
@@ -472,8 +485,9 @@ impl Supervisor {
                 recv(due) -> _ => return DisconnectReason::Renewed,
                 recv(self.news) -> _ => {
                     self.adopt();
-                    if let Err(e) = self.credentials.connector.verify(chain, name) {
-                        return DisconnectReason::Certificate(e.to_string());
+                    if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
+                        self.is_revoked = revoked;
+                        return DisconnectReason::Certificate(why);
                     }
                     self.plan();
                 }

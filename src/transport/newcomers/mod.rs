@@ -477,7 +477,7 @@ pub(crate) struct Newcomer {
 impl Newcomer {
     /// Which of the listeners it came to.
     #[cfg_attr(
-        not(feature = "opflex"),
+        not(any(feature = "admin", feature = "opflex")),
         expect(dead_code, reason = "SSNTP does the same at each")
     )]
     pub(crate) fn listener(&self) -> usize {

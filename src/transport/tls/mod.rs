@@ -46,7 +46,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, ServerConfig};
+use rustls::{CertificateError, ClientConfig, ServerConfig};
 
 pub use self::error::TlsError;
 use self::handshake::handshake;
@@ -257,17 +257,16 @@ impl Connector {
         }
     }
 
-    /// Whether a server that has proved `name` with these certificates, its own
-    /// first, would be taken now: for a session that began under another trust.
-    ///
-    /// # Errors
-    /// What a handshake would fail with.
-    pub(crate) fn verify(&self, chain: &[CertificateDer<'_>], name: &str) -> Result<(), TlsError> {
-        let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
-        match &self.recheck {
-            Some(recheck) => Ok(recheck.check(chain, Some(&name), UnixTime::now())?),
-            None => Ok(()),
-        }
+    /// What a handshake would have now against a server that has proved `name`
+    /// with these certificates, its own first, and whether that is a revocation:
+    /// for a session that began under another trust. Nothing where it was
+    /// configured elsewhere, or cannot judge them.
+    pub(crate) fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
+        let name = ServerName::try_from(name).ok()?;
+        let checked = self.recheck.as_ref()?.check(chain, Some(&name), UnixTime::now());
+        let fault = checked.err()?;
+        let revoked = fault == rustls::Error::InvalidCertificate(CertificateError::Revoked);
+        Some((error::objection(&fault)?, revoked))
     }
 
     /// Runs the client's side of a TLS handshake with a server that has to

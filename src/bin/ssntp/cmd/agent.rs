@@ -220,7 +220,7 @@ enum ConfinementName {
     Rlimits,
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     #[cfg(feature = "fleet")]
     if let Some(count) = args.count {
         return fleet::run(&args, count as usize);
@@ -282,9 +282,10 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         renewal,
         #[cfg(feature = "admin")]
         pages: &pages,
-        settings: &mut settings,
+        settings,
     };
-    daemon.watch(running.renewal.watched(running.settings), &running);
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
     let pulse = Arc::downgrade(&agent);
     daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     let mut after = AfterEvacuation::new(args.after_evacuation);
@@ -325,21 +326,19 @@ fn figures(agent: &Arc<Agent>) -> Figures {
     })
 }
 
-/// What is read again: certificates, and what a file says for the next
-/// start. The policy of the node is its start's.
+/// What is read again: certificates. The policy of the node is its start's, and what
+/// else the file of settings says.
 struct Running<'a> {
     agent: &'a Agent,
     renewal: Renewal,
     #[cfg(feature = "admin")]
     pages: &'a Pages,
-    settings: &'a mut Settings,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        if let Some((_, now)) = self.settings.read_again()? {
-            self.settings.take(now, &[]);
-        }
+        let read = self.settings.read_again()?;
         let agent = self.agent;
         #[cfg(feature = "admin")]
         let pages = self.pages;
@@ -348,11 +347,11 @@ impl Service for Running<'_> {
             #[cfg(feature = "admin")]
             pages.renew(identity, trust);
             Ok(())
-        })
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.renewal.files(self.settings)
+        })?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

@@ -79,7 +79,7 @@ impl Args {
     }
 }
 
-fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
+fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
@@ -115,9 +115,10 @@ fn serve(args: Args, mut settings: Settings) -> Result<(), Failure> {
         cnci: &cnci,
         renewal,
         pages: &pages,
-        settings: &mut settings,
+        settings,
     };
-    daemon.watch(running.renewal.watched(running.settings), &running);
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
     let pulse = Arc::downgrade(&cnci);
     daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
     loop {
@@ -152,24 +153,22 @@ struct Running<'a> {
     cnci: &'a Cnci,
     renewal: Renewal,
     pages: &'a Pages,
-    settings: &'a mut Settings,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        if let Some((_, now)) = self.settings.read_again()? {
-            self.settings.take(now, &[]);
-        }
+        let read = self.settings.read_again()?;
         let (cnci, pages) = (self.cnci, self.pages);
         self.renewal.reload(|identity, trust| {
             cnci.renew(identity, trust)?;
             pages.renew(identity, trust);
             Ok(())
-        })
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.renewal.files(self.settings)
+        })?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

@@ -188,7 +188,7 @@ impl Problems {
     }
 
     /// Reads the certificate, which has to hold one of these roles, the authority, and
-    /// its revocation lists.
+    /// whom it has revoked.
     pub(crate) fn credentials(
         &mut self,
         cert: &Option<PathBuf>,
@@ -210,12 +210,11 @@ impl Problems {
             }
         };
         self.of("cert", cert.as_ref().map(identity));
-        self.of(
-            "ca",
-            ca.as_ref().map(|path| Trust::load(path).map_err(Failure::from)),
-        );
-        let lists = ca.as_ref().filter(|_| !crl.crl.is_empty());
-        self.of("crl", lists.map(|ca| crl.trust(ca)));
+        let Some(ca) = ca else { return };
+        match Trust::load(ca) {
+            Ok(_) => self.of("crl", Some(crl.trust(ca))),
+            Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
+        }
     }
 }
 

@@ -30,8 +30,8 @@ const QUIET: Duration = Duration::from_secs(60);
 /// what they say
 ///
 /// Prints one line with its address once it accepts clients. SIGHUP makes it read
-/// --ca, --cert, --crl and --config-file again, and so does a change of these files. Sessions stay, but
-/// for those whose certificate does not count any more.
+/// --ca, --cert, --crl and --config-file again, and so does a change of these files.
+/// Sessions stay, but for those whose certificate does not count any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -104,15 +104,19 @@ enum ControllersName {
 }
 
 impl Args {
+    fn files(&self) -> CredentialFiles {
+        CredentialFiles {
+            cert: self.cert.clone(),
+            ca: self.ca.clone(),
+            crl: self.crl.clone(),
+        }
+    }
+
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(
-            &Some(self.cert.clone()),
-            &Some(self.ca.clone()),
-            &self.crl,
-            Role::SCHEDULER,
-        );
+        let (cert, ca) = (Some(self.cert.clone()), Some(self.ca.clone()));
+        problems.credentials(&cert, &ca, &self.crl, Role::SCHEDULER);
         // One that is not there yet will be made.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
@@ -120,7 +124,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
@@ -137,8 +141,8 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         config = config.configuration_file(path.clone());
     }
     let files = args.files();
-    let settings_file = settings.file().map(PathBuf::from);
-    let watched = Watched::of(files.paths().into_iter().chain(settings_file).collect());
+    let watched = files.paths().into_iter().chain(settings.file());
+    let watched = Watched::of(watched.collect());
     let (identity, trust) = files.load()?;
     let lifetimes = files.lifetimes(&identity, &trust);
     let mut server = ServerConfig::new(identity.clone(), trust.clone())
@@ -172,9 +176,9 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     let mut running = Running {
         server: &server,
         pages: &pages,
-        args: &args,
-        settings: &mut settings,
         files,
+        settings,
+        watched: None,
         lifetimes,
     };
     daemon.watch(watched, &running);
@@ -194,49 +198,41 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Args {
-    fn files(&self) -> CredentialFiles {
-        CredentialFiles {
-            cert: self.cert.clone(),
-            ca: self.ca.clone(),
-            crl: self.crl.clone(),
-        }
-    }
-}
-
 /// What is read again: certificates alone. The configuration is the scheduler's own
 /// file, which controllers change.
 struct Running<'a> {
     server: &'a Server,
     pages: &'a Pages,
-    args: &'a Args,
-    settings: &'a mut Settings,
     files: CredentialFiles,
+    settings: Settings,
+    /// Other files than before, as they were before they were read.
+    watched: Option<Watched>,
     lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         let read = self.settings.read_again()?;
-        let args = match &read {
-            Some((crate::args::Command::Scheduler(args), _)) => args,
-            _ => self.args,
+        let files = match &read {
+            Some((crate::args::Command::Scheduler(args), _)) => args.files(),
+            _ => self.files.clone(),
         };
-        let files = args.files();
+        let watched = files.paths().into_iter().chain(self.settings.file());
+        let watched = Watched::of(watched.collect());
         let (identity, trust) = files.load()?;
         self.server.renew(&identity, &trust).map_err(Failure::new)?;
         self.pages.renew(&identity, &trust);
         self.lifetimes = files.lifetimes(&identity, &trust);
         self.files = files;
+        self.watched = Some(watched);
         if let Some((_, now)) = read {
             self.settings.take(now, &["ca", "cert", "crl", "crl-strict"]);
         }
         Ok(())
     }
 
-    fn files(&self) -> Vec<PathBuf> {
-        let settings = self.settings.file().map(PathBuf::from);
-        self.files.paths().into_iter().chain(settings).collect()
+    fn watched(&mut self) -> Option<Watched> {
+        self.watched.take()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

@@ -39,9 +39,10 @@ use crate::watched::Watched;
 /// prints what it routes.
 ///
 /// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
-/// --config-file with forward, filter and filter-action; so does a change of these
-/// files. Sessions stay, but for those whose certificate does not count any more, and
-/// clients get a CONFIGURE if there is another --config.
+/// so does a change of these files. Sessions stay, but for those whose certificate does
+/// not count any more, and clients get a CONFIGURE if there is another --config. Of
+/// --config-file, which is read with them, forward, filter and filter-action count at
+/// once.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -227,7 +228,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_sessions);
     // The end of its terminal ends a server that somebody only tries.
     let mut daemon = match args.dev {
@@ -245,10 +246,7 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
     };
     let dev = args.dev.then(Dev::prepare).transpose()?;
     let files = args.files();
-    let watched = Watched::of(match &dev {
-        None => args.watched(&settings),
-        Some(_) => Vec::new(),
-    });
+    let watched = args.watched(&settings);
     let (identity, trust) = match (&dev, &files) {
         (Some(dev), _) => (dev.identity.clone(), dev.trust.clone()),
         (None, Some(files)) => files.load()?,
@@ -318,10 +316,10 @@ pub(crate) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         server: &server,
         pages: &pages,
         args: &args,
-        settings: &mut settings,
-        receivers: &receivers,
+        settings,
+        receivers,
+        watched: None,
         lifetimes: lifetimes.unwrap_or_default(),
-        watched: watched.paths().to_vec(),
     };
     daemon.watch(watched, &running);
     let mut is_read = true;
@@ -376,19 +374,13 @@ impl Args {
         })
     }
 
-    /// Each file that is read again.
-    fn watched(&self, settings: &Settings) -> Vec<PathBuf> {
-        let files = self
-            .files()
-            .iter()
-            .flat_map(CredentialFiles::paths)
-            .collect::<Vec<_>>();
-        let others = self
-            .config
-            .clone()
-            .into_iter()
-            .chain(settings.file().map(PathBuf::from));
-        files.into_iter().chain(others).collect()
+    /// The files that are read again when they change, before they are read: none with
+    /// --dev.
+    fn watched(&self, settings: &Settings) -> Watched {
+        let files = self.files();
+        let files = files.iter().flat_map(CredentialFiles::paths);
+        let paths = files.chain(self.config.clone()).chain(settings.file());
+        Watched::of(paths.filter(|_| !self.dev).collect())
     }
 }
 
@@ -397,11 +389,11 @@ struct Running<'a> {
     server: &'a Server,
     pages: &'a Pages,
     args: &'a Args,
-    settings: &'a mut Settings,
-    receivers: &'a Arc<Mutex<Receivers>>,
+    settings: Settings,
+    receivers: Arc<Mutex<Receivers>>,
+    /// Other files than before, as they were before they were read.
+    watched: Option<Watched>,
     lifetimes: Vec<Lifetime>,
-    /// None with --dev.
-    watched: Vec<PathBuf>,
 }
 
 /// The settings that SIGHUP takes over. Whether frames are shown is not one of them:
@@ -425,6 +417,7 @@ impl Service for Running<'_> {
             Some((crate::args::Command::Server(args), _)) => args,
             _ => self.args,
         };
+        let watched = args.watched(&self.settings);
         let configuration = args.config.as_deref().map(load_configuration).transpose()?;
         let operands = self.args.applications.operands()?;
         let rules = read.is_some().then(|| args.rules()).transpose()?;
@@ -434,15 +427,14 @@ impl Service for Running<'_> {
                 "forward: {kind} needs a restart with its application"
             )));
         }
-        let files = args.files();
-        if let Some(files) = &files {
+        if let Some(files) = args.files() {
             let (identity, trust) = files.load()?;
             self.server.renew(&identity, &trust).map_err(Failure::new)?;
             self.pages.renew(&identity, &trust);
             self.lifetimes = files.lifetimes(&identity, &trust);
         }
         if let Some(rules) = rules {
-            let (filter, shared) = (args.filter(), Arc::clone(self.receivers));
+            let (filter, shared) = (args.filter(), Arc::clone(&self.receivers));
             let receivers = receivers(&rules, &operands);
             let taken = self.server.handle().with(move |cx| {
                 cx.set_rules(forwarding(&receivers))?;
@@ -464,19 +456,19 @@ impl Service for Running<'_> {
             });
             told.and_then(|told| told).map_err(Failure::new)?;
         }
-        self.watched = args.watched(self.settings);
         if let Some((_, now)) = read {
             self.settings.take(now, &TAKEN);
+            self.watched = Some(watched);
         }
         Ok(())
     }
 
-    fn files(&self) -> Vec<PathBuf> {
-        self.watched.clone()
-    }
-
     fn lifetimes(&self) -> Vec<Lifetime> {
         self.lifetimes.clone()
+    }
+
+    fn watched(&mut self) -> Option<Watched> {
+        self.watched.take()
     }
 }
 

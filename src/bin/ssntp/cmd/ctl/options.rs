@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::client::{Backoff, ClientConfig};
+use ssntp::client::Backoff;
 use ssntp::cluster::controller::ControllerConfig;
 
 use crate::connection::{self, Renewal, ServerArgs};
@@ -56,11 +56,16 @@ impl Options {
         self.timeout.is_some()
     }
 
-    /// A controller for a program that ends once it has done its work.
+    /// A controller for a program that ends once it has done its work. Its commands
+    /// are part of the trace that the environment names.
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         let config = config.backoff(BACKOFF).first_attempts(ATTEMPTS);
-        Ok(traced(config))
+        let config = ControllerConfig::new(config);
+        Ok(match connection::traceparent() {
+            Some(parent) => config.traceparent(parent),
+            None => config,
+        })
     }
 
     /// A controller for a program that goes on, connects again whenever it has to,
@@ -68,14 +73,5 @@ impl Options {
     pub(super) fn config_going_on(&self, stop: &Stop) -> Result<(ControllerConfig, Renewal), Failure> {
         let (config, renewal) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok((ControllerConfig::new(config.backoff(BACKOFF)), renewal))
-    }
-}
-
-/// A part of the trace that whoever started the program is part of.
-fn traced(config: ClientConfig) -> ControllerConfig {
-    let config = ControllerConfig::new(config);
-    match connection::traceparent() {
-        Some(parent) => config.traceparent(parent),
-        None => config,
     }
 }

@@ -111,11 +111,6 @@ struct Wanted {
 }
 
 impl Args {
-    /// Whether it goes on once everything is answered.
-    pub(super) fn stays(&self) -> bool {
-        self.watch || self.serve.is_given()
-    }
-
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         problems.of("tls", Some(self.tls.connector()));
@@ -128,6 +123,11 @@ impl Args {
             problems.of(key, file.as_deref().map(load_objects));
         }
         problems
+    }
+
+    /// Whether it goes on once everything is answered.
+    pub(super) fn stays(&self) -> bool {
+        self.watch || self.serve.is_given()
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
@@ -327,10 +327,6 @@ impl Service for Running<'_> {
         }
         self.lifetimes = lifetimes;
         Ok(())
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.tls.paths()
     }
 
     fn lifetimes(&self) -> Vec<Lifetime> {

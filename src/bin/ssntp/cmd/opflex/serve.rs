@@ -90,14 +90,13 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
+pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
-    let settings_file = settings.file().map(PathBuf::from);
-    let watched = Watched::of(args.tls.paths().into_iter().chain(settings_file).collect());
+    let watched = Watched::of(args.tls.paths());
     let (acceptor, lifetimes) = args.tls.acceptor()?;
     config.tls = acceptor;
     config.keep = args.persist;
@@ -136,9 +135,9 @@ pub(super) fn run(args: Args, mut settings: Settings) -> Result<(), Failure> {
         source,
         tls: args.tls,
         lifetimes,
-        settings: &mut settings,
+        settings,
     };
-    daemon.watch(watched, &running);
+    daemon.watch(watched.and(running.settings.file()), &running);
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
@@ -170,7 +169,7 @@ struct Running<'a> {
     source: Option<Source>,
     tls: ServerTls,
     lifetimes: Vec<Lifetime>,
-    settings: &'a mut Settings,
+    settings: Settings,
 }
 
 impl Service for Running<'_> {
@@ -192,11 +191,6 @@ impl Service for Running<'_> {
         Ok(())
     }
 
-    fn files(&self) -> Vec<PathBuf> {
-        let settings = self.settings.file().map(PathBuf::from);
-        self.tls.paths().into_iter().chain(settings).collect()
-    }
-
     fn lifetimes(&self) -> Vec<Lifetime> {
         self.lifetimes.clone()
     }
@@ -208,7 +202,12 @@ impl Running<'_> {
         if !self.source.as_mut()?.has_changed() {
             return None;
         }
-        Some(self.read_policy().map_err(|failure| failure.to_string()))
+        let done = self.read_policy();
+        Some(done.map_err(|failure| {
+            let why = failure.to_string();
+            log::error!("{why}");
+            why
+        }))
     }
 
     /// Makes what the source holds all the policy there is; a source that holds no
@@ -222,8 +221,7 @@ impl Running<'_> {
             edited.map_err(Failure::new)
         });
         let path = source.path().display();
-        let changed =
-            changed.inspect_err(|failure| log::error!("{failure}; {path}: the policy stays as it was"))?;
+        let changed = changed.inspect_err(|_| log::error!("{path}: the policy stays as it was"))?;
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())
     }
