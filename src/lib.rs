@@ -110,6 +110,8 @@
 //! cause in the roles of a cluster and in OpFlex's core it gets five, then one
 //! a minute with the count of those left out; its texts are cut and escaped.
 
+// On docs.rs each item says which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
