@@ -91,6 +91,8 @@ pub use self::outbox::Limits;
 pub(crate) use self::outbox::{Gauge, Outbox, PushError};
 pub(crate) use self::outgoing::{Load, Outgoing};
 pub use self::process::ProcessFigures;
+#[cfg(feature = "testkit")]
+pub(crate) use self::table::Numbers;
 pub(crate) use self::table::{ConnectionId, Table};
 pub(crate) use self::target::Target;
 #[cfg(feature = "fleet")]

@@ -13,6 +13,7 @@
 //! | `figures` | what a server tells of itself |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
+//! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -34,6 +35,8 @@ mod dependencies;
 mod embedding;
 mod figures;
 mod flow;
+#[cfg(feature = "testkit")]
+mod operators;
 mod pages;
 mod pki;
 #[cfg(feature = "testkit")]

@@ -1,6 +1,6 @@
 //! Several servers: found, lost, back again.
 
-use ssntp::opflex::message::{Peer, Role};
+use ssntp::opflex::message::{Method, Peer, Role};
 use ssntp::opflex::policy_element::PeerState;
 
 use super::*;
@@ -61,6 +61,28 @@ fn a_server_that_knows_only_the_others_leads_to_them() {
     for server in servers {
         until_server(&server.handle(), |cx| cx.core().sessions()[0].policies == 1);
     }
+}
+
+#[test]
+fn a_server_tells_who_is_there_what_they_asked_for_and_what_it_holds() {
+    let [address] = free();
+    let server = serve_at(&address, true, &[&address]);
+    let element = element("pe1", &address);
+    until_health(&element, Health::Healthy);
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    until_value(&element, Store::Policy, GROUP, Some("web"));
+    until(|| server.handle().figures().unwrap().handshakes == 0);
+    let figures = server.handle().figures().unwrap();
+    assert_eq!((figures.sessions.len(), figures.sessions[0].policies), (1, 1));
+    let agent = &figures.agents[0];
+    assert_eq!((figures.agents.len(), agent.connected), (1, 1));
+    assert_eq!(agent.counters.requests(Method::PolicyResolve), 1);
+    assert!(figures.policy_objects > 0 && figures.max_sessions > 0 && figures.max_handshakes > 0);
+    assert_eq!(
+        (figures.endpoint_objects, figures.reports, figures.series),
+        (0, 0, 0)
+    );
+    assert!(figures.dispatcher.turns.count() > 0 && figures.queues.limit > 0);
 }
 
 #[test]

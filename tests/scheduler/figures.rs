@@ -1,9 +1,11 @@
 //! What a scheduler tells of itself.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::client::ClientConfig;
+use ssntp::cluster::cnci::{Cnci, CnciConfig};
 use ssntp::cluster::scheduler::placement::Policy;
 use ssntp::cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig, SchedulerFigures};
 use ssntp::payload::{InstanceState, StartFailure, StartFailureReason as Reason};
@@ -11,6 +13,7 @@ use ssntp::proto::{Command, ErrorCode, Frame, Status};
 use ssntp::server::{SendError, Server};
 use uuid::Uuid;
 
+use super::support::LIMIT;
 use super::{Cluster, expect_failure, refused, start, start_on, stats};
 
 fn figures(cluster: &Cluster) -> SchedulerFigures {
@@ -128,6 +131,26 @@ fn nodes_and_instances_are_counted_by_state() {
     );
     assert_eq!((after.starts.held, after.starts.in_flight), (1, 1));
     assert!(after.starts.held_bytes > 0 && after.starts.max_held > 1);
+}
+
+#[test]
+fn a_concentrator_tells_its_tables_and_is_counted() {
+    let cluster = Cluster::strict();
+    let config = ClientConfig::new(super::client::identity(Role::CNCIAGENT), super::support::trust());
+    let client = config.connect_in_memory(&cluster.listener).uuid(Uuid::new_v4());
+    let config = CnciConfig::new(client, Uuid::new_v4(), "10.0.0.33".parse().unwrap());
+    let cnci = Cnci::start(config).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while figures(&cluster).concentrators == 0 {
+        assert!(Instant::now() < deadline, "it does not announce itself");
+        std::thread::yield_now();
+    }
+    let told = cnci.figures().unwrap();
+    assert!(told.client.server.is_some() && told.client.counters.sessions == 1);
+    assert_eq!(
+        [told.tunnels, told.peers, told.public_ips, told.frames_held],
+        [0; 4]
+    );
 }
 
 #[test]

@@ -93,6 +93,14 @@ impl World {
         let now = self.now;
         let core = self.runner.core_mut();
         core.call(now, &mut Vec::new(), |cx| told = cx.frames_lost());
+        let counted = core.state.dropped_by_gone();
+        let of_each = |connection: &Connection| {
+            connection
+                .outbox
+                .as_ref()
+                .map_or(0, |o| o.gauge().books().dropped)
+        };
+        let dropped: u64 = self.connections.iter().map(of_each).sum();
         // A newcomer that was cut before it was told has books, too, which
         // nobody else can see.
         let all_seen = self
@@ -102,6 +110,14 @@ impl World {
         if told < lost || all_seen && told > lost {
             return Err(format!(
                 "lost: the server counts {told} frames, its sessions {lost}"
+            ));
+        }
+        // What a session drops for newer frames as it ends is dropped when its
+        // counts have been taken.
+        let is_exact = self.policy != SlowConsumer::DropOldest;
+        if all_seen && (counted > dropped || is_exact && counted < dropped) {
+            return Err(format!(
+                "dropped: the server counts {counted} frames, its sessions {dropped}"
             ));
         }
         self.let_go();

@@ -1,6 +1,7 @@
 //! What can be wrong with what a peer sent, and with a connection attempt.
 
 use std::fmt;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -98,6 +99,8 @@ pub enum Refusal {
     /// The UUID is connected with a certificate that is bound to it as the
     /// newcomer's is, but issued by another authority: who came first stays.
     OtherAuthority(Uuid),
+    /// An operator has banned its UUID or its certificate, for so long still.
+    Banned(Duration),
     /// The server has as many sessions as it may have.
     SessionLimit(usize),
     /// The certificate has as many sessions as one may have.
@@ -178,6 +181,7 @@ impl Refusal {
             | Self::UuidInUse(_)
             | Self::OtherAuthority(_)
             | Self::WrongUuid(_) => "uuid",
+            Self::Banned(_) => "banned",
             Self::SessionLimit(_) => "limit",
             Self::CertificateLimit(_) => "certificate_limit",
             Self::Busy(_) => "stopping",
@@ -250,6 +254,7 @@ impl fmt::Display for Refusal {
                     "UUID {uuid} is connected with a certificate bound to it by another authority"
                 )
             }
+            Self::Banned(left) => write!(f, "an operator has banned it, for another {} s", left.as_secs()),
             Self::SessionLimit(limit) => {
                 write!(
                     f,
@@ -307,6 +312,7 @@ mod tests {
         let failed = [
             Refusal::UuidInUse(uuid),
             Refusal::OtherAuthority(uuid),
+            Refusal::Banned(Duration::from_secs(60)),
             Refusal::SessionLimit(8),
             Refusal::CertificateLimit(6),
             Refusal::Busy("the server is shutting down"),
@@ -348,6 +354,7 @@ mod tests {
             Refusal::UuidOwned(uuid),
             Refusal::UuidInUse(uuid),
             Refusal::OtherAuthority(uuid),
+            Refusal::Banned(Duration::from_secs(60)),
             Refusal::SessionLimit(8),
             Refusal::CertificateLimit(6),
             Refusal::Busy("the server is shutting down"),

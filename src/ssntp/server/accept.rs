@@ -122,6 +122,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let is_old = newest.generation() != in_force.generation();
     let objection = || newest.objection(&secured.peer, &certificate, environment.time_of_day.now());
     if let Some(why) = is_old.then(objection).flatten() {
+        environment.refused(newcomer, "certificate");
         let subject = excerpt(&certificate.subject);
         environment.say(newcomer, "refused", &format_args!("({subject}) {why}"));
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));

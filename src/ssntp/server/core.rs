@@ -24,12 +24,14 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
+use super::bans::Bans;
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::figures::Tally;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
+use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
@@ -102,6 +104,9 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// The roles of those whose [`operators`](super::operators) commands are taken.
+    pub(super) operators: Role,
+    pub(super) bans: Bans,
     pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: Arc<AtomicU64>,
@@ -154,6 +159,8 @@ impl ServerCore {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            operators: config.operators,
+            bans: Bans::default(),
             tally: Tally::new(now),
             frames_lost: Arc::default(),
             departed: Vec::new(),
@@ -247,7 +254,9 @@ impl Core for ServerCore {
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             if !told {
-                core.state.sessions.remove(SessionId(id));
+                if let Some(session) = core.state.sessions.remove(SessionId(id)) {
+                    core.state.tally.gone(&session.counters());
+                }
                 return;
             }
             let Some(session) = core.state.sessions.get_mut(SessionId(id)) else {
@@ -279,6 +288,8 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Item>) {
         let rest = match &mut item {
+            // Each answer is delivered before the next one is made.
+            Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
             Item::Run(run) => run.split_off(most).map(Item::Run),
             _ => None,
         };
@@ -414,6 +425,9 @@ impl ServerCore {
         if self.state.environment.operands.is_request(kind) {
             return self.exchange(&info, item);
         }
+        if is_of_operators(kind) {
+            return self.operate(&info, &item);
+        }
         if !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(id, kind, frames);
         }
@@ -493,6 +507,7 @@ impl State {
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(certificate),
+            banned: self.bans.left(connect.source, certificate, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
         self.admission.judge(newcomer, &standing)
@@ -564,8 +579,10 @@ impl State {
         self.actions.push(Action::End { id: id.0, abort });
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.
+        let counters = session.counters();
+        self.tally.gone(&counters);
         if session.told {
-            self.tally.closed(&session, &reason, self.now);
+            self.tally.closed(&session, counters, &reason, self.now);
             self.departed.push((session.info, reason));
         }
     }
@@ -589,20 +606,26 @@ impl State {
             && let Some(session) = self.sessions.get(id)
         {
             let not_after = session.info.certificate().not_after_text();
-            self.end_with_certificate(id, Fault::Expired { not_after }.to_string());
+            let why = Fault::Expired { not_after }.to_string();
+            self.dismiss(id, DisconnectReason::Certificate(why));
         }
     }
 
-    /// Ends a session whose certificate counts no longer; false where it is over
-    /// already. Its client may come again, with another certificate: for this one,
-    /// TLS tells it.
-    pub(super) fn end_with_certificate(&mut self, id: SessionId, why: String) -> bool {
-        if self.sessions.get(id).is_none() {
-            return false;
-        }
+    /// Ends a session, whose client may come again as soon as nothing else keeps it
+    /// out: with a certificate that counts, or once it is not banned any more. It is
+    /// told that where its queue has room: nobody waits for it. False where the
+    /// session is over already.
+    pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
         let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
-        self.actions.push(Action::Send { to: id.0, item });
-        self.end(id, DisconnectReason::Certificate(why), false);
+        let step = self.step;
+        let Some(session) = self.sessions.get_mut(id) else {
+            return false;
+        };
+        if session.promise(item.load(), step) {
+            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
+            self.actions.push(Action::Send { to: id.0, item });
+        }
+        self.end(id, reason, false);
         true
     }
 

@@ -1,9 +1,9 @@
 //! What a server knows about itself: one snapshot, for pages that show it.
 //!
 //! ```text
-//!  handshake threads ── Counts ───────────────┐
+//!  handshake threads ── HandshakeTally ───────┐
 //!                                             ▼
-//!  ServerHandle::figures ── Look ──▶ dispatcher: core, flow, books ──▶ Figures
+//!  ServerHandle::figures ── Look ──▶ dispatcher: core, flow, Tally ──▶ Figures
 //!                                     (copies numbers, clones `Arc`s)
 //! ```
 //!
@@ -307,6 +307,14 @@ impl Clock {
     }
 }
 
+#[cfg(test)]
+impl State {
+    /// Frames dropped by sessions that are gone.
+    pub(super) fn dropped_by_gone(&self) -> u64 {
+        self.tally.dropped
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "when something was, for people")]
 pub(super) fn wall_clock() -> SystemTime {
     SystemTime::now()
@@ -328,7 +336,7 @@ pub(super) struct Tally {
     pub(super) admitted: u64,
     ended: BTreeMap<&'static str, u64>,
     closed: VecDeque<Arc<Closed>>,
-    /// Of sessions that have ended, and of those only.
+    /// Of sessions that are not in the index any more.
     unsupported: u64,
     filtered: u64,
     dropped: u64,
@@ -390,13 +398,22 @@ impl Tally {
         self.dropped += load.frames;
     }
 
-    /// A session has ended.
-    pub(super) fn closed(&mut self, session: &Session, reason: &DisconnectReason, now: Instant) {
-        let counters = session.counters();
-        *self.ended.entry(reason.word()).or_default() += 1;
+    /// A session has left the index, and counts for itself no more.
+    pub(super) fn gone(&mut self, counters: &SessionCounters) {
         self.unsupported += counters.frames_unsupported;
         self.filtered += counters.frames_filtered;
         self.dropped += counters.frames_dropped;
+    }
+
+    /// One that the application knew of has ended.
+    pub(super) fn closed(
+        &mut self,
+        session: &Session,
+        counters: SessionCounters,
+        reason: &DisconnectReason,
+        now: Instant,
+    ) {
+        *self.ended.entry(reason.word()).or_default() += 1;
         if self.closed.len() >= MOST_CLOSED {
             self.closed.pop_front();
         }
@@ -486,5 +503,68 @@ impl HandshakeTally {
             figures.refused.insert("thread", without_thread);
         }
         figures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use crate::pki::{CertificateInfo, KeptCertificate};
+    use crate::server::SessionId;
+    use crate::transport::{ConnectionId, Limits, Outbox, PeerAddress};
+
+    #[test]
+    fn the_last_sessions_that_ended_are_remembered_and_all_are_counted() {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        let mut tally = Tally::new(now);
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
+        let most = MOST_CLOSED as u64;
+        for number in 0..most + 5 {
+            let info = SessionInfo {
+                id: SessionId(ConnectionId(number)),
+                uuid: Uuid::from_u128(number.into()),
+                role: Role::AGENT,
+                address: PeerAddress::Memory,
+                certificate: KeptCertificate::new(&nothing),
+                tracing: false,
+            };
+            let gauge = Outbox::new(Limits::default()).gauge();
+            let session = Session::new(Arc::new(info), gauge, Arc::default(), now);
+            let counters = SessionCounters {
+                frames_filtered: 1,
+                ..session.counters()
+            };
+            tally.gone(&counters);
+            tally.closed(&session, counters, &DisconnectReason::PeerClosed, now);
+        }
+        let kept: Vec<_> = tally
+            .closed
+            .iter()
+            .map(|closed| closed.info.uuid().as_u128())
+            .collect();
+        assert!(kept.into_iter().eq(5..u128::from(most) + 5));
+        assert_eq!((tally.ended["closed"], tally.filtered), (most + 5, most + 5));
+    }
+
+    #[test]
+    fn kinds_of_every_byte_are_counted_or_left_out() {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let mut tally = Tally::new(Instant::now());
+        for frame_type in 0..=u8::MAX {
+            for operand in 0..=u8::MAX {
+                tally.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
+            }
+        }
+        let kinds = tally.kinds();
+        assert_eq!(kinds.len(), TYPES * OPERANDS);
+        assert!(
+            kinds
+                .iter()
+                .all(|kind| (kind.frames_received, kind.bytes_received) == (2, 20))
+        );
+        assert!(kinds.is_sorted_by_key(|kind| kind.kind));
     }
 }

@@ -85,6 +85,14 @@ pub trait Handler: Any + Send {
         let _ = cx.refuse(&request, "not_answered");
     }
 
+    /// An operator ([`ServerConfig::operators`](super::ServerConfig::operators))
+    /// wants to end sessions or to lift a ban: whether it may at present. The
+    /// default lets it.
+    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
+        let _ = (cx, from);
+        true
+    }
+
     /// A frame that a routing function queued was not released in time, or
     /// found the queue full.
     fn expired(&mut self, cx: &mut Context<'_>, held: HeldFrame) {
@@ -159,6 +167,12 @@ pub enum DisconnectReason {
     /// Its certificate counts no longer: it is revoked, has expired, or comes from an
     /// authority that is no longer trusted. The text says which.
     Certificate(String),
+    /// An operator ended it, see
+    /// [`ServerConfig::operators`](super::ServerConfig::operators).
+    Kicked {
+        /// The operator.
+        by: Uuid,
+    },
     /// The application ended it.
     Application,
     /// The server stops.
@@ -176,6 +190,7 @@ impl DisconnectReason {
             Self::Replaced => "replaced",
             Self::SlowConsumer => "slow_consumer",
             Self::Certificate(_) => "certificate",
+            Self::Kicked { .. } => "kicked",
             Self::Application => "application",
             Self::Stopped => "stopped",
         }
@@ -192,6 +207,7 @@ impl fmt::Display for DisconnectReason {
             Self::Replaced => f.write_str("the client connected again"),
             Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
             Self::Certificate(why) => f.write_str(why),
+            Self::Kicked { by } => write!(f, "ended by the operator {by}"),
             Self::Application => f.write_str("ended by the application"),
             Self::Stopped => f.write_str("the server stops"),
         }

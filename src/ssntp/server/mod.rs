@@ -16,10 +16,11 @@
 //! 2. A request of the application goes to whoever is asked, and its answer to
 //!    the asker: see [`Handler::request`].
 //! 3. The [`Filter`] decides whether the sender's role may send it.
-//! 4. A controller's CONFIGURE is checked and becomes the configuration that
+//! 4. What operators ask, the server answers: see [`ServerConfig::operators`].
+//! 5. A controller's CONFIGURE is checked and becomes the configuration that
 //!    CONNECTED carries.
-//! 5. The [`Rules`] forward it, never back to its sender.
-//! 6. The [`Handler`] sees it.
+//! 6. The [`Rules`] forward it, never back to its sender.
+//! 7. The [`Handler`] sees it.
 //!
 //! ```no_run
 //! use ssntp::pki::{Identity, Trust};
@@ -51,6 +52,7 @@
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
 //! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
+//! | `operators`, `bans` | who sees and ends sessions, and who is kept out for some time |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
@@ -63,6 +65,7 @@
 
 mod accept;
 mod admission;
+mod bans;
 mod channel;
 mod config;
 mod core;
@@ -75,6 +78,7 @@ mod handler;
 #[cfg(feature = "testkit")]
 pub(crate) mod handler_test;
 mod held;
+mod operators;
 mod routing;
 mod sessions;
 #[cfg(test)]
@@ -303,9 +307,9 @@ fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<S
 #[derive(Clone)]
 pub struct ServerHandle {
     events: Events<DispatchEvent<ServerCore>>,
-    environment: Arc<config::Environment>,
     uuid: Uuid,
     role: Role,
+    environment: Arc<config::Environment>,
     /// Of its handshakes; there when the server is.
     occupancy: Option<Arc<Occupancy>>,
 }
@@ -434,7 +438,7 @@ impl ServerHandle {
     }
 
     /// What the server knows about itself, at one moment: see [`Figures`]. The
-    /// dispatcher takes about a microsecond for each session.
+    /// dispatcher takes less than a microsecond for each session.
     ///
     /// # Errors
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].

@@ -645,6 +645,41 @@ fn what_settling_brings_is_done_as_well() {
 }
 
 #[test]
+fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
+    let mut world = World::new(Script::default());
+    let seen = |world: &mut World| {
+        let (reply, seen) = crossbeam_channel::bounded(1);
+        world.handle(DispatchEvent::Look(Box::new(move |_, view| {
+            let took = [view.dispatcher.waits, view.dispatcher.turns].map(|took| (took.count(), took.sum()));
+            reply
+                .send((view.connections, view.dispatcher.with_input, took))
+                .unwrap();
+        })));
+        seen.try_recv().unwrap()
+    };
+    let nothing = (0, Duration::ZERO);
+    assert_eq!(seen(&mut world), (0, 0, [nothing; 2]));
+    let (peer, _idle) = (world.run("a"), world.run("b"));
+    world.read(&peer, vec![Step::Frames(300)]);
+    let long = Duration::from_micros(300);
+    world.runner.waited(Some(long));
+    world.runner.waited(None);
+    assert_eq!(seen(&mut world), (2, 1, [(1, long), nothing]));
+    let clock = Cell::new(Duration::ZERO);
+    for _ in 0..2 {
+        world
+            .runner
+            .turn(world.start, || clock.replace(clock.get() + long));
+    }
+    world.turn();
+    assert_eq!(
+        seen(&mut world),
+        (2, 0, [(1, long), (2, 2 * long)]),
+        "nobody had the third"
+    );
+}
+
+#[test]
 fn whoever_drops_an_admission_says_so() {
     let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
     let mut world = World::new(Script::default());

@@ -204,9 +204,10 @@ mod tests {
         let reader = asleep(&credit);
         credit.grant(10);
         assert!(credit.state().waiting, "it is not woken for each batch");
+        assert!(credit.waits_since().is_some());
         credit.grant(AHEAD / 2);
         assert!(reader.join().unwrap());
-        assert!(!credit.state().waiting);
+        assert!(!credit.state().waiting && credit.waits_since().is_none());
     }
 
     #[test]

@@ -274,6 +274,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .slow_consumer(policy)
         .admission(args.admission.policy())
         .outlive_certificates(args.admission.outlive_certificates)
+        .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);

@@ -1,5 +1,7 @@
 //! Which server is taken, what is tried again, and what ends a client.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::Role;
 use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Host};
@@ -33,6 +35,40 @@ fn connect_says_who_and_what_it_is() {
     assert_eq!((info.certificate().roles, info.tls()), (Role::SERVER, "TLSv1.3"));
     assert_eq!(client.configuration().unwrap()[..], *b"configure: {}\n");
     assert_eq!((client.uuid(), client.role()), (uuid, Role::AGENT));
+}
+
+#[test]
+fn figures_tell_since_when_a_session_stands_and_why_attempts_failed() {
+    let server = TestServer::tcp();
+    let addresses = [nobody(), server.address()];
+    let limits = crate::transport::Limits::default();
+    let client = Client::start(agent().addresses(addresses).offline(Offline::Queue(limits))).unwrap();
+    client.send(stats(1)).unwrap();
+    let before = client.handle().figures();
+    assert!(before.server.is_none());
+    assert_eq!((before.frames_waiting, before.bytes_waiting), (1, 12));
+    let peer = server.session();
+    connected(&client);
+    let stands = client.handle().figures();
+    assert_eq!(stands.server.unwrap().uuid(), SERVER);
+    assert_eq!(stands.failures, BTreeMap::from([("connect", 1)]));
+    assert_eq!(
+        (stands.counters.sessions, stands.counters.failed_attempts),
+        (1, 1)
+    );
+    assert!(stands.since > before.since);
+    peer.cut();
+    disconnected(&client);
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        // Its threads end a moment later.
+        let over = client.handle().figures();
+        if over.server.is_none() && over.since > stands.since {
+            break;
+        }
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::client::Backoff;
+use ssntp::client::{Backoff, ClientConfig};
 use ssntp::cluster::controller::ControllerConfig;
 
 use crate::connection::{self, Renewal, ServerArgs};
@@ -59,13 +59,17 @@ impl Options {
     /// A controller for a program that ends once it has done its work. Its commands
     /// are part of the trace that the environment names.
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
-        let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
-        let config = config.backoff(BACKOFF).first_attempts(ATTEMPTS);
-        let config = ControllerConfig::new(config);
+        let config = ControllerConfig::new(self.client(stop)?);
         Ok(match connection::traceparent() {
             Some(parent) => config.traceparent(parent),
             None => config,
         })
+    }
+
+    /// The client of such a program.
+    pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
+        let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
+        Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
     }
 
     /// A controller for a program that goes on, connects again whenever it has to,

@@ -1,6 +1,9 @@
 //! Restarts by policy, and how long ended instances are kept.
 
+use std::time::SystemTime;
+
 use super::*;
+use crate::client::{ClientCounters, ClientFigures};
 use crate::cluster::agent::policy::Policy;
 
 fn restarting(policy: RestartPolicy) -> Start {
@@ -537,4 +540,47 @@ fn what_was_made_for_a_start_that_never_ran_goes_with_it() {
         _ => None,
     });
     assert_eq!(gone, [VOLUME]);
+}
+
+#[test]
+fn what_became_of_starts_is_counted_and_instances_by_state() {
+    let figures = |stage: &Stage| {
+        let client = ClientFigures {
+            server: None,
+            since: SystemTime::UNIX_EPOCH,
+            counters: ClientCounters::default(),
+            failures: BTreeMap::new(),
+            frames_waiting: 0,
+            bytes_waiting: 0,
+        };
+        stage.control.figures(client, Vec::new(), 0)
+    };
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    stage.send(&start(TWO));
+    stage.send(&Start {
+        dir: "bad".into(),
+        ..start(OTHER)
+    });
+    let now = figures(&stage);
+    assert_eq!(now.instances, BTreeMap::from([("active", 1), ("launching", 1)]));
+    assert_eq!(now.failures, BTreeMap::from([("invalid_data", 1)]));
+    assert_eq!((now.starts, now.restarts, now.status), (1, 0, Some("READY")));
+    stage.end(ONE, 0);
+    assert_eq!(
+        figures(&stage).instances,
+        BTreeMap::from([("launching", 1), ("stopped", 1)])
+    );
+    wait_for_restart(&mut stage);
+    stage.launched(ONE);
+    let now = figures(&stage);
+    assert_eq!((now.starts, now.restarts), (1, 1), "it is no START");
+    stage.feed(Input::Disconnected);
+    stage.feed(Input::Done(Done::Launched {
+        instance: TWO,
+        result: Err(LaunchError::launch("gone")),
+    }));
+    let now = figures(&stage);
+    assert_eq!(now.failures["launch_failure"], 1);
+    assert!(now.frames_held > 0, "nobody could be told");
 }
