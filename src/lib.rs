@@ -110,6 +110,7 @@
 
 #[cfg(feature = "cluster")]
 pub mod cluster;
+mod histogram;
 mod log_limit;
 #[cfg(feature = "opflex")]
 pub mod opflex;
@@ -126,6 +127,7 @@ mod ssntp;
 pub mod testkit;
 pub mod transport;
 
+pub use histogram::Histogram;
 pub use role::{ParseRoleError, Role};
 pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
 pub use ssntp::proto::{self, Command, ErrorCode, Event, Frame, Status};

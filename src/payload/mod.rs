@@ -41,6 +41,8 @@
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `trace_report` | TraceReport |
+//! | `sessions` | ListSessions, Sessions |
+//! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
 //! | `failure/` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
@@ -76,6 +78,7 @@ mod instance;
 mod invalid_frame_type;
 #[cfg(feature = "json")]
 pub mod json;
+mod kick;
 mod label;
 mod names;
 mod node;
@@ -84,6 +87,7 @@ mod ready;
 mod refresh_cnci;
 mod restart;
 mod restore;
+mod sessions;
 mod start;
 mod stats;
 mod stats_summary;
@@ -111,6 +115,7 @@ pub use self::failure::*;
 pub use self::id::Id;
 pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceStopped};
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
+pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
 pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
@@ -118,6 +123,7 @@ pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
 pub use self::restart::Restart;
 pub use self::restore::Restore;
+pub use self::sessions::{ListSessions, SessionEntry, Sessions};
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
 pub use self::stats_summary::StatsSummary;

@@ -179,6 +179,10 @@ mod tests {
             "OpenStream",
             "StreamCredit",
             "CloseStream",
+            "ListSessions",
+            "Kick",
+            "ListBans",
+            "Unban",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

@@ -1,6 +1,6 @@
 //! The facts that a certificate states about its holder.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
+use x509_parser::asn1_rs::Header;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
@@ -255,12 +256,37 @@ impl KeptCertificate {
     }
 
     pub(crate) fn info(&self) -> &CertificateInfo {
-        self.0.facts.get_or_init(|| {
-            let der = CertificateDer::from(&self.0.der[..]);
-            // The same bytes were read before.
-            let info = CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der));
-            Box::new(info)
-        })
+        self.0.facts.get_or_init(|| Box::new(self.read()))
+    }
+
+    /// The same without keeping it: for who goes through the certificates of all
+    /// sessions.
+    pub(crate) fn glance(&self) -> Cow<'_, CertificateInfo> {
+        match self.0.facts.get() {
+            Some(info) => Cow::Borrowed(info),
+            None => Cow::Owned(self.read()),
+        }
+    }
+
+    fn read(&self) -> CertificateInfo {
+        let der = CertificateDer::from(&self.0.der[..]);
+        // The same bytes were read before.
+        CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
+    }
+
+    /// The bytes of its serial number. Nothing else is read, since whoever looks
+    /// for one goes through thousands.
+    pub(crate) fn serial(&self) -> Option<&[u8]> {
+        let inside = |bytes| Header::from_der(bytes).ok();
+        let (certificate, _) = inside(&self.0.der)?;
+        let (to_be_signed, _) = inside(certificate)?;
+        let (mut first, mut header) = inside(to_be_signed)?;
+        // The version, which the oldest certificates do not have.
+        if header.is_contextspecific() {
+            let len = header.length().definite().ok()?;
+            (first, header) = inside(first.get(len..)?)?;
+        }
+        first.get(..header.length().definite().ok()?)
     }
 }
 
@@ -546,6 +572,34 @@ mod tests {
         // Every fact of it, where `==` looks at the DER alone.
         assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
         assert_eq!(kept.info().roles, Role::AGENT);
+    }
+
+    #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+    #[test]
+    fn a_kept_certificate_tells_its_serial_number_without_being_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        for _ in 0..20 {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            let kept = KeptCertificate::new(issued.info(), None);
+            assert_eq!(
+                kept.serial().map(hexadecimal).as_ref(),
+                Some(&issued.info().serial)
+            );
+            assert!(kept.0.facts.get().is_none());
+            assert_eq!(*kept.glance(), *issued.info());
+            assert!(kept.0.facts.get().is_none());
+        }
+        for der in [
+            &[][..],
+            &[0x30],
+            &[0x30, 0x80],
+            &[0x30, 3, 0x30, 1, 0xa0],
+            &[0xff; 40],
+        ] {
+            let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
+            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
+        }
     }
 
     #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]

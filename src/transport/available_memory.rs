@@ -11,8 +11,13 @@ use super::procfs::{directories, number, number_field};
 /// all queues. The rest is for what is not counted as queued: buffers,
 /// sockets, the application and everybody else on the host.
 pub(crate) fn memory_for_queues() -> u64 {
+    available_memory() / 4
+}
+
+/// The memory that this process may have, in bytes.
+pub(super) fn available_memory() -> u64 {
     let address_space = getrlimit(Resource::As).current;
-    memory(Path::new("/"), address_space) / 4
+    memory(Path::new("/"), address_space)
 }
 
 /// The other three quarters, in KiB, for what sessions take themselves. Address

@@ -11,7 +11,8 @@
 //!
 //! What an embedder needs of it is public: where to listen and connect
 //! ([`Address`]), TCP's options ([`TcpOptions`]), what may wait for a peer
-//! ([`Limits`]), TLS ([`tls`]), and streams in memory for tests ([`memory`]).
+//! ([`Limits`]), TLS ([`tls`]), what the process uses ([`ProcessFigures`]), and
+//! streams in memory for tests ([`memory`]).
 //!
 //! | file | holds |
 //! |---|---|
@@ -25,6 +26,7 @@
 //! | `codec` | what turns bytes into items |
 //! | `newcomers` | accept threads, and a thread for each handshake |
 //! | `capacity`, `available_memory`, `procfs` | what the system can carry |
+//! | `process` | what this process uses of it |
 //! | `outgoing`, `outbox` | the way out of a connection |
 //! | `link` | the two threads |
 //! | `flow` | who may go on, and who waits for whom |
@@ -50,6 +52,7 @@ pub mod memory;
 mod newcomers;
 pub(crate) mod outbox;
 mod outgoing;
+mod process;
 mod procfs;
 mod socket;
 mod table;
@@ -69,6 +72,7 @@ pub(crate) use self::capacity::descriptors;
 pub use self::capacity::more_without_signal_stacks;
 pub(crate) use self::codec::{Decode, Inbox};
 pub(crate) use self::deadline::{after, deadline, left};
+pub use self::dispatch::{BudgetFigures, DispatcherFigures};
 pub(crate) use self::duplex::Duplex;
 pub use self::duplex::PeerAddress;
 #[cfg(all(test, feature = "opflex"))]
@@ -80,10 +84,13 @@ pub(crate) use self::halves::{Halves, Receive, Received, Transmit, drain, refuse
 pub(crate) use self::link::{EndReason, Link, LinkConfig, Sink};
 pub(crate) use self::listener::Listener;
 pub use self::newcomers::default_max_handshakes;
-pub(crate) use self::newcomers::{Acceptance, Newcomer};
+pub(crate) use self::newcomers::{Acceptance, Newcomer, Occupancy};
 pub use self::outbox::Limits;
 pub(crate) use self::outbox::{Gauge, Outbox, PushError};
 pub(crate) use self::outgoing::{Load, Outgoing};
+pub use self::process::ProcessFigures;
+#[cfg(feature = "testkit")]
+pub(crate) use self::table::Numbers;
 pub(crate) use self::table::{ConnectionId, Table};
 pub(crate) use self::target::Target;
 #[cfg(feature = "fleet")]

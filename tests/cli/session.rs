@@ -529,3 +529,29 @@ fn a_listener_connects_again_when_its_server_is_back() {
     place.send(&at, "", b"").succeed();
     assert_eq!(listener.succeed().len(), 1);
 }
+
+#[test]
+fn a_server_tells_a_controller_who_is_connected_and_throws_out_whom_it_names() {
+    let place = Place::new();
+    let (_server, address) = place.server("");
+    let listener = place.start(&format!("listen {}", connect(&address, "agent")));
+    listener.error_line("connected to ");
+    let ctl = |line: &str| place.succeed(&format!("ctl {line} {}", connect(&address, "controller")));
+    let agents = || -> Vec<Value> {
+        let listed = json(&ctl("sessions --role agent --json")[0]);
+        listed.as_array().unwrap().clone()
+    };
+    let agent = agents().remove(0);
+    let serial = agent["serial"].as_str().unwrap().to_owned();
+    assert_eq!(
+        ctl(&format!("kick {serial} --ban 1h")),
+        [format!("{serial}: 1 session was ended, banned for 1h")]
+    );
+    assert!(agents().is_empty());
+    assert_eq!(ctl("bans").len(), 2);
+    let uuid = agent["uuid"].as_str().unwrap();
+    let line = format!("ctl sessions {}", connect(&address, "agent"));
+    assert!(place.fail(&line, 1).contains("not controller"));
+    let line = format!("ctl kick {uuid} {}", connect(&address, "controller"));
+    assert!(place.fail(&line, 1).contains("no session has that UUID"));
+}

@@ -8,6 +8,7 @@
 //! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
 //! | `logs` | what instances write |
+//! | `operators` | sessions, kick, bans, unban |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
 //! | `demo` | `ssntp demo` |
@@ -34,6 +35,7 @@ mod ends;
 mod failures;
 mod lists;
 mod logs;
+mod operators;
 mod processes;
 mod program;
 mod verbs;

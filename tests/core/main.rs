@@ -10,7 +10,9 @@
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
+//! | `figures` | what a server tells of itself |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
+//! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
 #![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
@@ -27,7 +29,10 @@
 mod credentials;
 #[cfg(feature = "testkit")]
 mod embedding;
+mod figures;
 mod flow;
+#[cfg(feature = "testkit")]
+mod operators;
 mod pages;
 mod pki;
 #[cfg(feature = "testkit")]

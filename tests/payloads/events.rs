@@ -88,3 +88,31 @@ fn names_that_are_not_known_survive() {
     assert!(!found.node_type.is_known());
     assert_eq!(NodeType::from("compute_node"), NodeType::ComputeNode);
 }
+
+#[test]
+fn what_operators_ask_and_are_told() {
+    let list: ListSessions = current(&fixture("ours_ListSessions"));
+    assert_eq!((list.roles.as_str(), list.after), ("agent,netagent", 0));
+    let sessions: Sessions = current(&fixture("ours_Sessions"));
+    assert_eq!(
+        (sessions.total, sessions.next, sessions.entries.len()),
+        (2000, 12, 1)
+    );
+    assert_eq!(sessions.entries[0].uuid, NODE);
+    assert!(sessions.entries[0].bound);
+    let kick: Kick = current(&fixture("ours_Kick"));
+    assert_eq!((kick.serial.as_str(), kick.ban_s), ("4f:0a:11", 3600));
+    let kicked: Kicked = current(&fixture("ours_Kicked"));
+    assert_eq!((kicked.count, kicked.uuids), (1, vec![NODE.into()]));
+    assert!(!kicked.reason.is_known());
+    let _: ListBans = current(&fixture("ours_ListBans"));
+    let bans: Bans = current(&fixture("ours_Bans"));
+    assert_eq!((bans.entries[0].age_s, bans.entries[0].left_s), (600, 3000));
+    let unban: Unban = current(&fixture("ours_Unban"));
+    assert_eq!(unban.uuid, NODE);
+    let unbanned: Unbanned = current(&fixture("ours_Unbanned"));
+    assert_eq!(unbanned.reason, OperatorRefusal::NotBanned);
+    // An answer has to be found again.
+    let without = ListSessions::decode(b"list_sessions:\n  after: 1\n").unwrap_err();
+    assert_eq!(without.path(), "list_sessions.id");
+}

@@ -38,7 +38,8 @@ const TENANT: &str = "93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50";
 const CNCI: &str = "c2a1f0e9-8d7c-4b6a-9584-736251403f2e";
 const VOLUME: &str = "7c9e6679-7425-40de-944b-e07fc1f90ae7";
 
-/// Where the peer library's documents lie.
+/// Where the peer library's documents lie, and, as `ours_…`, those of frames that
+/// it does not have.
 fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/payloads")
 }

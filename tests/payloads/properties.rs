@@ -47,6 +47,14 @@ macro_rules! for_every_schema {
             detach_volume_failure: DetachVolumeFailure = "old2017_DetachVolumeFailure";
             assign_public_ip_failure: AssignPublicIpFailure = "AssignPublicIPFailure";
             unassign_public_ip_failure: UnassignPublicIpFailure = "UnassignPublicIPFailure";
+            list_sessions: ListSessions = "ours_ListSessions";
+            sessions: Sessions = "ours_Sessions";
+            kick: Kick = "ours_Kick";
+            kicked: Kicked = "ours_Kicked";
+            list_bans: ListBans = "ours_ListBans";
+            bans: Bans = "ours_Bans";
+            unban: Unban = "ours_Unban";
+            unbanned: Unbanned = "ours_Unbanned";
         }
     };
 }

@@ -12,6 +12,7 @@
 //! | `controllers` | any and master |
 //! | `configuration` | CONFIGURE, its file, and the way back |
 //! | `streams` | what instances write, and who may read it |
+//! | `figures` | what it tells of itself |
 //! | `bad_input` | payloads that are none |
 //! | `client` | a client by hand |
 
@@ -38,6 +39,7 @@ mod bad_input;
 mod client;
 mod configuration;
 mod controllers;
+mod figures;
 mod moves;
 mod nodes;
 mod routing;

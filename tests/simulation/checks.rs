@@ -164,7 +164,11 @@ impl World {
             ));
         }
         // The way out.
-        let (sent, dropped, lost) = (outbox.sent().frames, outbox.gauge().dropped(), outbox.lost());
+        let (sent, dropped, lost) = (
+            outbox.sent().frames,
+            outbox.gauge().books().dropped,
+            outbox.lost(),
+        );
         // A batch that could not be written to its end is lost as a whole,
         // although some of it may have arrived.
         if peer.received > sent + lost {

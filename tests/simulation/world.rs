@@ -384,6 +384,7 @@ impl World {
             DispatchEvent::Ended(id, reason) => format!("s{id} ended: {reason}"),
             DispatchEvent::Finished(id) => format!("s{id} finished"),
             DispatchEvent::Call(_) => "call".into(),
+            DispatchEvent::Look(_) => "look".into(),
             DispatchEvent::Stop => "stop".into(),
             DispatchEvent::Exit => "exit".into(),
         });

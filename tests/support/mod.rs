@@ -84,7 +84,8 @@ impl TestServer {
         Peer::with(self.stream(), connector)
     }
 
-    fn stream(&self) -> Arc<dyn Duplex> {
+    /// A stream to it, on which nothing has been said.
+    pub fn stream(&self) -> Arc<dyn Duplex> {
         let stream = self.listener.connect(Faults::default(), Faults::default());
         Arc::new(stream.unwrap())
     }

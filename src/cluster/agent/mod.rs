@@ -92,11 +92,13 @@
 //! | `store` | the state directory |
 //! | `tree` | directories that instances write to: removed and measured |
 //! | `streams` | the thread that reads what instances have written |
+//! | `figures` | [`AgentFigures`]: what it knows about itself |
 //! | [`driver`] | what runs an instance |
 //! | `fleet` | `Fleet`: simulated agents by the thousand, to load a cluster; with the feature of that name |
 
 mod control;
 pub mod driver;
+mod figures;
 #[cfg(feature = "fleet")]
 mod fleet;
 mod policy;
@@ -106,6 +108,7 @@ mod streams;
 mod tree;
 mod worker;
 
+pub use self::figures::{AgentFigures, CrewFigures};
 #[cfg(feature = "fleet")]
 pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};
 pub use self::policy::{Policy, PolicyError, RunAs};

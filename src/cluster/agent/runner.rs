@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
+use super::figures::AgentFigures;
 use super::policy::Policy;
 use super::store::{PASS, Store, make_dirs};
 use super::streams::Streams;
@@ -23,6 +24,7 @@ use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::NextState;
 use crate::pki::{Identity, Trust};
+use crate::proto::Command;
 use crate::transport::threads;
 
 /// The most instances of a node, where nothing else is said.
@@ -33,6 +35,8 @@ const INPUTS: usize = 256;
 /// Next states that the agent's owner has not taken yet. When full, they are
 /// logged and dropped.
 const EVACUATIONS: usize = 4;
+/// How long whoever asks for figures waits.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long the last frames may take to leave when the agent ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
@@ -207,6 +211,7 @@ pub struct Agent {
 #[derive(Debug)]
 enum Order {
     ToggleOffline,
+    Figures(Sender<AgentFigures>),
 }
 
 impl Agent {
@@ -261,6 +266,7 @@ impl Agent {
             outcomes,
             evacuations,
             log: LogLimit::default(),
+            reports: 0,
         };
         let thread = threads::spawn("ssntp-agent", move || {
             if let Some(why) = runner.run() {
@@ -302,6 +308,15 @@ impl Agent {
         if let Err(TrySendError::Full(_)) = self.orders.try_send(Order::ToggleOffline) {
             warn!("{}: too many orders wait", self.uuid());
         }
+    }
+
+    /// What the agent knows about itself, at one moment; none where it has ended,
+    /// or has so much to do that it does not answer in 5 s.
+    pub fn figures(&self) -> Option<AgentFigures> {
+        let (reply, figures) = bounded(1);
+        let until = now() + ANSWER;
+        self.orders.send_deadline(Order::Figures(reply), until).ok()?;
+        figures.recv_deadline(until).ok()
     }
 
     /// Gives the reason when the client has ended for good, and the agent
@@ -376,6 +391,8 @@ struct Runner {
     outcomes: Receiver<Input>,
     evacuations: Sender<NextState>,
     log: LogLimit<()>,
+    /// STATS that were to be sent.
+    reports: u64,
 }
 
 impl Runner {
@@ -407,6 +424,10 @@ impl Runner {
                 },
                 recv(self.inbox) -> order => match order {
                     Ok(Order::ToggleOffline) => Input::ToggleOffline,
+                    Ok(Order::Figures(reply)) => {
+                        let _ = reply.send(self.figures());
+                        continue;
+                    }
                     Err(_) => break None,
                 },
                 recv(due) -> _ => Input::Tick,
@@ -422,6 +443,7 @@ impl Runner {
             inbox,
             evacuations: _,
             log: _,
+            reports: _,
         } = self;
         client.flush(LAST_FRAMES);
         // In this order: workers may be waiting for room in the channel, and
@@ -433,6 +455,11 @@ impl Runner {
         client.close();
         drop(inbox);
         why
+    }
+
+    fn figures(&self) -> AgentFigures {
+        let client = self.client.handle().figures();
+        self.control.figures(client, self.workers.figures(), self.reports)
     }
 
     fn act(&mut self) {
@@ -453,6 +480,7 @@ impl Runner {
                         }
                     }
                     Action::Send(frame) => {
+                        self.reports += u64::from(frame.kind() == Command::STATS);
                         if let Err(e) = self.client.try_send(frame) {
                             if let Some(more) = self.log.admit((), "unsent", now()) {
                                 warn!("{}: {e}{more}", self.client.uuid());

@@ -41,6 +41,7 @@ use super::driver::{
     Cancel, Driver, EndSink, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
     VolumeError, VolumeFault,
 };
+use super::figures::CrewFigures;
 use super::policy::Policy;
 use super::store::{PASS, Store, make_dirs, millis};
 use super::tree;
@@ -225,6 +226,21 @@ impl Workers {
         {
             self.shared.news[crew as usize].notify_one();
         }
+    }
+
+    pub(crate) fn figures(&self) -> Vec<CrewFigures> {
+        let queues = self.shared.queues();
+        let of = |crew: Crew| {
+            let hands = &queues.crews[crew as usize];
+            CrewFigures {
+                name: crew.name(),
+                threads: hands.threads,
+                max_threads: crew.most_threads(),
+                busy: hands.begun.len(),
+                waiting: hands.ready.len(),
+            }
+        };
+        Crew::ALL.map(of).into()
     }
 }
 

@@ -51,12 +51,15 @@
 //! | `plane` | [`DataPlane`], [`TablesOnly`] |
 //! | `concentrator/` | what each frame does to them: no I/O of its own |
 //! | `runner` | [`Cnci`]: the thread |
+//! | `figures` | [`CnciFigures`]: what it knows about itself |
 
 mod concentrator;
+mod figures;
 mod plane;
 mod runner;
 mod tables;
 
+pub use self::figures::CnciFigures;
 pub use self::plane::{DataPlane, TablesOnly};
 pub use self::runner::{Cnci, CnciConfig, CnciError};
 pub use self::tables::{Peer, PublicIp, Tables, TablesError, Tunnel};

@@ -15,6 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 use super::concentrator::{Concentrator, Keep};
+use super::figures::CnciFigures;
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::Role;
@@ -30,6 +31,10 @@ use crate::transport::threads;
 const MAX_HELD: usize = 1024;
 /// After how long answers are tried again that the client had no room for.
 const RETRY: Duration = Duration::from_millis(200);
+/// How many may wait for figures; who comes next waits for room.
+const ASKS: usize = 16;
+/// For how long.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long the last frames may take to leave when it ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
@@ -132,7 +137,8 @@ impl From<ClientError> for CnciError {
 #[derive(Debug)]
 pub struct Cnci {
     client: ClientHandle,
-    stop: Option<Sender<()>>,
+    /// Who wants figures; it ends where there is nobody any more to ask.
+    asks: Option<Sender<Sender<CnciFigures>>>,
     ended: Receiver<ClientError>,
     thread: Option<JoinHandle<()>>,
 }
@@ -177,14 +183,14 @@ impl Cnci {
             keep,
         )
         .map_err(|e| CnciError::State(state, e))?;
-        let (stop, stopped) = bounded(0);
+        let (asks, asked) = bounded(ASKS);
         let (ending, ended) = bounded(1);
         let handle = client.handle();
         let runner = Runner {
             client,
             concentrator,
             held: VecDeque::new(),
-            stopped,
+            asked,
             log: LogLimit::default(),
             _lock: lock,
         };
@@ -195,7 +201,7 @@ impl Cnci {
         });
         Ok(Self {
             client: handle,
-            stop: Some(stop),
+            asks: Some(asks),
             ended,
             thread: Some(thread.map_err(CnciError::Thread)?),
         })
@@ -221,6 +227,15 @@ impl Cnci {
         self.client.renew(identity, trust)
     }
 
+    /// What the concentrator knows about itself, at one moment; none where it has
+    /// ended, or its data plane is so busy that it does not answer in 5 s.
+    pub fn figures(&self) -> Option<CnciFigures> {
+        let (reply, figures) = bounded(1);
+        let until = now() + ANSWER;
+        self.asks.as_ref()?.send_deadline(reply, until).ok()?;
+        figures.recv_deadline(until).ok()
+    }
+
     /// Gives the reason when the client has ended for good, and the
     /// concentrator with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
@@ -235,7 +250,7 @@ impl Cnci {
 
 impl Drop for Cnci {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop(self.asks.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -271,7 +286,7 @@ struct Runner {
     concentrator: Concentrator,
     /// Answers that found no session, or no room.
     held: VecDeque<Frame>,
-    stopped: Receiver<()>,
+    asked: Receiver<Sender<CnciFigures>>,
     log: LogLimit<()>,
     _lock: Option<File>,
 }
@@ -305,13 +320,27 @@ impl Runner {
                     Ok(ClientEvent::Closed(why)) => break Some(why),
                     Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
                 },
-                recv(self.stopped) -> _ => break None,
+                recv(self.asked) -> reply => match reply {
+                    Ok(reply) => drop(reply.send(self.figures())),
+                    Err(_) => break None,
+                },
                 recv(retry) -> _ => self.send_held(),
             }
         };
         self.client.flush(LAST_FRAMES);
         self.client.close();
         why
+    }
+
+    fn figures(&self) -> CnciFigures {
+        let tables = self.concentrator.tables();
+        CnciFigures {
+            client: self.client.handle().figures(),
+            tunnels: tables.tunnels.len(),
+            peers: tables.peers.len(),
+            public_ips: tables.public_ips.len(),
+            frames_held: self.held.len(),
+        }
     }
 
     fn send_held(&mut self) {
@@ -330,7 +359,7 @@ impl Runner {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "log lines are limited")]
+#[expect(clippy::disallowed_methods, reason = "time limits, and log lines are limited")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -74,6 +74,14 @@ impl Cncis {
         }
     }
 
+    /// How many have announced themselves.
+    pub(super) fn announced(&self) -> usize {
+        self.by_uuid
+            .values()
+            .filter(|cnci| cnci.announced.is_some())
+            .count()
+    }
+
     pub(super) fn disconnected(&mut self, session: &SessionInfo) {
         self.by_uuid.remove(&session.uuid());
     }

@@ -56,6 +56,11 @@ impl Controllers {
         self.line.first().is_some_and(|(first, _)| *first == session)
     }
 
+    /// How many there are, and who has been connected longest.
+    pub(super) fn counted(&self) -> (usize, Option<Uuid>) {
+        (self.line.len(), self.line.first().map(|(_, uuid)| *uuid))
+    }
+
     pub(super) fn next_telling(&self) -> Option<Instant> {
         self.tell_at
     }

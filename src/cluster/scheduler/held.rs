@@ -55,6 +55,11 @@ impl HeldStarts {
         None
     }
 
+    /// How many there are, their bytes, and the most of them.
+    pub(super) fn counted(&self) -> (usize, usize, usize) {
+        (self.queue.len(), self.bytes, self.max_starts)
+    }
+
     pub(super) fn get(&self, at: usize) -> Option<&HeldStart> {
         self.queue.get(at)
     }
@@ -89,7 +94,10 @@ mod tests {
     use crate::proto::{Command, Frame};
 
     fn start(bytes: usize) -> Waiting {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let received = Instant::now();
         Waiting {
+            received,
             frame: Frame::with_payload(Command::START, vec![b' '; bytes]),
             needs: Needs::default(),
             instance: Uuid::nil(),

@@ -34,7 +34,9 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::figures::InstanceFigures;
 use super::placement::Allocation;
+use super::starts::Waiting;
 use crate::payload::{InstanceState, StartFailureReason};
 
 /// How long an instance stays that of a node that is away: a machine boots in
@@ -63,6 +65,8 @@ pub(super) struct StartLimits {
 pub(super) struct PendingStart {
     pub(super) allocation: Allocation,
     pub(super) restart: bool,
+    /// When the START came.
+    pub(super) received: Instant,
     deadline: Instant,
     /// Its node has listed it, or has to with its next STATS.
     expected: bool,
@@ -105,6 +109,8 @@ struct OfNode {
 pub(super) struct Report {
     /// Instances that belong to others.
     pub(super) foreign: HashSet<Uuid>,
+    /// When the STARTs came that are done.
+    pub(super) started: Vec<Instant>,
     /// STARTs that have come to nothing without a word.
     pub(super) lost: Vec<(Uuid, PendingStart)>,
     /// Instances that are there though their START was answered with a failure.
@@ -212,17 +218,12 @@ impl Instances {
     }
 
     /// A node was given a START. It tells of itself every `interval`.
-    pub(super) fn give(
-        &mut self,
-        instance: Uuid,
-        allocation: Allocation,
-        restart: bool,
-        interval: Duration,
-        now: Instant,
-    ) {
+    pub(super) fn give(&mut self, start: &Waiting, allocation: Allocation, interval: Duration, now: Instant) {
+        let instance = start.instance;
         let pending = PendingStart {
             allocation,
-            restart,
+            restart: start.restart,
+            received: start.received,
             deadline: self.patience.deadline(now, interval, now),
             expected: false,
         };
@@ -274,6 +275,7 @@ impl Instances {
                         pending.deadline = self.patience.deadline(entry.since, interval, now);
                         self.due.insert((pending.deadline, *instance));
                     } else {
+                        report.started.push(pending.received);
                         (entry.state, entry.since) = (state, now);
                     }
                 }
@@ -310,19 +312,42 @@ impl Instances {
     }
 
     /// InstanceDeleted or InstanceStopped of the node that it belongs to, which
-    /// keeps it or does not. It was there, so that its START is done.
-    pub(super) fn over(&mut self, instance: Uuid, is_kept: bool, now: Instant) {
-        let Some(entry) = self.by_uuid.get_mut(&instance) else {
-            return;
-        };
+    /// keeps it or does not. It was there, so that its START is done: when that
+    /// had come, where it is done by this.
+    pub(super) fn over(&mut self, instance: Uuid, is_kept: bool, now: Instant) -> Option<Instant> {
+        let entry = self.by_uuid.get_mut(&instance)?;
+        let mut started = None;
         if let State::Starting(pending) = entry.state {
             self.due.remove(&(pending.deadline, instance));
+            started = Some(pending.received);
         }
         if is_kept && !matches!(entry.state, State::GivenUp) {
             (entry.state, entry.since) = (State::Ended, now);
         } else if !is_kept {
             self.forget(instance);
         }
+        started
+    }
+
+    /// How many are in each state.
+    pub(super) fn figures(&self) -> InstanceFigures {
+        let mut figures = InstanceFigures::default();
+        for entry in self.by_uuid.values() {
+            *match entry.state {
+                State::Held => &mut figures.held,
+                State::Starting(_) => &mut figures.starting,
+                State::Pending => &mut figures.pending,
+                State::Running => &mut figures.running,
+                State::Ended => &mut figures.ended,
+                State::GivenUp => &mut figures.given_up,
+            } += 1;
+        }
+        figures
+    }
+
+    /// STARTs that wait for the answer of their node, and the most of them.
+    pub(super) fn in_flight(&self) -> (usize, usize) {
+        (self.due.len(), self.max_starting)
     }
 
     /// A StartFailure that a node has said.
@@ -511,6 +536,7 @@ mod tests {
     use super::*;
     use crate::cluster::scheduler::placement::{Needs, Placement, Policy, Verdict};
     use crate::payload::Ready;
+    use crate::proto::{Command, Frame};
 
     const NODE: Uuid = Uuid::from_u128(0xa);
     const OTHER: Uuid = Uuid::from_u128(0xb);
@@ -545,7 +571,17 @@ mod tests {
             let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
                 panic!("it has room");
             };
-            self.table.give(instance, allocation, false, INTERVAL, self.now);
+            let start = Waiting {
+                frame: Frame::new(Command::START),
+                needs: Needs::default(),
+                instance,
+                restart: false,
+                from: Uuid::nil(),
+                received: self.now,
+                stays: None,
+                restarts: false,
+            };
+            self.table.give(&start, allocation, INTERVAL, self.now);
         }
 
         fn says(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {

@@ -46,7 +46,8 @@
 //! * **Master mode.** A backup's command goes back to it as InvalidFrameType
 //!   with the reason `role_not_allowed`: no failure has a reason that fits.
 //!   A controller that connects again stands at the end of the line.
-//! * **A backup may read.** Streams of what instances write are no commands.
+//! * **A backup may read.** Streams of what instances write are no commands, and
+//!   neither are lists of sessions and bans. It ends no session and lifts no ban.
 //! * **Who a node is.** The session's UUID; the one in READY is not looked at,
 //!   STATS with another one go nowhere.
 //! * **Held.** A node that has just connected is waiting for its READY, too,
@@ -83,12 +84,14 @@
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
 //! | `keeper` | the thread that writes its file |
+//! | `figures` | [`SchedulerFigures`]: what it knows about itself |
 
 mod answers;
 mod cncis;
 mod config;
 mod configuration;
 mod controllers;
+mod figures;
 mod held;
 mod instances;
 mod keeper;
@@ -109,6 +112,8 @@ use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
+use self::figures::StartTally;
+pub use self::figures::{InstanceFigures, NodeFigures, SchedulerFigures, StartFigures};
 use self::held::HeldStarts;
 use self::instances::{Instances, StartLimits};
 use self::moves::Moves;
@@ -156,6 +161,7 @@ pub struct Scheduler {
     streams: Streams,
     moves: Moves,
     configuration: Configuration,
+    starts: StartTally,
     invalid_frames: u64,
     /// What agents have said of what is not theirs.
     foreign: u64,
@@ -193,6 +199,7 @@ impl Scheduler {
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,
+            starts: StartTally::default(),
             invalid_frames: 0,
             foreign: 0,
             log: LogLimit::default(),
@@ -220,6 +227,7 @@ impl Scheduler {
             .filter(Filter::spec())
             .rules(Rules::new().multicast(Status::OFFLINE, Role::CONTROLLER))
             .takes_configure(false)
+            .operators(Role::CONTROLLER)
             .configuration(self.configuration.current().clone())
             .slow_consumer(SlowConsumer::Disconnect)
     }
@@ -232,7 +240,7 @@ impl Scheduler {
         if frame.kind().is_of_streams() {
             return self.stream_command(cx, from, frame);
         }
-        if self.mode == ControllerMode::Master && !self.controllers.is_master(from.id()) {
+        if !self.may_command(from) {
             if let Some(more) = self.log.admit(from.uuid(), "not the master", cx.now()) {
                 info!(target: "ssntp::scheduler",
                     "{from}: {command} refused: it is not the master{more}");
@@ -245,6 +253,10 @@ impl Scheduler {
             Command::CONFIGURE => self.configure(cx, from, frame),
             _ => self.relay(cx, from, frame),
         }
+    }
+
+    fn may_command(&self, from: &SessionInfo) -> bool {
+        self.mode == ControllerMode::Any || self.controllers.is_master(from.id())
     }
 
     fn status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
@@ -310,6 +322,10 @@ impl Handler for Scheduler {
             FrameType::EVENT => self.event(cx, from, &frame),
             _ => self.failure(cx, from, &frame),
         }
+    }
+
+    fn may_kick(&mut self, _: &mut Context<'_>, from: &SessionInfo) -> bool {
+        self.may_command(from)
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {

@@ -90,6 +90,8 @@ pub(super) struct Moves {
     added: usize,
     /// By their node, what is to be started elsewhere once it has ended.
     moving: HashMap<Uuid, HashSet<Uuid>>,
+    /// How many have ended, and were placed anew.
+    moved: u64,
 }
 
 impl Moves {
@@ -134,6 +136,11 @@ impl Moves {
         }
     }
 
+    /// How many are being moved, and how many have been.
+    pub(super) fn counted(&self) -> (usize, u64) {
+        (self.moving.values().map(HashSet::len).sum(), self.moved)
+    }
+
     /// Nothing of a node is moved any more.
     pub(super) fn end(&mut self, node: Uuid) -> bool {
         self.moving.remove(&node).is_some()
@@ -156,6 +163,7 @@ impl Moves {
         };
         let taken = (payload.clone(), *from);
         self.forget(instance);
+        self.moved += 1;
         Some(taken)
     }
 }
@@ -205,7 +213,8 @@ impl Scheduler {
             return;
         };
         self.instances.over(instance, false, cx.now());
-        match Waiting::read(controller, Frame::with_payload(Command::START, payload)) {
+        self.starts.received += 1;
+        match Waiting::read(controller, Frame::with_payload(Command::START, payload), cx.now()) {
             Ok(start) => self.place(cx, None, start),
             // It was read when it came.
             Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),

@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::Scheduler;
 use super::answers::{self, Why};
 use super::cncis::Tenant;
+use super::figures::NodeFigures;
 use crate::Role;
 use crate::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
 use crate::printable::excerpt;
@@ -85,6 +86,22 @@ impl Nodes {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
         self.by_uuid.values_mut()
+    }
+
+    /// How many are in each status.
+    pub(super) fn figures(&self) -> NodeFigures {
+        let mut figures = NodeFigures::default();
+        for node in self.by_uuid.values() {
+            *match node.status {
+                _ if node.due.is_none() => &mut figures.stale,
+                Some(Status::READY) => &mut figures.ready,
+                Some(Status::FULL) => &mut figures.full,
+                Some(Status::OFFLINE) => &mut figures.offline,
+                Some(Status::MAINTENANCE) => &mut figures.maintenance,
+                _ => &mut figures.waiting,
+            } += 1;
+        }
+        figures
     }
 
     /// NodeConnected of every node.

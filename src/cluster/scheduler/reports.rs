@@ -95,6 +95,9 @@ impl Scheduler {
         }
         forward(cx, from, &passed);
         self.nodes.keep_stats(node, &passed);
+        for received in report.started {
+            self.starts.started(received, now);
+        }
         for (instance, given) in report.lost {
             self.start_lost(cx, instance, &given);
         }
@@ -125,7 +128,9 @@ impl Scheduler {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 if let Some(instance) = subject.instance_uuid.uuid() {
                     let is_kept = event == Event::INSTANCE_STOPPED;
-                    self.instances.over(instance, is_kept, cx.now());
+                    if let Some(received) = self.instances.over(instance, is_kept, cx.now()) {
+                        self.starts.started(received, cx.now());
+                    }
                     if is_kept {
                         self.move_on(cx, instance, from.uuid());
                     }
@@ -170,6 +175,7 @@ impl Scheduler {
         let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason, now));
         match failed {
             Some(StartFailed::Answer(given)) => {
+                self.starts.failed(&failure.reason, given.received, now);
                 forward(cx, from, frame);
                 let has_room = !matches!(
                     failure.reason,

@@ -38,6 +38,8 @@ pub(super) struct Waiting {
     pub(super) restart: bool,
     /// The controller.
     pub(super) from: Uuid,
+    /// When it came.
+    pub(super) received: Instant,
     /// Why it can run on no other node than its first, where that is so.
     pub(super) stays: Option<&'static str>,
     /// Whether its node starts it again by itself.
@@ -45,7 +47,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn read(from: Uuid, frame: Frame) -> Result<Self, payload::Error> {
+    pub(super) fn read(from: Uuid, frame: Frame, now: Instant) -> Result<Self, payload::Error> {
         let start: Start = frame.payload()?;
         let needs = Needs::of(&start).map_err(|path| {
             let below = ErrorKind::Invalid(format!("{path} is below zero"));
@@ -57,6 +59,7 @@ impl Waiting {
             instance: start.instance_uuid,
             restart: start.restart,
             from,
+            received: now,
             stays: moves::stays(&start),
             restarts: moves::restarts(&start),
         })
@@ -86,11 +89,13 @@ impl Waiting {
 
 impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        match Waiting::read(from.uuid(), frame.clone()) {
+        self.starts.received += 1;
+        match Waiting::read(from.uuid(), frame.clone(), cx.now()) {
             Ok(start) => match self.instances.taken(start.instance) {
                 None => self.place(cx, Some(from), start),
                 // To nobody else: a START of another controller may be under way.
                 Some((reason, node)) => {
+                    self.starts.failed(&reason, start.received, cx.now());
                     let mut failure = start.failure(reason);
                     failure.node_uuid = node.map(Id::from).unwrap_or_default();
                     if let Err(e) = cx.send_payload(from.uuid(), &failure) {
@@ -102,6 +107,7 @@ impl Scheduler {
                 if let Some(more) = self.log.admit(from.uuid(), "START refused", cx.now()) {
                     info!(target: "ssntp::scheduler", "{from}: START refused: {}{more}", excerpt(&e));
                 }
+                self.starts.failed(&(&e).into(), cx.now(), cx.now());
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
             }
         }
@@ -148,6 +154,7 @@ impl Scheduler {
     /// Answers a START that no node has been given.
     fn refuse_start(&mut self, cx: &mut Context<'_>, start: &Waiting, reason: StartFailureReason) {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
+        self.starts.failed(&reason, start.received, cx.now());
         self.instances.refused(start.instance);
         answers::to_controllers(cx, &start.failure(reason));
     }
@@ -165,8 +172,8 @@ impl Scheduler {
             Ok(()) => {
                 debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, allocation.node);
                 let interval = self.nodes.interval(allocation.node);
-                self.instances
-                    .give(start.instance, allocation, start.restart, interval, cx.now());
+                self.starts.given += 1;
+                self.instances.give(&start, allocation, interval, cx.now());
                 self.moves.keep(&start, &self.instances);
                 None
             }
@@ -268,6 +275,7 @@ impl Scheduler {
     /// Answers a START that its node does not answer any more.
     pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
         let node = given.allocation.node;
+        self.starts.not_answered(given.received, cx.now());
         if let Some(more) = self.log.admit(node, "STARTs lost", cx.now()) {
             warn!(target: "ssntp::scheduler", "START of {instance}: nothing came of it on {node}{more}");
         }

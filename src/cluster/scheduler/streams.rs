@@ -48,6 +48,8 @@ pub(super) struct Streams {
     of_session: HashMap<SessionId, HashSet<Uuid>>,
     /// Frames for streams that are over.
     late: u64,
+    /// How many were opened.
+    opened: u64,
 }
 
 #[derive(Debug)]
@@ -78,7 +80,13 @@ impl Streams {
         self.of_session.get(&session).map_or(0, HashSet::len)
     }
 
+    /// How many there are, and how many were opened.
+    pub(super) fn counted(&self) -> (usize, u64) {
+        (self.by_id.len(), self.opened)
+    }
+
     fn insert(&mut self, id: Uuid, stream: Stream) {
+        self.opened += 1;
         for end in [stream.controller, stream.node] {
             self.of_session.entry(end.session).or_default().insert(id);
         }

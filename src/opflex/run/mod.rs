@@ -53,6 +53,7 @@
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //! | `engaging` | what the element's dispatcher runs |
 //! | `dial` | one attempt at one server |
+//! | `figures` | [`ServerFigures`]: what a server knows about itself |
 //!
 //! [`ServerCore`]: super::server::ServerCore
 //! [`ElementCore`]: super::policy_element::ElementCore
@@ -65,6 +66,7 @@ mod editing;
 mod element;
 mod engaging;
 mod feed;
+mod figures;
 mod inspector;
 mod journal;
 mod keeper;
@@ -78,6 +80,7 @@ pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::engaging::ElementContext;
+pub use self::figures::ServerFigures;
 pub use self::local::LocalSocket;
 pub use self::server::{Server, ServerHandle};
 pub use self::serving::ServerContext;

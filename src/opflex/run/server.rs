@@ -14,6 +14,7 @@ use log::warn;
 use super::connection::enter;
 use super::control;
 use super::editing::{self, Editor};
+use super::figures::ServerFigures;
 use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
@@ -27,8 +28,8 @@ use crate::opflex::server::{AgentInfo, ServerCore, SessionInfo};
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
 use crate::transport::tls::Acceptor;
 use crate::transport::{
-    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, PATIENCE, PeerAddress, Room, after,
-    memory_for_queues, plain, threads,
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
+    Room, after, memory_for_queues, plain, threads,
 };
 
 /// Agents that are copied in one go.
@@ -116,6 +117,7 @@ impl Server {
         let handle = ServerHandle {
             events: events.clone(),
             keeper: asked(),
+            occupancy: None,
         };
         let mut server = Self {
             handle,
@@ -145,6 +147,7 @@ impl Server {
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
         let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
             .map_err(StartError::Thread)?;
+        server.handle.occupancy = Some(acceptance.occupancy());
         server.acceptance = Some(acceptance);
         Ok(server)
     }
@@ -331,6 +334,8 @@ impl HandshakeContext {
 pub struct ServerHandle {
     events: ServingEvents,
     keeper: Option<keeper::Ask>,
+    /// Of its handshakes; there when the server is.
+    occupancy: Option<Arc<Occupancy>>,
 }
 
 impl fmt::Debug for ServerHandle {
@@ -380,6 +385,26 @@ impl ServerHandle {
             return Err(CallError::OnDispatcher);
         }
         serving::copy_policy(&self.events).ok_or(CallError::Stopped)
+    }
+
+    /// What the server knows about itself: see [`ServerFigures`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn figures(&self) -> Result<ServerFigures, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        let agents = self.agents()?;
+        let taken = self.events.look(|serving, view| serving.figures(view));
+        let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
+        figures.agents = agents;
+        figures.dispatcher = dispatcher;
+        if let Some(occupancy) = &self.occupancy {
+            figures.handshakes = occupancy.running();
+            figures.max_handshakes = occupancy.max();
+        }
+        Ok(figures)
     }
 
     /// The clients, in the order in which they connected.

@@ -10,6 +10,7 @@ use log::{Level, debug, info, log, warn};
 
 use super::connection::{Messages, Peers, deal};
 use super::editing::Job;
+use super::figures::ServerFigures;
 use super::journal::Line;
 use super::{SERVER_LOG as LOG, control, guard, keeper};
 use crate::log_limit::LogLimit;
@@ -18,7 +19,7 @@ use crate::opflex::model::{Changes, Edit, ManagedObject, ModelError, Uri};
 use crate::opflex::peer::{ConnectionId, host};
 use crate::opflex::server::{self, ServerCore, Store, WalkId};
 use crate::printable::excerpt;
-use crate::transport::dispatch::{Action, Core, DispatchEvent, Events};
+use crate::transport::dispatch::{Action, Core, DispatchEvent, Events, View};
 use crate::transport::{self, EndReason, Gauge, Outgoing};
 
 /// The way into a server's dispatcher.
@@ -170,6 +171,26 @@ impl Serving {
             keeper.changed(edits);
         }
         result
+    }
+
+    /// What it knows, but for what only others know.
+    pub(super) fn figures(&self, view: &View<'_, Messages>) -> ServerFigures {
+        let core = &self.core;
+        ServerFigures {
+            sessions: core.sessions(),
+            agents: Vec::new(),
+            max_sessions: self.max,
+            handshakes: 0,
+            max_handshakes: 0,
+            policy_objects: core.policy().len(),
+            policy_revision: core.policy_revision(),
+            endpoint_objects: core.endpoints().len(),
+            reports: core.observer().len(),
+            series: core.observer().series(),
+            dispatcher: view.dispatcher,
+            queues: view.queues,
+            received: view.received,
+        }
     }
 
     fn send(&mut self, connection: ConnectionId, frame: Bytes) {

@@ -74,4 +74,11 @@ impl StartFailureReason {
     pub fn instance_is_there(&self) -> bool {
         matches!(self, Self::AlreadyRunning | Self::InstanceExists)
     }
+
+    /// The text of a reason that is known, and else `other`: a peer may say any.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn word(&self) -> &'static str {
+        let known = Self::ALL.iter().find(|known| *known == self);
+        known.map_or("other", Self::as_str)
+    }
 }

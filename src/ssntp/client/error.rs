@@ -233,6 +233,21 @@ impl DialFault {
         }
     }
 
+    /// A word for it, out of a list that is fixed: `connect`, `lost`,
+    /// `server_certificate`, `server_name`, `own_certificate`, and those of
+    /// [`TlsError::word`] and [`Refusal::word`].
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Connect(_) => "connect",
+            Self::Lost(_) => "lost",
+            Self::Tls(e) => e.word(),
+            Self::ServerCertificate(_) => "server_certificate",
+            Self::ServerName(_) => "server_name",
+            Self::OwnCertificate(_) | Self::Revoked => "own_certificate",
+            Self::Refused(refusal) => refusal.word(),
+        }
+    }
+
     /// What a TLS handshake failed with.
     pub(super) fn of_tls(error: TlsError) -> Self {
         match error {

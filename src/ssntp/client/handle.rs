@@ -1,10 +1,11 @@
 //! What any thread may do with a client, and the state that all of its
 //! threads share.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
@@ -14,7 +15,8 @@ use super::credentials::Credentials;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{
-    ClientCounters, ClientError, ClientEvent, DialError, DisconnectReason, SendError, SendFault, ServerInfo,
+    ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault, DisconnectReason,
+    SendError, SendFault, ServerInfo,
 };
 use crate::Role;
 use crate::payload::Content;
@@ -226,6 +228,22 @@ impl ClientHandle {
         ClientCounters {
             late_replies: lock(&self.state.requests).late(),
             ..self.state.counts.read()
+        }
+    }
+
+    /// What the client knows about itself, at one moment. Does not wait.
+    pub fn figures(&self) -> ClientFigures {
+        let counts = &self.state.counts;
+        let waiting = self.state.uplink.waiting();
+        let passed = now().saturating_duration_since(counts.since());
+        let now = wall_clock();
+        ClientFigures {
+            server: self.server(),
+            since: now.checked_sub(passed).unwrap_or(now),
+            counters: self.counters(),
+            failures: lock(&counts.failures).clone(),
+            frames_waiting: waiting.frames,
+            bytes_waiting: waiting.bytes,
         }
     }
 
@@ -456,9 +474,11 @@ impl ClientState {
 }
 
 /// What is counted, see [`ClientCounters`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Counts {
     pub(super) failed_attempts: AtomicU64,
+    /// These, by the word for the reason.
+    failures: Mutex<BTreeMap<&'static str, u64>>,
     pub(super) received_frames: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) unsupported: AtomicU64,
@@ -466,8 +486,10 @@ pub(super) struct Counts {
     sent: Mutex<Sent>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sent {
+    /// Since when a session stands, or none.
+    since: Instant,
     sessions: u64,
     frames: u64,
     bytes: u64,
@@ -477,8 +499,38 @@ struct Sent {
 }
 
 impl Counts {
+    pub(super) fn new() -> Self {
+        Self {
+            failed_attempts: AtomicU64::new(0),
+            failures: Mutex::default(),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            unsupported: AtomicU64::new(0),
+            bad_traces: AtomicU64::new(0),
+            sent: Mutex::new(Sent {
+                since: now(),
+                sessions: 0,
+                frames: 0,
+                bytes: 0,
+                lost: 0,
+                present: None,
+            }),
+        }
+    }
+
+    /// An attempt has failed.
+    pub(super) fn failed(&self, fault: &DialFault) {
+        self.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.failures).entry(fault.word()).or_default() += 1;
+    }
+
+    fn since(&self) -> Instant {
+        lock(&self.sent).since
+    }
+
     pub(super) fn begin(&self, outbox: &Outbox) {
         let mut sent = lock(&self.sent);
+        sent.since = now();
         sent.sessions += 1;
         sent.present = Some(outbox.clone());
     }
@@ -487,6 +539,7 @@ impl Counts {
     pub(super) fn finish(&self) {
         let mut sent = lock(&self.sent);
         if let Some(outbox) = sent.present.take() {
+            sent.since = now();
             let present = outbox.sent();
             sent.frames += present.frames;
             sent.bytes += present.bytes;
@@ -526,4 +579,9 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[expect(clippy::disallowed_methods, reason = "time limits of waits")]
 pub(super) fn now() -> Instant {
     Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "when something was, for people")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

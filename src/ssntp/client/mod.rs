@@ -88,6 +88,7 @@
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | what the reader of a session does with frames |
 //! | `supervisor` | the thread: rounds of attempts, back-off, the end |
+//! | `figures` | [`ClientFigures`]: what it knows about itself |
 //! | `uuid_file` | UUIDs that survive, one client each |
 
 mod config;
@@ -95,6 +96,7 @@ mod credentials;
 mod dial;
 mod error;
 mod event;
+mod figures;
 mod handle;
 mod inbound;
 mod session;
@@ -115,6 +117,7 @@ use uuid::Uuid;
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvError, SendError, SendFault};
 pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
+pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
 use crate::Role;

@@ -24,7 +24,6 @@
 //! (docs/admission.md), and it would leave what the first has sent and nobody has
 //! dealt with. Ending the first in order is exact for all of them.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -129,7 +128,7 @@ impl Supervisor {
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
             failures: Mutex::new(Vec::new()),
-            counts: Counts::default(),
+            counts: Counts::new(),
             cancel,
         });
         let servers = config.servers().into_iter().map(|target| Server {
@@ -277,7 +276,7 @@ impl Supervisor {
                 let again = self.dialer.dial(target, &older.connector);
                 let established = again.map_err(|_| error.clone())?;
                 let until = older.identity.info().not_after_text();
-                self.state.counts.failed_attempts.fetch_add(1, Ordering::Relaxed);
+                self.state.counts.failed(&error.fault);
                 warn!(target: LOG, "{}: the new certificate is not taken ({error}); the old one goes on until {until}", self.name());
                 (established, older.identity)
             }
@@ -327,7 +326,7 @@ impl Supervisor {
 
     /// What a failed attempt means for later ones.
     fn note(&mut self, at: usize, error: &DialError) -> Result<(), ClientError> {
-        self.state.counts.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        self.state.counts.failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
             return Err(ClientError::Aborted {
                 server: error.server.clone(),

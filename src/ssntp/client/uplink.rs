@@ -31,7 +31,7 @@ use super::{ClientError, Offline, SendFault, ServerInfo};
 use crate::Role;
 use crate::proto::Frame;
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::{Limits, Outbox, Outgoing, PushError};
+use crate::transport::{Limits, Load, Outbox, Outgoing, PushError};
 
 #[derive(Debug)]
 pub(super) struct Uplink {
@@ -172,6 +172,19 @@ impl Uplink {
             // again, to the next session or the queue.
             Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
             Obstacle::Offline(rung) => self.changes.wait(rung, left),
+        }
+    }
+
+    /// What waits to be sent now.
+    pub(super) fn waiting(&self) -> Load {
+        match &*self.read() {
+            State::Up(up) => up.outbox.waiting(),
+            State::Down(waiting) => Load {
+                frames: waiting.frames.len() as u64,
+                bytes: waiting.bytes,
+                ..Load::default()
+            },
+            State::Ended(_) => Load::default(),
         }
     }
 

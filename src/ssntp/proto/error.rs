@@ -1,6 +1,7 @@
 //! What can be wrong with what a peer sent, and with a connection attempt.
 
 use std::fmt;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -98,6 +99,8 @@ pub enum Refusal {
     /// The UUID is connected with a certificate that is bound to it as the
     /// newcomer's is, but issued by another authority: who came first stays.
     OtherAuthority(Uuid),
+    /// An operator has banned its UUID or its certificate, for so long still.
+    Banned(Duration),
     /// The server has as many sessions as it may have.
     SessionLimit(usize),
     /// The certificate has as many sessions as one may have.
@@ -167,6 +170,29 @@ impl Refusal {
         }
     }
 
+    /// A word for it, out of a list that is fixed.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Role { .. } | Self::NotAServer(_) => "role",
+            Self::BorrowedUuid { .. }
+            | Self::OwnUuid(_)
+            | Self::UnboundCertificate
+            | Self::UuidOwned(_)
+            | Self::UuidInUse(_)
+            | Self::OtherAuthority(_)
+            | Self::WrongUuid(_) => "uuid",
+            Self::Banned(_) => "banned",
+            Self::SessionLimit(_) => "limit",
+            Self::CertificateLimit(_) => "certificate_limit",
+            Self::Busy(_) => "stopping",
+            Self::Unwanted { .. } => "application",
+            Self::Deadline => "timeout",
+            Self::PeerFailed => "failed",
+            Self::PeerAborted => "aborted",
+            _ => "connect",
+        }
+    }
+
     /// Whether another attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
         !matches!(
@@ -228,6 +254,7 @@ impl fmt::Display for Refusal {
                     "UUID {uuid} is connected with a certificate bound to it by another authority"
                 )
             }
+            Self::Banned(left) => write!(f, "an operator has banned it, for another {} s", left.as_secs()),
             Self::SessionLimit(limit) => {
                 write!(
                     f,
@@ -285,6 +312,7 @@ mod tests {
         let failed = [
             Refusal::UuidInUse(uuid),
             Refusal::OtherAuthority(uuid),
+            Refusal::Banned(Duration::from_secs(60)),
             Refusal::SessionLimit(8),
             Refusal::CertificateLimit(6),
             Refusal::Busy("the server is shutting down"),
@@ -326,6 +354,7 @@ mod tests {
             Refusal::UuidOwned(uuid),
             Refusal::UuidInUse(uuid),
             Refusal::OtherAuthority(uuid),
+            Refusal::Banned(Duration::from_secs(60)),
             Refusal::SessionLimit(8),
             Refusal::CertificateLimit(6),
             Refusal::Busy("the server is shutting down"),

@@ -68,6 +68,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     {
         Ok(secured) => secured,
         Err(e) => {
+            environment.refused(newcomer, e.word());
             environment.say(newcomer, "no TLS", &e);
             if matches!(e, TlsError::Tls(_)) {
                 // The alert that was sent says why. Closing a socket with unread
@@ -88,6 +89,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
         Err(e) => {
+            environment.refused(newcomer, "certificate");
             environment.say(newcomer, "refused", &e);
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
@@ -95,20 +97,24 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let connect = match receive_connect(&mut halves, &certificate, deadline) {
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
+            environment.refused(newcomer, refusal.word());
             let subject = excerpt(&certificate.subject);
             environment.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(_)) if newcomer.is_stopping() => {
+            environment.refused(newcomer, "stopping");
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
         }
         Err(Ended::Lost(e)) => {
+            environment.refused(newcomer, "lost");
             let subject = excerpt(&certificate.subject);
             environment.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
             return;
         }
     };
     if !newcomer.heard() {
+        environment.refused(newcomer, "stopping");
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     // What was put in force since the handshake began decides.
@@ -116,6 +122,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let is_old = newest.generation() != in_force.generation();
     let objection = || newest.objection(&secured.peer, &certificate, environment.time_of_day.now());
     if let Some(why) = is_old.then(objection).flatten() {
+        environment.refused(newcomer, "certificate");
         let subject = excerpt(&certificate.subject);
         environment.say(newcomer, "refused", &format_args!("({subject}) {why}"));
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
@@ -135,16 +142,21 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let admitted = match events.admit(request) {
         Some(Ok(admitted)) => admitted,
         Some(Err(refusal)) => {
+            environment.refused(newcomer, refusal.word());
             let (uuid, role) = (connect.source, connect.role);
             environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
             return refuse(&mut halves, refusal.answer());
         }
-        None => return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE)),
+        None => {
+            environment.refused(newcomer, "stopping");
+            return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+        }
     };
     let mut admission = Admission::new(admitted.id, events.clone());
     let info = Arc::clone(&admitted.grant.info);
     let connected = Bytes::from(admitted.grant.connected.encode());
     if let Err(e) = send_connected(&mut halves, connected, deadline) {
+        environment.refused(newcomer, "lost");
         return admission.started(Err(e));
     }
     let decoder = Decoder {
@@ -159,12 +171,24 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         ..LinkConfig::default()
     };
     if !newcomer.admitted() {
+        environment.refused(newcomer, "stopping");
         return admission.started(Err(io::ErrorKind::TimedOut.into()));
     }
+    environment.handshakes.finished(secured.resumed);
     admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
 }
 
 impl Environment {
+    /// Counts a newcomer that came to nothing. Whoever was cut, or finds the
+    /// server stopping, may meet it as any error.
+    fn refused(&self, newcomer: &Newcomer, word: &'static str) {
+        self.handshakes.refused(match () {
+            () if newcomer.was_cut() => "cut",
+            () if newcomer.is_stopping() => "stopping",
+            () => word,
+        });
+    }
+
     /// Says in the log what became of a newcomer, for each address no more
     /// than it may cause.
     fn say(&self, newcomer: &Arc<Newcomer>, what: &'static str, why: &dyn fmt::Display) {

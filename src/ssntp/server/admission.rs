@@ -16,6 +16,7 @@
 //! | its UUID is the server's own | ConnectionAborted |
 //! | its certificate is bound to another UUID | ConnectionAborted |
 //! | its certificate is bound to none, and has to be | ConnectionAborted |
+//! | an operator has banned its UUID or certificate, and the ban lasts | ConnectionFailure |
 //! | its UUID is connected with the same certificate | it takes over |
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
 //! | … both are bound to the UUID, by the same authority | it takes over |
@@ -33,6 +34,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -102,6 +104,9 @@ impl AdmissionPolicy {
             None if self.require_bound_uuid => return Err(Refusal::UnboundCertificate),
             _ => {}
         }
+        if let Some(left) = standing.banned {
+            return Err(Refusal::Banned(left));
+        }
         if let Some(holder) = &standing.holder {
             match (holder.likeness, newcomer.bound.is_some(), holder.bound) {
                 (Likeness::Same, ..) | (_, true, false) | (Likeness::SameAuthority, true, true) => {}
@@ -124,7 +129,7 @@ impl AdmissionPolicy {
     }
 
     /// How many of `maximum` sessions one certificate may have.
-    fn share(&self, maximum: usize) -> usize {
+    pub(super) fn share(&self, maximum: usize) -> usize {
         let most = maximum - maximum.div_ceil(4);
         self.sessions_per_certificate
             .map_or(most, |sessions| sessions.min(most))
@@ -152,6 +157,8 @@ pub(super) struct Standing {
     pub(super) sessions: usize,
     /// Those of them that have the newcomer's certificate.
     pub(super) of_certificate: usize,
+    /// For how long the newcomer is kept out still.
+    pub(super) banned: Option<Duration>,
     /// The session that has the newcomer's UUID.
     pub(super) holder: Option<Holder>,
 }
@@ -240,6 +247,15 @@ impl Certificates {
             .unwrap_or_default()
     }
 
+    /// How many certificates there are, and the most sessions that one has.
+    pub(super) fn counted(&self) -> (usize, usize) {
+        let sessions = self.lock();
+        (
+            sessions.sessions.len(),
+            sessions.sessions.values().copied().max().unwrap_or_default(),
+        )
+    }
+
     // Held for a look-up at a time, and by one thread: a place is taken and
     // given back on the dispatcher.
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -317,6 +333,7 @@ mod tests {
             maximum: 8,
             sessions: 0,
             of_certificate: 0,
+            banned: None,
             holder: None,
         }
     }
@@ -417,6 +434,24 @@ mod tests {
             let refusal = verdict.unwrap_err();
             assert!(matches!(refusal, Refusal::Busy(_)), "{refusal}");
         }
+    }
+
+    #[test]
+    fn who_is_banned_may_come_later_unless_it_never_may() {
+        let policy = AdmissionPolicy::default();
+        let left = Duration::from_secs(60);
+        let banned = |standing| Standing {
+            banned: Some(left),
+            ..standing
+        };
+        for standing in [empty(), held(Same, true), held(Different, false)] {
+            let verdict = policy.judge(candidate(true), &banned(standing));
+            assert_eq!(verdict, Err(Refusal::Banned(left)));
+        }
+        let verdict = policy
+            .require_bound_uuid(true)
+            .judge(candidate(false), &banned(empty()));
+        assert_eq!(verdict, Err(Refusal::UnboundCertificate));
     }
 
     #[test]
@@ -596,6 +631,7 @@ mod tests {
                 maximum: self.maximum,
                 sessions: self.taken(),
                 of_certificate: self.places.sessions_of(&certificate(number)),
+                banned: None,
                 holder: holder.map(|(id, _, old, _)| Holder {
                     id: *id,
                     bound: CERTIFICATES[*old].0.is_some(),

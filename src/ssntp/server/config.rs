@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::credentials::{Credentials, InForce, TimeOfDay};
+use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
@@ -75,6 +76,7 @@ pub struct ServerConfig {
     pub(super) operands: Operands,
     pub(super) max_sessions: Option<usize>,
     pub(super) admission: AdmissionPolicy,
+    pub(super) operators: Role,
     pub(super) max_handshakes: usize,
     pub(super) handshake_timeout: Duration,
     pub(super) queue: Limits,
@@ -121,6 +123,7 @@ impl ServerConfig {
             operands: Operands::new(),
             max_sessions: None,
             admission: AdmissionPolicy::default(),
+            operators: Role::NONE,
             max_handshakes: default_max_handshakes(),
             handshake_timeout: Duration::from_secs(10),
             queue: Limits::default(),
@@ -223,6 +226,15 @@ impl ServerConfig {
 
         /// Whom to admit. Default: see [`AdmissionPolicy`].
         admission: AdmissionPolicy;
+
+        /// Whose ListSessions, Kick, ListBans and Unban the server carries out
+        /// (docs/admission.md, "Operators"), where the filter allows them as well:
+        /// they see who is connected, end sessions, and keep clients out for some
+        /// time. Whoever has none of these roles may not send such frames, whatever
+        /// the filter says. `ssntp server` and a
+        /// [`Scheduler`](crate::cluster::scheduler::Scheduler) have
+        /// [`Role::CONTROLLER`]. Default: [`Role::NONE`].
+        operators: Role;
 
         /// The most handshakes at a time, each on a thread of its own. When so
         /// many are under way, the one that has waited longest for its peer makes
@@ -411,6 +423,8 @@ pub(super) struct Environment {
     pub(super) time_of_day: TimeOfDay,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
+    /// What newcomers have come to.
+    pub(super) handshakes: HandshakeTally,
 }
 
 impl Environment {
@@ -436,6 +450,7 @@ impl Environment {
             resumption: config.resumption,
             time_of_day: TimeOfDay::default(),
             newcomers: Mutex::default(),
+            handshakes: HandshakeTally::default(),
         }))
     }
 

@@ -24,11 +24,14 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Place, Standing};
+use super::bans::Bans;
 use super::config::{ConfigurationCheck, Environment, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
+use super::figures::Tally;
 use super::filter::Filter;
 use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
 use super::held::Held;
+use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{LossCount, Session, SessionId, SessionInfo, Sessions};
 use crate::Role;
@@ -101,6 +104,10 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// The roles of those whose [`operators`](super::operators) commands are taken.
+    pub(super) operators: Role,
+    pub(super) bans: Bans,
+    pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: Arc<AtomicU64>,
     /// Sessions whose end the handler has not been told of.
@@ -152,6 +159,9 @@ impl ServerCore {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            operators: config.operators,
+            bans: Bans::default(),
+            tally: Tally::new(now),
             frames_lost: Arc::default(),
             departed: Vec::new(),
             expired: Vec::new(),
@@ -188,6 +198,16 @@ impl ServerCore {
         call: impl FnOnce(&mut Context<'_>),
     ) {
         self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+    }
+
+    /// The same, with the application.
+    pub(super) fn call_handler(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        self.at(now, actions, |core| core.guarded("a call", call));
     }
 
     /// Runs code of the application; a panic in it is logged and goes no
@@ -241,6 +261,7 @@ impl Core for ServerCore {
                 return;
             };
             session.told = true;
+            core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
@@ -249,9 +270,10 @@ impl Core for ServerCore {
         });
     }
 
-    fn received(&mut self, id: ConnectionId, bytes: u64, _now: Instant) {
+    fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
+            session.received = Some(now);
         }
     }
 
@@ -264,6 +286,8 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Item>) {
         let rest = match &mut item {
+            // Each answer is delivered before the next one is made.
+            Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
             Item::Run(run) => run.split_off(most).map(Item::Run),
             _ => None,
         };
@@ -308,6 +332,7 @@ impl Core for ServerCore {
                     });
                 }
                 for held in std::mem::take(&mut core.state.expired) {
+                    core.state.tally.expired += 1;
                     core.guarded("expired", |handler, cx| handler.expired(cx, held));
                 }
             });
@@ -328,6 +353,7 @@ impl Core for ServerCore {
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             while let Some(held) = core.state.held.expire(now) {
+                core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
             }
             for _ in 0..LOOKS_IN_A_ROW {
@@ -384,12 +410,21 @@ impl ServerCore {
             }
             return;
         }
+        let bytes = match &item {
+            Item::Run(run) => run.wire().len(),
+            Item::Traced(frame) => frame.encoded_len(),
+            Item::Unsupported(_) => 0,
+        };
+        self.state.tally.received(kind, frames, bytes as u64);
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
         }
         if self.state.environment.operands.is_request(kind) {
             return self.exchange(&info, item);
+        }
+        if is_of_operators(kind) {
+            return self.operate(&info, &item);
         }
         if !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(id, kind, frames);
@@ -423,7 +458,7 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, |_| item.clone());
+                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -441,7 +476,7 @@ impl ServerCore {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state.environment);
                 self.state
-                    .fan_out(info.id, role, |session| fan.for_session(session));
+                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
             }
             Some(Rule::Function(_)) => self
                 .state
@@ -470,6 +505,7 @@ impl State {
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(certificate),
+            banned: self.bans.left(connect.source, certificate, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
         self.admission.judge(newcomer, &standing)
@@ -515,7 +551,7 @@ impl State {
             gauge: gauge.clone(),
             of_server: Arc::clone(&self.frames_lost),
         };
-        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces);
+        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
         session.ends = ends;
         self.sessions.insert(session);
         self.await_end(id);
@@ -542,6 +578,7 @@ impl State {
         // A session that ends before the application was told that it stands
         // is not mentioned to the application at all.
         if session.told {
+            self.tally.closed(&session, &reason, self.now);
             self.departed.push((session.info, reason));
         }
     }
@@ -565,20 +602,26 @@ impl State {
             && let Some(session) = self.sessions.get(id)
         {
             let not_after = session.info.certificate().not_after_text();
-            self.end_with_certificate(id, Fault::Expired { not_after }.to_string());
+            let why = Fault::Expired { not_after }.to_string();
+            self.dismiss(id, DisconnectReason::Certificate(why));
         }
     }
 
-    /// Ends a session whose certificate counts no longer; false where it is over
-    /// already. Its client may come again, with another certificate: for this one,
-    /// TLS tells it.
-    pub(super) fn end_with_certificate(&mut self, id: SessionId, why: String) -> bool {
-        if self.sessions.get(id).is_none() {
-            return false;
-        }
+    /// Ends a session, whose client may come again as soon as nothing else keeps it
+    /// out: with a certificate that counts, or once it is not banned any more. It is
+    /// told that where its queue has room: nobody waits for it. False where the
+    /// session is over already.
+    pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
         let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
-        self.actions.push(Action::Send { to: id.0, item });
-        self.end(id, DisconnectReason::Certificate(why), false);
+        let step = self.step;
+        let Some(session) = self.sessions.get_mut(id) else {
+            return false;
+        };
+        if session.promise(item.load(), step) {
+            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
+            self.actions.push(Action::Send { to: id.0, item });
+        }
+        self.end(id, reason, false);
         true
     }
 

@@ -18,7 +18,7 @@ use std::time::SystemTime;
 
 use log::info;
 
-use super::ServerHandle;
+use super::{DisconnectReason, ServerHandle};
 use crate::pki::{CertificateDer, CertificateInfo, Identity, Trust};
 use crate::transport::tls::Acceptor;
 
@@ -111,9 +111,8 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
             continue;
         }
         let ended = handle.with(move |cx| {
-            let ended = over
-                .into_iter()
-                .map(|(id, why)| cx.state.end_with_certificate(id, why));
+            let over = over.into_iter();
+            let ended = over.map(|(id, why)| cx.state.dismiss(id, DisconnectReason::Certificate(why)));
             ended.filter(|ended| *ended).count()
         });
         renewed.ended += ended.unwrap_or_default();

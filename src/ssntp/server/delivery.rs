@@ -16,8 +16,8 @@ use crate::Role;
 use crate::printable::excerpt;
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
 use crate::ssntp::wire::{outgoing, unix_nanos};
-use crate::transport::Outgoing;
 use crate::transport::dispatch::Action;
+use crate::transport::{Load, Outgoing};
 
 /// One frame on its way to several sessions: encoded once with its trace and
 /// once without, each only where somebody needs it.
@@ -57,13 +57,25 @@ impl<'a> Fan<'a> {
 
 impl State {
     /// Sends the same frames to every session with a role but the sender.
-    pub(super) fn fan_out(&mut self, from: SessionId, to: Role, mut item: impl FnMut(&Session) -> Outgoing) {
+    pub(super) fn fan_out(
+        &mut self,
+        from: SessionId,
+        to: Role,
+        kind: FrameKind,
+        mut item: impl FnMut(&Session) -> Outgoing,
+    ) {
         let sessions = self.sessions.with_role(to);
         let others = sessions.filter(|session| session.info.id != from);
-        self.actions.extend(others.map(|session| Action::Send {
-            to: session.info.id.0,
-            item: item(session),
+        let mut sent = Load::default();
+        self.actions.extend(others.map(|session| {
+            let item = item(session);
+            sent += item.load();
+            Action::Send {
+                to: session.info.id.0,
+                item,
+            }
         }));
+        self.tally.sent(kind, sent);
     }
 
     /// `memory` is what the frame's payload keeps alive, in bytes.
@@ -111,7 +123,7 @@ impl State {
         }
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
         let item = fan.for_session(session);
-        if self.push(id, item) {
+        if self.push(id, fan.frame.kind(), item) {
             Ok(())
         } else {
             Err(SendError::QueueFull(to))
@@ -132,19 +144,22 @@ impl State {
 
     /// Sends an item to one session; false where there is no room for it and
     /// nobody who could wait until there is.
-    fn push(&mut self, id: SessionId, item: Outgoing) -> bool {
+    fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) -> bool {
         let (caused, step) = (self.caused, self.step);
         let Some(session) = self.sessions.get_mut(id) else {
             return false;
         };
-        if caused || session.promise(item.load(), step) {
+        let load = item.load();
+        if caused || session.promise(load, step) {
+            self.tally.sent(kind, load);
             self.actions.push(Action::Send { to: id.0, item });
             return true;
         }
-        let (gauge, load) = (session.gauge.clone(), item.load());
+        let gauge = session.gauge.clone();
         let queued = self.overflow(id, item);
-        if !queued {
-            gauge.count_refused(load);
+        match queued {
+            true => self.tally.sent(kind, load),
+            false => gauge.count_refused(load),
         }
         queued
     }
@@ -153,6 +168,7 @@ impl State {
     /// after all.
     pub(super) fn overflow(&mut self, id: SessionId, item: Outgoing) -> bool {
         let Some(session) = self.sessions.get_mut(id) else {
+            self.tally.dropped(item.load());
             return false;
         };
         let first = session.counters().frames_dropped == 0;
@@ -166,6 +182,7 @@ impl State {
                     );
                 }
                 self.end(id, DisconnectReason::SlowConsumer, true);
+                self.tally.dropped(item.load());
                 return false;
             }
             SlowConsumer::DropNewest => "newest",
@@ -224,7 +241,7 @@ impl State {
             .collect();
         let queued = items
             .into_iter()
-            .filter(|(id, item)| self.push(*id, item.clone()));
+            .filter(|(id, item)| self.push(*id, frame.kind(), item.clone()));
         Ok(queued.count())
     }
 
@@ -236,7 +253,10 @@ impl State {
             let run = Run::of(frame);
             Outgoing::whole(run.wire().repeat(times as usize).into(), times)
         };
-        self.push(id, item);
+        if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            self.tally.answered += u64::from(times);
+        }
+        self.push(id, frame.kind(), item);
     }
 
     pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {

@@ -74,9 +74,9 @@ impl ServerCore {
 
     /// Whoever the rule for the kind chooses is asked.
     fn ask_by_rule(&mut self, info: &Arc<SessionInfo>, request: &Request, asking: &Frame) {
-        let before = (self.state.actions.len(), self.state.held.iter().count());
+        let before = (self.state.actions.len(), self.state.held.len());
         self.route_frame(info, asking);
-        let after = (self.state.actions.len(), self.state.held.iter().count());
+        let after = (self.state.actions.len(), self.state.held.len());
         if before == after {
             self.state.refuse(request, Uuid::nil(), "not_connected");
         }

@@ -59,8 +59,8 @@ impl Filter {
     }
 
     /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
-    /// has what it checks beyond roles); rejects. NodeConnected and NodeDisconnected are made by the
-    /// scheduler and come from nobody.
+    /// has what it checks beyond roles); rejects. NodeConnected, NodeDisconnected and the
+    /// answers to operators are made by the scheduler and come from nobody.
     pub fn spec() -> Self {
         let controller = Role::CONTROLLER;
         let node = Role::AGENT | Role::NETAGENT;
@@ -82,6 +82,10 @@ impl Filter {
             Command::OPEN_STREAM,
             Command::STREAM_CREDIT,
             Command::CLOSE_STREAM,
+            Command::LIST_SESSIONS,
+            Command::KICK,
+            Command::LIST_BANS,
+            Command::UNBAN,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -162,6 +166,7 @@ mod tests {
                 "controller",
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
+            ("ListSessions Kick ListBans Unban", "controller"),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),
@@ -199,9 +204,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the two events that
+        // Not in the table: the handshake's four, and the six events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 6);
+        assert_eq!(FrameKind::all().count(), seen + 10);
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));
     }

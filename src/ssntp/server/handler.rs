@@ -1,5 +1,6 @@
 //! What an application implements, and what it may do from there.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -27,7 +28,7 @@ use crate::transport::dispatch::Action;
 /// All calls come from the dispatcher thread, one at a time, so an
 /// application needs no locks; while one runs, nothing is routed, so none
 /// should block. A panic is caught and logged, and the server goes on.
-pub trait Handler: Send + 'static {
+pub trait Handler: Any + Send {
     /// A client asks to be admitted: TLS and CONNECT have proved who it is, and
     /// the server's own rules ([`AdmissionPolicy`](super::AdmissionPolicy)) let
     /// it in. It has been told nothing, and has no session yet; one that it
@@ -82,6 +83,14 @@ pub trait Handler: Send + 'static {
         let _ = from;
         // Who has gone meanwhile needs no answer.
         let _ = cx.refuse(&request, "not_answered");
+    }
+
+    /// An operator ([`ServerConfig::operators`](super::ServerConfig::operators))
+    /// wants to end sessions or to lift a ban: whether it may at present. The
+    /// default lets it.
+    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
+        let _ = (cx, from);
+        true
     }
 
     /// A frame that a routing function queued was not released in time, or
@@ -158,10 +167,34 @@ pub enum DisconnectReason {
     /// Its certificate counts no longer: it is revoked, has expired, or comes from an
     /// authority that is no longer trusted. The text says which.
     Certificate(String),
+    /// An operator ended it, see
+    /// [`ServerConfig::operators`](super::ServerConfig::operators).
+    Kicked {
+        /// The operator.
+        by: Uuid,
+    },
     /// The application ended it.
     Application,
     /// The server stops.
     Stopped,
+}
+
+impl DisconnectReason {
+    /// A word for it, out of a list that is fixed.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::PeerClosed => "closed",
+            Self::PeerRefused(_) => "refused",
+            Self::Lost(_) => "lost",
+            Self::Protocol(_) => "protocol",
+            Self::Replaced => "replaced",
+            Self::SlowConsumer => "slow_consumer",
+            Self::Certificate(_) => "certificate",
+            Self::Kicked { .. } => "kicked",
+            Self::Application => "application",
+            Self::Stopped => "stopped",
+        }
+    }
 }
 
 impl fmt::Display for DisconnectReason {
@@ -174,6 +207,7 @@ impl fmt::Display for DisconnectReason {
             Self::Replaced => f.write_str("the client connected again"),
             Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
             Self::Certificate(why) => f.write_str(why),
+            Self::Kicked { by } => write!(f, "ended by the operator {by}"),
             Self::Application => f.write_str("ended by the application"),
             Self::Stopped => f.write_str("the server stops"),
         }
@@ -213,6 +247,9 @@ pub enum SendError {
     OnDispatcher,
     /// The dispatcher has more to do than fits into its queue; try again.
     Busy,
+    /// The server's handler is of another type than the one that was asked for,
+    /// see [`ServerHandle::with_handler`](super::ServerHandle::with_handler).
+    OtherHandler,
 }
 
 impl fmt::Display for SendError {
@@ -229,6 +266,7 @@ impl fmt::Display for SendError {
                 f.write_str("a handler has to use its context, or to post, and not to wait for a dispatcher")
             }
             Self::Busy => f.write_str("the dispatcher is busy"),
+            Self::OtherHandler => f.write_str("the server's handler is of another type"),
         }
     }
 }

@@ -58,6 +58,10 @@ impl Held {
         Ok(id)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &HeldFrame> {
         self.queue.iter().map(|(_, held)| held)
     }

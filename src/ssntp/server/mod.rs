@@ -16,10 +16,11 @@
 //! 2. A request of the application goes to whoever is asked, and its answer to
 //!    the asker: see [`Handler::request`].
 //! 3. The [`Filter`] decides whether the sender's role may send it.
-//! 4. A controller's CONFIGURE is checked and becomes the configuration that
+//! 4. What operators ask, the server answers: see [`ServerConfig::operators`].
+//! 5. A controller's CONFIGURE is checked and becomes the configuration that
 //!    CONNECTED carries.
-//! 5. The [`Rules`] forward it, never back to its sender.
-//! 6. The [`Handler`] sees it.
+//! 6. The [`Rules`] forward it, never back to its sender.
+//! 7. The [`Handler`] sees it.
 //!
 //! ```no_run
 //! use ssntp::pki::{Identity, Trust};
@@ -51,6 +52,7 @@
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
 //! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
+//! | `operators`, `bans` | who sees and ends sessions, and who is kept out for some time |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
@@ -59,20 +61,24 @@
 //! | `exchange` | requests: who answers, and to whom the answer goes |
 //! | `handler_test` | a handler under test, in virtual time |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
+//! | `figures` | [`Figures`]: what it knows about itself |
 
 mod accept;
 mod admission;
+mod bans;
 mod channel;
 mod config;
 mod core;
 mod credentials;
 mod delivery;
 mod exchange;
+mod figures;
 mod filter;
 mod handler;
 #[cfg(feature = "testkit")]
 pub(crate) mod handler_test;
 mod held;
+mod operators;
 mod routing;
 mod sessions;
 #[cfg(test)]
@@ -87,6 +93,7 @@ mod simulation;
 #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 mod tests;
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
@@ -102,6 +109,9 @@ pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
 pub use self::credentials::{Credentials, Renewed};
+pub use self::figures::{
+    ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
+};
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
@@ -115,7 +125,7 @@ pub use crate::proto::Refusal;
 pub use crate::ssntp::request::{Request, RequestError};
 pub use crate::transport::default_max_handshakes;
 use crate::transport::dispatch::{self, DispatchEvent, EVENTS, Events, Runner};
-use crate::transport::{Acceptance, Address, Listener, Room, threads};
+use crate::transport::{Acceptance, Address, Listener, Occupancy, Room, threads};
 
 /// A running server.
 ///
@@ -177,9 +187,10 @@ impl Server {
         let mut server = Self {
             handle: ServerHandle {
                 events: events.clone(),
-                environment: Arc::clone(&environment),
                 uuid,
                 role,
+                environment: Arc::clone(&environment),
+                occupancy: None,
             },
             addresses,
             max_sessions,
@@ -188,9 +199,10 @@ impl Server {
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        server.acceptance = Some(
-            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?,
-        );
+        let acceptance =
+            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?;
+        server.handle.occupancy = Some(acceptance.occupancy());
+        server.acceptance = Some(acceptance);
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             room.limit()
@@ -295,9 +307,11 @@ fn call(call: impl FnOnce(&mut Context<'_>) + Send + 'static) -> DispatchEvent<S
 #[derive(Clone)]
 pub struct ServerHandle {
     events: Events<DispatchEvent<ServerCore>>,
-    environment: Arc<config::Environment>,
     uuid: Uuid,
     role: Role,
+    environment: Arc<config::Environment>,
+    /// Of its handshakes; there when the server is.
+    occupancy: Option<Arc<Occupancy>>,
 }
 
 impl fmt::Debug for ServerHandle {
@@ -326,6 +340,30 @@ impl ServerHandle {
         });
         self.events.send(replying).map_err(|_| SendError::Stopped)?;
         self.events.answer(&result).ok_or(SendError::Stopped)
+    }
+
+    /// As [`with`](Self::with), with the application itself, where that is an `H`.
+    ///
+    /// # Errors
+    /// As there, and [`SendError::OtherHandler`].
+    pub fn with_handler<H: Handler, T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut H, &mut Context<'_>) -> T + Send + 'static,
+    ) -> Result<T, SendError> {
+        if dispatch::is_dispatcher() {
+            return Err(SendError::OnDispatcher);
+        }
+        let (reply, result) = crossbeam_channel::bounded(1);
+        let replying = DispatchEvent::Call(Box::new(move |core: &mut ServerCore, now, actions| {
+            core.call_handler(now, actions, |handler, cx| {
+                let handler: &mut dyn Any = handler;
+                let done = handler.downcast_mut().map(|handler| call(handler, cx));
+                let _ = reply.send(done);
+            });
+        }));
+        self.events.send(replying).map_err(|_| SendError::Stopped)?;
+        let done = self.events.answer(&result).ok_or(SendError::Stopped)?;
+        done.ok_or(SendError::OtherHandler)
     }
 
     /// Has the dispatcher run `call` as soon as it can, and waits for nothing:
@@ -397,6 +435,24 @@ impl ServerHandle {
                 .map(|session| ((*session.info).clone(), session.counters()))
                 .collect()
         })
+    }
+
+    /// What the server knows about itself, at one moment: see [`Figures`]. The
+    /// dispatcher takes about a microsecond for each session.
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn figures(&self) -> Result<Figures, SendError> {
+        if dispatch::is_dispatcher() {
+            return Err(SendError::OnDispatcher);
+        }
+        let wall = figures::wall_clock();
+        let taken = self.events.look(move |core, view| core.state.figures(view, wall));
+        let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
+        figures.dispatcher = dispatcher;
+        figures.name_kinds(&self.environment.operands);
+        figures.handshakes = self.environment.handshakes.figures(self.occupancy.as_deref());
+        Ok(figures)
     }
 
     /// How many frames the sessions that are gone have lost, see

@@ -98,8 +98,8 @@ impl Rules {
             .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
             .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
         // What is told is told to controllers; what a peer did not understand is
-        // between the two of them, and a stream is its controller's alone, whom
-        // only a scheduler knows.
+        // between the two of them, a stream is its controller's alone, whom only a
+        // scheduler knows, and operators are answered by the server itself.
         let not_told: [FrameKind; 7] = [
             ErrorCode::INVALID_FRAME_TYPE.into(),
             ErrorCode::INVALID_CONFIGURATION.into(),
@@ -111,7 +111,7 @@ impl Rules {
         ];
         for kind in FrameKind::all() {
             let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
-            let is_ruled = kind.is_handshake() || not_told.contains(&kind);
+            let is_ruled = kind.is_handshake() || kind.is_of_operators() || not_told.contains(&kind);
             if told && !is_ruled && rules.receivers(kind).is_none() {
                 rules = rules.multicast(kind, Role::CONTROLLER);
             }
@@ -293,9 +293,9 @@ mod tests {
         for kind in FrameKind::all() {
             // An error that only its receiver is concerned by comes from anybody.
             let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
-            let is_stream = (0x40..0x50).contains(&kind.operand);
+            let is_ours = (0x40..0x50).contains(&kind.operand);
             let expected =
-                !kind.is_handshake() && !anybody && !is_stream && kind != ErrorCode::INVALID_CONFIGURATION;
+                !kind.is_handshake() && !anybody && !is_ours && kind != ErrorCode::INVALID_CONFIGURATION;
             assert_eq!(rules.receivers(kind).is_some(), expected, "{kind}");
         }
         for (kind, to) in [

@@ -110,6 +110,9 @@ pub(super) struct Session {
     pub(super) info: Arc<SessionInfo>,
     pub(super) gauge: Gauge,
     pub(super) counters: SessionCounters,
+    pub(super) since: Instant,
+    /// When bytes were last received from it.
+    pub(super) received: Option<Instant>,
     /// The application has been told that it stands.
     pub(super) told: bool,
     /// When its certificate ends, and it with it.
@@ -123,11 +126,18 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(info: Arc<SessionInfo>, gauge: Gauge, bad_traces: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(
+        info: Arc<SessionInfo>,
+        gauge: Gauge,
+        bad_traces: Arc<AtomicU64>,
+        since: Instant,
+    ) -> Self {
         Self {
             info,
             gauge,
             counters: SessionCounters::default(),
+            since,
+            received: None,
             told: false,
             ends: None,
             look: None,
@@ -149,14 +159,14 @@ impl Session {
     }
 
     pub(super) fn counters(&self) -> SessionCounters {
-        let (sent, waiting) = (self.gauge.sent(), self.gauge.waiting());
+        let books = self.gauge.books();
         SessionCounters {
-            frames_sent: sent.frames,
-            bytes_sent: sent.bytes,
-            frames_waiting: waiting.frames,
-            bytes_waiting: waiting.bytes,
-            frames_dropped: self.gauge.dropped(),
-            frames_lost: self.gauge.lost(),
+            frames_sent: books.sent.frames,
+            bytes_sent: books.sent.bytes,
+            frames_waiting: books.waiting.frames,
+            bytes_waiting: books.waiting.bytes,
+            frames_dropped: books.dropped,
+            frames_lost: books.lost,
             bad_traces: self.bad_traces.load(Ordering::Relaxed),
             ..self.counters
         }
@@ -256,6 +266,13 @@ impl Sessions {
         self.by_id.ids().into_iter().map(SessionId).collect()
     }
 
+    /// How many sessions have each role.
+    pub(super) fn by_role(&self) -> Vec<(Role, usize)> {
+        let each = self.by_role.iter().enumerate();
+        each.map(|(bit, sessions)| (Role::from_bits(1 << bit), sessions.len()))
+            .collect()
+    }
+
     /// Every session with at least one of the roles, each once.
     pub(super) fn with_role(&self, role: Role) -> impl Iterator<Item = &Session> {
         bits(role).flat_map(move |bit| {
@@ -324,7 +341,9 @@ mod tests {
             tracing: false,
         };
         let gauge = Outbox::new(Limits::default()).gauge();
-        Session::new(Arc::new(info), gauge, Arc::default())
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        Session::new(Arc::new(info), gauge, Arc::default(), now)
     }
 
     #[test]

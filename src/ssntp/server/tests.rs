@@ -213,6 +213,19 @@ fn a_turn_takes_so_many_frames_of_a_run_and_gives_the_rest_back() {
 }
 
 #[test]
+fn what_an_operator_asks_is_answered_one_by_one_so_that_it_waits_for_its_answers() {
+    let mut rig = Rig::new((), |c| c.operators(Role::CONTROLLER));
+    let operator = rig.connect(Role::CONTROLLER);
+    for (kind, taken) in [(Command::LIST_SESSIONS, 1), (Command::STATS, 5)] {
+        let mut actions = Vec::new();
+        let item = run(kind, 5);
+        let (frames, rest) = rig.core.item(operator.id, item, 1000, rig.now, &mut actions);
+        let left = rest.map_or(0, |rest| rest.frames());
+        assert_eq!((frames, left), (taken, 5 - taken), "{kind}");
+    }
+}
+
+#[test]
 fn what_a_session_carried_is_counted() {
     let mut rig = Rig::new((), |c| c.filter(Filter::spec().action(FilterAction::Drop)));
     let agent = rig.connect(Role::AGENT);

@@ -11,16 +11,25 @@
 //! which costs 7 to 14 % of the throughput on two cores. A thread that sleeps is
 //! woken where there is room. So the dispatcher sleeps at once, and whoever
 //! sends wakes it, which takes a system call only where it does sleep.
+//!
+//! How long events wait is measured by samples, since a clock that is read for
+//! each would be seen in the throughput: once a millisecond at most the
+//! dispatcher asks for one, and whoever sends next notes the time.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
+use crate::transport::deadline::now;
 use crate::transport::left;
+
+/// How often the wait of an event is measured at most.
+const SAMPLES_EVERY: Duration = Duration::from_millis(1);
 
 /// Both ends of a channel with room for `capacity` events.
 pub(crate) fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
@@ -37,6 +46,8 @@ pub(crate) fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
         Queue {
             channel: receiver,
             bell,
+            asked: Cell::new(None),
+            waited: Cell::new(None),
             _lives: lives,
         },
     )
@@ -47,6 +58,16 @@ struct Bell {
     /// The dispatcher sleeps, or is about to.
     asleep: AtomicBool,
     dispatcher: OnceLock<Thread>,
+    /// The next event is to say when it was sent.
+    sample: AtomicBool,
+}
+
+/// An event on its way.
+#[derive(Debug)]
+struct Sent<T> {
+    event: T,
+    /// When it was sent, where that was asked for.
+    at: Option<Instant>,
 }
 
 impl Bell {
@@ -80,7 +101,7 @@ impl Drop for Ring {
 #[derive(Debug)]
 pub(crate) struct Events<T> {
     // Dropped before the bell rings.
-    channel: Sender<T>,
+    channel: Sender<Sent<T>>,
     bell: Ring,
     life: Receiver<Infallible>,
 }
@@ -98,7 +119,8 @@ impl<T> Clone for Events<T> {
 impl<T> Events<T> {
     /// Sends an event; blocks while the channel is full.
     pub(crate) fn send(&self, event: T) -> Result<(), SendError<T>> {
-        self.channel.send(event)?;
+        let sent = self.channel.send(self.sent(event));
+        sent.map_err(|SendError(sent)| SendError(sent.event))?;
         self.bell.0.ring();
         Ok(())
     }
@@ -121,9 +143,28 @@ impl<T> Events<T> {
 
     /// Sends an event if there is room; never blocks.
     pub(crate) fn try_send(&self, event: T) -> Result<(), TrySendError<T>> {
-        self.channel.try_send(event)?;
+        let sent = self.channel.try_send(self.sent(event));
+        sent.map_err(|e| match e {
+            TrySendError::Full(sent) => TrySendError::Full(sent.event),
+            TrySendError::Disconnected(sent) => TrySendError::Disconnected(sent.event),
+        })?;
         self.bell.0.ring();
         Ok(())
+    }
+
+    /// How many events wait.
+    pub(crate) fn len(&self) -> usize {
+        self.channel.len()
+    }
+
+    fn sent(&self, event: T) -> Sent<T> {
+        let sample = &self.bell.0.sample;
+        // Which of several that send at once is the sample does not matter.
+        let asked = sample.load(Ordering::Relaxed) && sample.swap(false, Ordering::Relaxed);
+        Sent {
+            event,
+            at: asked.then(now),
+        }
     }
 }
 
@@ -131,8 +172,12 @@ impl<T> Events<T> {
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     // Dropped before the life ends.
-    channel: Receiver<T>,
+    channel: Receiver<Sent<T>>,
     bell: Arc<Bell>,
+    /// When a sample was last asked for.
+    asked: Cell<Option<Instant>>,
+    /// How long the last sample waited.
+    waited: Cell<Option<Duration>>,
     _lives: Sender<Infallible>,
 }
 
@@ -142,7 +187,7 @@ impl<T> Queue<T> {
     pub(crate) fn next(&self, deadline: Option<Instant>) -> Result<T, RecvTimeoutError> {
         loop {
             match self.channel.try_recv() {
-                Ok(event) => return Ok(event),
+                Ok(sent) => return Ok(self.taken(sent)),
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
                 Err(TryRecvError::Empty) => {}
             }
@@ -158,9 +203,9 @@ impl<T> Queue<T> {
                     Some(left) => std::thread::park_timeout(left),
                     None => std::thread::park(),
                 },
-                Ok(event) => {
+                Ok(sent) => {
                     self.bell.asleep.store(false, Ordering::SeqCst);
-                    return Ok(event);
+                    return Ok(self.taken(sent));
                 }
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
             }
@@ -170,7 +215,28 @@ impl<T> Queue<T> {
 
     /// The oldest event, if there is one.
     pub(crate) fn try_next(&self) -> Option<T> {
-        self.channel.try_recv().ok()
+        self.channel.try_recv().ok().map(|sent| self.taken(sent))
+    }
+
+    fn taken(&self, sent: Sent<T>) -> T {
+        if let Some(at) = sent.at {
+            self.waited.set(Some(now().saturating_duration_since(at)));
+        }
+        sent.event
+    }
+
+    /// Asks the next event when it is sent, if it is time for a sample.
+    pub(crate) fn ask_for_sample(&self, now: Instant) {
+        let is_due = |asked: Instant| now.saturating_duration_since(asked) >= SAMPLES_EVERY;
+        if self.asked.get().is_none_or(is_due) {
+            self.asked.set(Some(now));
+            self.bell.sample.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How long the event waited that was just taken, where it is a sample.
+    pub(crate) fn waited(&self) -> Option<Duration> {
+        self.waited.take()
     }
 
     /// Another handle, to see whether something waits.
@@ -181,7 +247,7 @@ impl<T> Queue<T> {
 
 /// Sees whether events wait.
 #[derive(Debug)]
-pub(crate) struct Watch<T>(Receiver<T>);
+pub(crate) struct Watch<T>(Receiver<Sent<T>>);
 
 impl<T> Watch<T> {
     pub(crate) fn is_empty(&self) -> bool {
@@ -200,7 +266,6 @@ mod tests {
 
     use super::*;
     use crate::transport::after;
-    use crate::transport::deadline::now;
 
     #[test]
     fn a_sleeper_hears_every_producer_and_the_end_of_the_last() {
@@ -243,6 +308,33 @@ mod tests {
         assert!(now() >= soon);
         events.send(3).unwrap();
         assert_eq!((queue.try_next(), queue.try_next()), (Some(3), None));
+    }
+
+    #[test]
+    fn the_wait_of_one_event_is_measured_each_time_that_it_is_asked_for() {
+        let (events, queue) = channel(8);
+        let measured = |sent: u32| {
+            (0..sent).for_each(|n| events.send(n).unwrap());
+            assert_eq!(events.len(), sent as usize);
+            let waited = |()| queue.try_next().map(|_| queue.waited().is_some());
+            std::iter::repeat(()).map_while(waited).collect::<Vec<_>>()
+        };
+        assert_eq!(measured(2), [false, false], "nobody has asked");
+        let begin = now();
+        queue.ask_for_sample(begin);
+        assert_eq!(measured(3), [true, false, false]);
+        queue.ask_for_sample(begin + SAMPLES_EVERY / 2);
+        assert_eq!(measured(2), [false, false], "that was too soon");
+        queue.ask_for_sample(begin + SAMPLES_EVERY);
+        events.try_send(1).unwrap();
+        assert_eq!(queue.next(None), Ok(1));
+        assert!(queue.waited().is_some() && queue.waited().is_none());
+        // What it waits for is room as well.
+        queue.ask_for_sample(begin + 2 * SAMPLES_EVERY);
+        assert_eq!(
+            measured(8),
+            [true, false, false, false, false, false, false, false]
+        );
     }
 
     #[test]

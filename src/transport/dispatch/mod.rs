@@ -5,7 +5,7 @@
 //!  handshake threads ─ Admit, Started ──┐                 ┌──────── Core ────────┐
 //!  readers ─ Items, Ended, Finished ────┤                 │ state of a protocol: │
 //!  writers ─ Room ──────────────────────┼─▶ Events ─▶ Runner  input and the time │
-//!  handles ─ Call ──────────────────────┤     │           │ in, actions out      │
+//!  handles ─ Call, Look ────────────────┤     │           │ in, actions out      │
 //!  owner ─ Stop, Exit ──────────────────┘     │           └──────────┬───────────┘
 //!                                             │  turns               │ Action
 //!                                            Flow ◀──────────────────┘
@@ -38,6 +38,7 @@
 
 pub(crate) mod events;
 mod feed;
+mod figures;
 mod life;
 mod runner;
 #[cfg(test)]
@@ -52,9 +53,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) use self::events::{Events, Queue};
 pub(crate) use self::feed::Feed;
+pub use self::figures::{BudgetFigures, DispatcherFigures};
 pub(crate) use self::life::{Admission, Threads};
 pub(crate) use self::runner::{Runner, Settings};
-use super::flow::Credit;
+use super::flow::{Credit, Flow};
 use super::link::{EndReason, Link};
 use super::outbox::{Gauge, Outbox};
 use super::outgoing::Outgoing;
@@ -168,6 +170,21 @@ pub(crate) type Verdict<C> = Result<Admitted<<C as Core>::Grant>, <C as Core>::R
 /// Something to be done on the dispatcher.
 pub(crate) type Call<C> = dyn FnOnce(&mut C, Instant, &mut Vec<Action>) + Send;
 
+/// Something that looks at everything on the dispatcher, and changes nothing.
+pub(crate) type Look<C> = dyn FnOnce(&C, &View<'_, <C as Core>::Item>) + Send;
+
+/// A runner as it shows itself to a [`Look`].
+pub(crate) struct View<'a, I> {
+    pub(crate) now: Instant,
+    pub(crate) flow: &'a Flow<I>,
+    /// Connections from their admission until their threads are joined.
+    pub(crate) connections: usize,
+    /// But for what only the sender of the look knows.
+    pub(crate) dispatcher: DispatcherFigures,
+    pub(crate) queues: BudgetFigures,
+    pub(crate) received: BudgetFigures,
+}
+
 /// The only way into the dispatcher.
 pub(crate) enum DispatchEvent<C: Core, T = Link> {
     /// A newcomer asks to be admitted.
@@ -184,6 +201,8 @@ pub(crate) enum DispatchEvent<C: Core, T = Link> {
     Finished(ConnectionId),
     /// Another thread has something to be done here.
     Call(Box<Call<C>>),
+    /// Another thread wants to look.
+    Look(Box<Look<C>>),
     /// End every connection, admit nobody.
     Stop,
     /// Nobody will send anything more but the readers and writers.
@@ -198,6 +217,26 @@ impl<C: Core> Events<DispatchEvent<C>> {
         let (reply, verdict) = crossbeam_channel::bounded(1);
         self.send(DispatchEvent::Admit(Box::new(request), reply)).ok()?;
         self.answer(&verdict)
+    }
+
+    /// Gives back what a look at everything makes of it, with how busy the
+    /// dispatcher is; none where it is gone.
+    pub(crate) fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&C, &View<'_, C::Item>) -> T + Send + 'static,
+    ) -> Option<(T, DispatcherFigures)> {
+        let (asked, events) = (clock(), self.len());
+        let (reply, seen) = crossbeam_channel::bounded(1);
+        let look = move |core: &C, view: &View<'_, C::Item>| {
+            let dispatcher = DispatcherFigures {
+                events,
+                waited: clock().saturating_duration_since(asked),
+                ..view.dispatcher
+            };
+            let _ = reply.send((look(core, view), dispatcher));
+        };
+        self.send(DispatchEvent::Look(Box::new(look))).ok()?;
+        self.answer(&seen)
     }
 }
 
@@ -226,13 +265,16 @@ pub(crate) fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<
             }
         }
         let now = clock();
+        events.ask_for_sample(now);
         if let Some(event) = event {
+            runner.waited(events.waited());
             runner.handle(event, now);
         }
         // What has come is put where it belongs before anybody takes a turn, so
         // that a turn is given to who waits longest, not to who shouts loudest.
         for _ in 0..EVENTS {
             let Some(event) = events.try_next() else { break };
+            runner.waited(events.waited());
             runner.handle(event, now);
         }
         runner.turn(now, processor_time);

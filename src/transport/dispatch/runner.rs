@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::life::{Lives, Threads};
-use super::{Action, Admitted, Core, DispatchEvent, Verdict};
+use super::{Action, Admitted, Core, DispatchEvent, DispatcherFigures, EVENTS, Verdict, View};
+use crate::histogram::Histogram;
 use crate::transport::after;
 use crate::transport::flow::{Budget, Credit, Delivery, Flow, Input};
 use crate::transport::link::{EndReason, Link};
@@ -51,6 +52,10 @@ pub(crate) struct Runner<C: Core, T: Threads = Link> {
     stopping: Option<Instant>,
     exiting: bool,
     due: Option<Instant>,
+    /// How long events waited, as far as that was measured, and how long turns
+    /// took.
+    waits: Histogram,
+    turns: Histogram,
 }
 
 impl<C: Core + fmt::Debug, T: Threads> fmt::Debug for Runner<C, T> {
@@ -77,6 +82,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
             stopping: None,
             exiting: false,
             due: None,
+            waits: Histogram::default(),
+            turns: Histogram::default(),
         }
     }
 
@@ -122,6 +129,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
         .flatten()
         .min();
         self.due
+    }
+
+    /// The event that comes next has waited so long, as far as that was measured.
+    pub(crate) fn waited(&mut self, wait: Option<Duration>) {
+        if let Some(wait) = wait {
+            self.waits.record(wait);
+        }
     }
 
     /// Puts an event where it belongs; what readers found waits for its turn.
@@ -183,6 +197,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Call(call) => {
                 call(&mut self.core, now, &mut self.actions);
             }
+            DispatchEvent::Look(look) => return look(&self.core, &self.view(now)),
             DispatchEvent::Stop => self.stop(now),
             DispatchEvent::Exit => self.exiting = true,
         }
@@ -220,6 +235,27 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
         }
         self.flow.end_turn(id, frames, took);
+        if frames > 0 {
+            self.turns.record(took);
+        }
+    }
+
+    fn view(&self, now: Instant) -> View<'_, C::Item> {
+        View {
+            now,
+            flow: &self.flow,
+            connections: self.lives.len(),
+            dispatcher: DispatcherFigures {
+                events: 0,
+                max_events: EVENTS,
+                with_input: self.flow.with_input(),
+                waits: self.waits,
+                waited: Duration::ZERO,
+                turns: self.turns,
+            },
+            queues: self.settings.budget.figures(),
+            received: self.settings.received.figures(),
+        }
     }
 
     /// Does what was due when [`next_deadline`](Self::next_deadline) was asked

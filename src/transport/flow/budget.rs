@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::transport::BudgetFigures;
+
 /// What every queue may take, whatever the others have.
 const LEAST_SHARE: u64 = 64 * 1024;
 
@@ -51,6 +53,14 @@ impl Budget {
         self.0
             .as_ref()
             .map_or(0, |counted| counted.used.load(Ordering::Relaxed))
+    }
+
+    /// What is taken, and what may be.
+    pub(crate) fn figures(&self) -> BudgetFigures {
+        BudgetFigures {
+            used: self.used(),
+            limit: self.0.as_ref().map_or(u64::MAX, |counted| counted.limit),
+        }
     }
 
     /// Whether nothing is left.

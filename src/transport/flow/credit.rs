@@ -1,9 +1,10 @@
 //! How far a reader may be ahead of the dispatcher.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Budget, Unfinished};
+use crate::transport::deadline::now;
 
 /// Bytes that a reader may have handed over and the dispatcher has not dealt
 /// with yet. A mebibyte keeps both busy; a fourth of it was measured slower by
@@ -38,6 +39,8 @@ struct State {
     over: bool,
     /// The reader waits.
     waiting: bool,
+    /// And since when.
+    since: Option<Instant>,
 }
 
 impl Credit {
@@ -133,10 +136,17 @@ impl Credit {
         let mut state = self.state();
         while !state.over && state.in_flight > self.allowance(&state) {
             state.waiting = true;
+            state.since.get_or_insert_with(now);
             state = self.granted.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.waiting = false;
+        state.since = None;
         !state.over
+    }
+
+    /// Since when the reader waits, where it does.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        self.state().since
     }
 
     /// Waits so long; false at once when nothing is taken from the reader any

@@ -150,6 +150,8 @@ struct Way<I> {
     turn: u32,
     /// In the lines of how many receivers it stands.
     owed: usize,
+    /// And since when it stands in any.
+    owes_since: Option<Instant>,
 
     outbox: Outbox,
     limit: u64,
@@ -158,6 +160,23 @@ struct Way<I> {
     watched: Option<(Instant, Load)>,
     /// Nobody waits for it.
     slow: bool,
+    /// When there was last something for it.
+    sent_to: Option<Instant>,
+}
+
+/// How the flow from and to one connection stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Since when it waits for room in the queues of others.
+    pub(crate) in_line_since: Option<Instant>,
+    /// Since when its reader waits until what it read is dealt with.
+    pub(crate) without_credit_since: Option<Instant>,
+    /// Since when others wait for it, or since it was last seen to keep the pace.
+    pub(crate) awaited_since: Option<Instant>,
+    /// Nobody waits for it.
+    pub(crate) is_slow: bool,
+    /// When there was last something for its queue.
+    pub(crate) sent_to: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -226,13 +245,32 @@ impl<I> Flow<I> {
             had: 0,
             turn: FIRST_TURN,
             owed: 0,
+            owes_since: None,
             outbox,
             limit,
             line: VecDeque::new(),
             watched: None,
             slow: false,
+            sent_to: None,
         };
         self.ways.insert(id, way);
+    }
+
+    /// How it stands with one connection; as with an idle one where it takes part
+    /// no more.
+    pub(crate) fn standing(&self, id: ConnectionId) -> Standing {
+        self.ways.get(id).map_or_else(Standing::default, |way| Standing {
+            in_line_since: way.owes_since,
+            without_credit_since: way.credit.waits_since(),
+            awaited_since: way.watched.map(|(since, _)| since),
+            is_slow: way.slow,
+            sent_to: way.sent_to,
+        })
+    }
+
+    /// How many connections wait for a turn.
+    pub(crate) fn with_input(&self) -> usize {
+        self.turns.len()
     }
 
     /// A connection takes part no more: who waits for it goes on, and what
@@ -379,6 +417,7 @@ impl<I> Flow<I> {
             return Delivery::Gone;
         };
         let load = item.load();
+        way.sent_to = Some(now);
         let own = sender == Some(to);
         let waits = sender.filter(|_| own || !way.slow);
         let room = match waits {
@@ -431,6 +470,7 @@ impl<I> Flow<I> {
         }
         if let Some(sender) = self.ways.get_mut(sender) {
             sender.owed += 1;
+            sender.owes_since.get_or_insert(now);
             sender.credit.hold(true);
         }
     }
@@ -506,6 +546,7 @@ impl<I> Flow<I> {
         if let Some(way) = self.ways.get_mut(sender) {
             way.owed -= 1;
             if way.owed == 0 {
+                way.owes_since = None;
                 way.credit.hold(false);
                 self.list(sender);
             }

@@ -32,7 +32,7 @@ use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
@@ -134,6 +134,11 @@ impl Acceptance {
         Ok(acceptance)
     }
 
+    /// How many handshakes are under way, now and later.
+    pub(crate) fn occupancy(&self) -> Arc<Occupancy> {
+        Arc::clone(&self.handshakes.occupancy)
+    }
+
     /// Accepts nobody any more, ends the input of the handshakes under way,
     /// and joins every thread: those of handshakes through the accept thread
     /// that started them.
@@ -168,11 +173,37 @@ fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
     }
 }
 
+/// How many handshakes are under way, for whoever looks.
+#[derive(Debug)]
+pub(crate) struct Occupancy {
+    running: AtomicUsize,
+    max: usize,
+    without_thread: AtomicU64,
+}
+
+// Only figures: nothing is decided by them.
+impl Occupancy {
+    pub(crate) fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// How many there may be.
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Newcomers for whom no thread could be started.
+    pub(crate) fn without_thread(&self) -> u64 {
+        self.without_thread.load(Ordering::Relaxed)
+    }
+}
+
 /// The handshakes under way.
 struct Handshakes {
     name: &'static str,
     target: &'static str,
     max: usize,
+    occupancy: Arc<Occupancy>,
     serve: Box<Serve>,
     spawn: Box<Spawn>,
     patience: Patience,
@@ -208,10 +239,16 @@ impl fmt::Debug for Handshakes {
 impl Handshakes {
     fn new(name: &'static str, target: &'static str, max: usize, serve: Box<Serve>) -> Self {
         let (hand_over, handed_over) = crossbeam_channel::bounded(0);
+        let max = max.max(1);
         Self {
             name,
             target,
-            max: max.max(1),
+            max,
+            occupancy: Arc::new(Occupancy {
+                running: AtomicUsize::new(0),
+                max,
+                without_thread: AtomicU64::new(0),
+            }),
             serve,
             spawn: Box::new(threads::spawn),
             patience: PATIENCE,
@@ -239,6 +276,7 @@ impl Handshakes {
         match (self.spawn)(format!("{}-shake", self.name), Box::new(move || work(slot))) {
             Ok(thread) => Some(thread),
             Err(e) => {
+                self.occupancy.without_thread.fetch_add(1, Ordering::Relaxed);
                 if let Some(more) = self.lock().log.admit((), "refused", now()) {
                     warn!(target: self.target, "{peer}: refused, cannot start a thread: {e}{more}");
                 }
@@ -274,6 +312,7 @@ impl Handshakes {
             stream,
         });
         state.taken.insert(id, Arc::clone(&newcomer));
+        self.occupancy.running.store(state.taken.len(), Ordering::Relaxed);
         Some(Slot {
             handshakes: Arc::clone(self),
             id,
@@ -360,7 +399,14 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.handshakes.lock().taken.remove(&self.id);
+        let mut state = self.handshakes.lock();
+        state.taken.remove(&self.id);
+        let running = state.taken.len();
+        self.handshakes
+            .occupancy
+            .running
+            .store(running, Ordering::Relaxed);
+        drop(state);
         self.handshakes.changed.notify_all();
     }
 }
@@ -451,6 +497,11 @@ impl Newcomer {
     /// Whether the server stops, which ends the newcomer's input.
     pub(crate) fn is_stopping(&self) -> bool {
         self.progress().fate == Fate::Stopping
+    }
+
+    /// Whether it was cut, to make room for another one.
+    pub(crate) fn was_cut(&self) -> bool {
+        self.progress().fate == Fate::Cut
     }
 
     /// All that it has to say has been received. A session may stand for it

@@ -646,19 +646,15 @@ impl Drop for OutboxState {
 pub(crate) struct Gauge(Outbox);
 
 impl Gauge {
-    /// What has been taken and not sent.
-    pub(crate) fn waiting(&self) -> Load {
-        self.0.waiting()
-    }
-
-    /// What the system has taken.
-    pub(crate) fn sent(&self) -> Load {
-        self.0.sent()
-    }
-
-    /// Frames that were dropped for lack of room.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.0.ledger().dropped()
+    /// All that is counted, at one moment.
+    pub(crate) fn books(&self) -> Books {
+        let ledger = self.0.ledger();
+        Books {
+            sent: ledger.sent(),
+            waiting: ledger.waiting(),
+            dropped: ledger.dropped(),
+            lost: ledger.lost(),
+        }
     }
 
     /// Frames that nobody will send any more. Final once the threads are joined.
@@ -678,6 +674,19 @@ impl Gauge {
         item += before;
         idle || ledger.fits_more(item)
     }
+}
+
+/// What a [`Gauge`] shows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Books {
+    /// What the system has taken.
+    pub(crate) sent: Load,
+    /// What has been taken and not sent.
+    pub(crate) waiting: Load,
+    /// Frames that were dropped for lack of room.
+    pub(crate) dropped: u64,
+    /// Frames that nobody will send any more.
+    pub(crate) lost: u64,
 }
 
 impl Refused {

@@ -46,6 +46,24 @@ impl fmt::Display for TlsError {
     }
 }
 
+impl TlsError {
+    /// A word for it, out of a list that is fixed: `tls`, `certificate`,
+    /// `revoked`, `expired`, `timeout` or `lost`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Io(_) => "lost",
+            Self::Deadline => "timeout",
+            Self::Tls(rustls::Error::InvalidCertificate(fault)) => match fault {
+                CertificateError::Revoked => "revoked",
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => "expired",
+                _ => "certificate",
+            },
+            Self::Tls(rustls::Error::NoCertificatesPresented) => "certificate",
+            Self::Tls(_) | Self::Name(_) | Self::Configuration(_) => "tls",
+        }
+    }
+}
+
 /// What an error says against a peer's certificate. Nothing where it says as much
 /// about this host: that the certificate is not valid yet, or that something else is
 /// missing to judge it.

@@ -222,6 +222,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .resumption(!args.no_resumption)
         .slow_consumer(policy)
         .admission(args.admission.policy())
+        .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
     if let Some(path) = &args.config {
         config = config.configuration(load_configuration(path)?);

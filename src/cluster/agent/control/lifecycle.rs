@@ -33,6 +33,7 @@ impl Control {
         );
         let after = instance.record.after;
         instance.record = instance.record.running(handle);
+        self.tally.starts += u64::from(instance.phase == Phase::Launching { restart: false });
         instance.phase = Phase::Active;
         instance.since = now;
         if after != RecordAfter::Nothing {
@@ -97,6 +98,7 @@ impl Control {
         detail: String,
         restart: bool,
     ) {
+        *self.tally.failures.entry(reason.word()).or_default() += 1;
         let failure = StartFailure {
             node_uuid: self.settings.node.into(),
             instance_uuid: instance,

@@ -57,9 +57,11 @@ pub(crate) use self::volumes::ephemeral;
 use super::driver::{
     Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
 };
+use super::figures::{AgentFigures, CrewFigures};
 use super::policy::Policy;
 use super::store::{NodeRecord, Record};
 use crate::Role;
+use crate::client::ClientFigures;
 use crate::cluster::machine::Facts;
 use crate::log_limit::LogLimit;
 use crate::payload::{
@@ -352,6 +354,17 @@ pub(crate) struct Control {
     now: Instant,
     /// Everything comes from one server.
     log: LogLimit<()>,
+    tally: Tally,
+}
+
+/// What is counted for whoever asks.
+#[derive(Debug, Default)]
+struct Tally {
+    /// STARTs whose instance runs, and those that failed, by the reason.
+    starts: u64,
+    failures: BTreeMap<&'static str, u64>,
+    /// By policy.
+    restarts: u64,
 }
 
 impl Control {
@@ -377,6 +390,7 @@ impl Control {
             actions: Vec::new(),
             now,
             log: LogLimit::default(),
+            tally: Tally::default(),
         }
     }
 
@@ -447,6 +461,39 @@ impl Control {
         let report = self.report_due.filter(|_| self.connected);
         let all = ends.chain(retry).chain(report).chain([stats]);
         all.min().unwrap_or(stats)
+    }
+
+    /// What it knows, with what others know.
+    pub(crate) fn figures(
+        &self,
+        client: ClientFigures,
+        crews: Vec<CrewFigures>,
+        reports: u64,
+    ) -> AgentFigures {
+        let mut instances = BTreeMap::new();
+        for instance in self.instances.values() {
+            let state = match instance.phase {
+                Phase::Launching { .. } => "launching",
+                Phase::Active => "active",
+                Phase::Terminating { hung: true, .. } => "hung",
+                Phase::Terminating { .. } => "terminating",
+                Phase::Stopped => "stopped",
+                Phase::Removing => "removing",
+            };
+            *instances.entry(state).or_default() += 1;
+        }
+        AgentFigures {
+            client,
+            status: self.announced.as_ref().and_then(|frame| frame.kind().name()),
+            instances,
+            max_instances: self.settings.max_instances,
+            crews,
+            reports,
+            starts: self.tally.starts,
+            failures: self.tally.failures.clone(),
+            restarts: self.tally.restarts,
+            frames_held: self.held.len(),
+        }
     }
 
     /// How many instances there are and run.

@@ -146,6 +146,7 @@ impl Control {
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
+        self.tally.restarts += 1;
         self.launch_again(id, driver, start, None);
     }
 }

@@ -76,6 +76,11 @@ impl Concentrator {
         })
     }
 
+    /// What it knows.
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
     /// What a new session hears first: who it is, and the addresses that it
     /// has assigned. The scheduler may be another than before, and tells
     /// controllers that connect later.

@@ -37,5 +37,13 @@ super::operand::operand! {
         0x41 STREAM_CREDIT = "StreamCredit";
         /// Ours: no more of it is wanted.
         0x42 CLOSE_STREAM = "CloseStream";
+        /// Ours: tell who is connected.
+        0x43 LIST_SESSIONS = "ListSessions";
+        /// Ours: end sessions, and keep their clients out for some time.
+        0x44 KICK = "Kick";
+        /// Ours: tell who is kept out.
+        0x45 LIST_BANS = "ListBans";
+        /// Ours: let somebody in again.
+        0x46 UNBAN = "Unban";
     }
 }

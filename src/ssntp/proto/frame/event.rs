@@ -29,5 +29,13 @@ super::operand::operand! {
         0x41 STREAM_DATA = "StreamData";
         /// Ours: a stream is over.
         0x42 STREAM_ENDED = "StreamEnded";
+        /// Ours: some of those who are connected.
+        0x43 SESSIONS = "Sessions";
+        /// Ours: what became of a Kick.
+        0x44 KICKED = "Kicked";
+        /// Ours: some of those who are kept out.
+        0x45 BANS = "Bans";
+        /// Ours: what became of an Unban.
+        0x46 UNBANNED = "Unbanned";
     }
 }

@@ -140,6 +140,12 @@ impl FrameKind {
         self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
     }
 
+    /// Whether it is a question of operators, who see and end sessions, or an
+    /// answer to one (docs/admission.md, "Operators").
+    pub const fn is_of_operators(self) -> bool {
+        self.is_known() && matches!(self.operand, 0x43..=0x46)
+    }
+
     /// Every kind the protocol defines, by type, then operand.
     pub fn all() -> impl Iterator<Item = FrameKind> {
         FrameType::ALL.into_iter().flat_map(|t| {

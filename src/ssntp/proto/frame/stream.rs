@@ -310,7 +310,7 @@ impl fmt::Debug for StreamEndReason {
 impl FrameKind {
     /// Whether it is a frame of streams.
     pub fn is_of_streams(self) -> bool {
-        self.is_known() && self.operand & 0xf0 == 0x40
+        self.is_known() && matches!(self.operand, 0x40..=0x42)
     }
 }
 

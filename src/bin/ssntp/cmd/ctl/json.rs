@@ -1,11 +1,11 @@
 //! What the lists, commands and events print for programs: one JSON value a
 //! line.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use ssntp::cluster::controller::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
-use ssntp::payload::{FrameTrace, timestamp};
+use ssntp::payload::{BanEntry, FrameTrace, SessionEntry, timestamp};
 
 pub(super) fn time(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -61,7 +61,7 @@ pub(super) fn end(ending: &Ending) -> Value {
 }
 
 /// A text, or null where it is unknown.
-fn known(text: &str) -> Option<&str> {
+pub(super) fn known(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
@@ -74,6 +74,33 @@ pub(super) fn cnci(cnci: &Cnci) -> Value {
         "uuid": cnci.uuid, "tenant": cnci.tenant.as_str(), "ip": cnci.ip, "mac": cnci.mac,
         "since": cnci.since.map(time), "public_ips": public_ips,
     })
+}
+
+/// A session, as it was at that time.
+pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
+    json!({
+        "number": session.number, "uuid": session.uuid.as_str(),
+        "roles": session.roles.split(',').collect::<Vec<_>>(), "address": session.address,
+        "since": ago(at, session.age_s), "heard": ago(at, session.idle_s),
+        "serial": session.serial, "subject": session.subject, "issuer": session.issuer,
+        "bound": session.bound,
+        "frames_received": session.frames_received, "bytes_received": session.bytes_received,
+        "frames_sent": session.frames_sent, "bytes_sent": session.bytes_sent,
+        "frames_waiting": session.frames_waiting, "bytes_waiting": session.bytes_waiting,
+    })
+}
+
+/// A ban, as it was at that time.
+pub(super) fn ban(ban: &BanEntry, at: SystemTime) -> Value {
+    json!({
+        "number": ban.number, "uuid": known(ban.uuid.as_str()), "serial": known(&ban.serial),
+        "issuer": known(&ban.issuer), "by": ban.by.as_str(), "since": ago(at, ban.age_s),
+        "until": at.checked_add(Duration::from_secs(ban.left_s)).map(time),
+    })
+}
+
+fn ago(at: SystemTime, seconds: u64) -> Option<String> {
+    at.checked_sub(Duration::from_secs(seconds)).map(time)
 }
 
 /// A command that was sent and is not waited for.

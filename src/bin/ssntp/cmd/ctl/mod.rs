@@ -24,6 +24,8 @@
 //! | `describe` | `describe`: all of one instance or node |
 //! | `wait` | `wait`: until instances run, or have ended |
 //! | `prune` | `prune`: deletes what has ended |
+//! | `sessions` | `sessions`: who is connected, of any role |
+//! | `kick` | `kick`, `bans`, `unban` |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
@@ -32,6 +34,7 @@
 mod describe;
 mod events;
 mod json;
+mod kick;
 mod list;
 mod logs;
 mod moves;
@@ -39,6 +42,7 @@ mod options;
 mod prune;
 mod select;
 mod session;
+mod sessions;
 pub(crate) mod tables;
 mod verbs;
 mod wait;
@@ -95,6 +99,11 @@ enum Verb {
     Prune(prune::Args),
     Events(events::Args),
     Logs(logs::Args),
+    Sessions(sessions::Args),
+    Kick(kick::Args),
+    /// Show who is kept out, and for how long still
+    Bans,
+    Unban(kick::UnbanArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -130,5 +139,9 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Prune(args) => prune::run(options, stop, &args),
         Verb::Events(args) => events::run(options, stop, &args),
         Verb::Logs(args) => logs::run(options, stop, &args),
+        Verb::Sessions(args) => sessions::run(options, stop, &args),
+        Verb::Kick(args) => kick::run(options, stop, &args),
+        Verb::Bans => kick::bans(options, stop),
+        Verb::Unban(args) => kick::unban(options, stop, &args),
     }
 }

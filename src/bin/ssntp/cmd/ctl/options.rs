@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::client::Backoff;
+use ssntp::client::{Backoff, ClientConfig};
 use ssntp::cluster::controller::ControllerConfig;
 use ssntp::pki::Identity;
 
@@ -60,12 +60,17 @@ impl Options {
     /// A controller for a program that ends once it has done its work, or for
     /// one that goes on and connects again whenever it has to.
     pub(super) fn config(&self, goes_on: bool, stop: &Stop) -> Result<ControllerConfig, Failure> {
+        Ok(ControllerConfig::new(self.client(goes_on, stop)?))
+    }
+
+    /// The client of such a program.
+    pub(super) fn client(&self, goes_on: bool, stop: &Stop) -> Result<ClientConfig, Failure> {
         let reached = self.server.reach(stop)?;
         let identity = Identity::load(&reached.cert)?;
-        let mut config = reached.config(identity)?.role(Role::CONTROLLER).backoff(BACKOFF);
-        if !goes_on {
-            config = config.first_attempts(ATTEMPTS);
-        }
-        Ok(ControllerConfig::new(config))
+        let config = reached.config(identity)?.role(Role::CONTROLLER).backoff(BACKOFF);
+        Ok(match goes_on {
+            true => config,
+            false => config.first_attempts(ATTEMPTS),
+        })
     }
 }

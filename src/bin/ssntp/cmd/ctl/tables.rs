@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use comfy_table::{Cell, Row, Table, presets};
 use ssntp::cluster::controller::{Cnci, Instance, Node, View};
-use ssntp::payload::{InstanceState, NodeStatus};
+use ssntp::payload::{BanEntry, InstanceState, NodeStatus, SessionEntry};
 
 use crate::output::{printable, records, terminal_width};
 
@@ -119,6 +119,60 @@ pub(crate) fn cncis(view: &View) -> Table {
         ]);
     }
     table
+}
+
+pub(crate) fn sessions(sessions: &[SessionEntry]) -> Table {
+    let mut table = table([
+        "uuid", "roles", "address", "for", "idle", "bound", "serial", "subject", "in", "out", "waiting",
+    ]);
+    for session in sessions {
+        table.add_row([
+            printable(session.uuid.as_str()),
+            printable(&session.roles),
+            printable(&session.address),
+            span(session.age_s),
+            span(session.idle_s),
+            if session.bound { "yes" } else { "no" }.into(),
+            serial(&session.serial),
+            printable(&session.subject),
+            session.frames_received.to_string(),
+            session.frames_sent.to_string(),
+            session.frames_waiting.to_string(),
+        ]);
+    }
+    table
+}
+
+pub(crate) fn bans(bans: &[BanEntry]) -> Table {
+    let mut table = table(["who", "issuer", "left", "by", "since"]);
+    for ban in bans {
+        table.add_row([
+            match ban.uuid.is_empty() {
+                true => serial(&ban.serial),
+                false => printable(ban.uuid.as_str()),
+            },
+            or_dash(printable(&ban.issuer)),
+            span(ban.left_s),
+            printable(ban.by.as_str()),
+            format!("{} ago", span(ban.age_s)),
+        ]);
+    }
+    table
+}
+
+/// In one word, as it can be given to `kick`.
+fn serial(serial: &str) -> String {
+    or_dash(printable(serial).replace(':', ""))
+}
+
+/// A time in its largest whole unit, as `--ban` takes it.
+pub(crate) fn span(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
 }
 
 fn public_ips(cnci: &Cnci) -> String {

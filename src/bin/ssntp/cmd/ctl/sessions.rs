@@ -1,0 +1,172 @@
+//! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
+//! repeats its id.
+
+use std::time::{Instant, SystemTime};
+
+use serde_json::Value;
+use ssntp::Role;
+use ssntp::client::{Client, ClientError, ClientEvent};
+use ssntp::payload::{Id, InvalidFrameType, ListSessions, Payload, SessionEntry, Sessions};
+use ssntp::proto::Frame;
+use uuid::Uuid;
+
+use super::options::Options;
+use super::session::LOOK;
+use super::{json, tables};
+use crate::connection::{Complaint, closed, unanswered};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::signals::Stop;
+
+/// Show who is connected, of any role
+///
+/// Works with `ssntp server` as well.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Only those with one of these roles, as agent or agent,netagent
+    #[arg(long, value_name = "ROLES")]
+    role: Option<Role>,
+}
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let sessions = Operator::open(options, stop)?.sessions(args.role)?;
+    let mut output = Output::new();
+    if options.json {
+        let now = wall_clock();
+        output.json(
+            sessions
+                .iter()
+                .map(|one| json::session(one, now))
+                .collect::<Value>(),
+        )?;
+    } else {
+        output.line(tables::fitted(&tables::sessions(&sessions)))?;
+    }
+    output.flush()
+}
+
+/// A client that asks its server.
+pub(super) struct Operator<'a> {
+    client: Client,
+    options: &'a Options,
+    stop: &'a Stop,
+}
+
+impl<'a> Operator<'a> {
+    /// Connects.
+    pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
+        let client = Client::start(options.client(false, stop)?).map_err(Failure::new)?;
+        let deadline = now() + options.limit();
+        let handle = client.handle();
+        let mut complaint = Complaint::default();
+        while !handle
+            .wait_connected(Some(LOOK.min(options.limit())))
+            .map_err(closed)?
+        {
+            if stop.requested() {
+                return Err(stop.interrupted());
+            }
+            if now() >= deadline {
+                return Err(unanswered(&handle, "server", options.limit()));
+            }
+            complaint.tell(&handle);
+        }
+        Ok(Self {
+            client,
+            options,
+            stop,
+        })
+    }
+
+    /// Asks, and waits for the answer that is for this question.
+    pub(super) fn ask<Q: Payload, A: Payload>(
+        &self,
+        question: &Q,
+        is_answer: impl Fn(&A) -> bool,
+    ) -> Result<A, Failure> {
+        self.client.send(Frame::of(question)).map_err(Failure::new)?;
+        let late = crossbeam_channel::after(self.options.limit());
+        loop {
+            let event = crossbeam_channel::select! {
+                recv(self.client.events()) -> event => event,
+                recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
+                recv(late) -> _ => {
+                    let seconds = self.options.limit().as_secs_f64();
+                    return Err(Failure::new(format!("the server has not answered in {seconds} s")));
+                }
+            };
+            let frame = match event {
+                Ok(ClientEvent::Frame(frame)) => frame,
+                Ok(ClientEvent::Disconnected { reason, .. }) => {
+                    return Err(Failure::new(format!(
+                        "the session ended before the answer: {reason}"
+                    )));
+                }
+                Ok(ClientEvent::Closed(why)) => return Err(closed(why)),
+                Ok(_) => continue,
+                Err(_) => {
+                    return Err(closed(
+                        self.client.handle().ended().unwrap_or(ClientError::Closed),
+                    ));
+                }
+            };
+            // Controllers are told much else.
+            if frame.kind() == A::KIND {
+                let answer = frame.payload::<A>().map_err(Failure::new)?;
+                if is_answer(&answer) {
+                    return Ok(answer);
+                }
+            } else if let Ok(refusal) = frame.payload::<InvalidFrameType>()
+                && refusal.refused() == Q::KIND
+            {
+                return Err(Failure::new(refused(&refusal)));
+            }
+        }
+    }
+
+    /// All sessions with one of the roles.
+    pub(super) fn sessions(&self, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
+        let (id, mut after, mut all) = (new_id(), 0, Vec::new());
+        loop {
+            let question = ListSessions {
+                id: id.clone(),
+                roles: roles.map(|roles| roles.to_string()).unwrap_or_default(),
+                after,
+            };
+            let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
+            all.extend(page.entries);
+            // Numbers grow: a server that says otherwise would go on for ever.
+            if page.next <= after {
+                return Ok(all);
+            }
+            after = page.next;
+        }
+    }
+}
+
+/// An id that no other question has.
+pub(super) fn new_id() -> Id {
+    Uuid::new_v4().into()
+}
+
+fn refused(refusal: &InvalidFrameType) -> String {
+    let kind = refusal.refused();
+    match refusal.reason.as_str() {
+        "role_not_allowed" => format!(
+            "the server does not let this controller do that ({kind}): it takes no operators, or another \
+             controller is the master"
+        ),
+        "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
+        reason => format!("the server refuses {kind}: {reason}"),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "connecting has a time limit")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "lists say since when")]
+pub(super) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}

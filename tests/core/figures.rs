@@ -1,0 +1,351 @@
+//! What a server tells of itself.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::support::*;
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Refusal};
+use ssntp::server::{
+    Context, DisconnectReason, Figures, Filter, FilterAction, Handler, HeldBack, Newcomer, Pace, Rules,
+    SendError, SessionInfo, SlowConsumer,
+};
+use ssntp::transport::Limits;
+use ssntp::transport::tls::Connector;
+use uuid::Uuid;
+
+/// Figures that are as they are to be, soon.
+fn figures_when(server: &TestServer, what: &str, are: impl Fn(&Figures) -> bool) -> Figures {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let figures = server.handle().figures().unwrap();
+        if are(&figures) {
+            return figures;
+        }
+        assert!(Instant::now() < deadline, "{what}: {figures:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Frames and bytes of a kind, received and sent.
+fn of(figures: &Figures, kind: impl Into<FrameKind>) -> [u64; 4] {
+    let kind = kind.into();
+    let found = figures.frames.iter().find(|frames| frames.kind == kind);
+    found.map_or([0; 4], |frames| {
+        assert_eq!(frames.name, kind.to_string());
+        [
+            frames.frames_received,
+            frames.bytes_received,
+            frames.frames_sent,
+            frames.bytes_sent,
+        ]
+    })
+}
+
+#[test]
+fn frames_are_counted_by_kind_and_fate_and_stay_counted_when_their_session_has_gone() {
+    let server = TestServer::start((), |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+            .filter(Filter::spec().action(FilterAction::Reject))
+    });
+    let mut controllers = [(); 2].map(|()| server.connect(Role::CONTROLLER));
+    let mut agent = server.connect(Role::AGENT);
+    for _ in 0..3 {
+        agent.send(&Frame::with_payload(Command::STATS, "a: b\n"));
+    }
+    agent.send(&Frame::new(Command::START));
+    agent.send(&Frame::new(FrameKind::new(FrameType::COMMAND, 0x7f)));
+    agent.send(&Frame::new(Event::TRACE_REPORT));
+    for controller in &mut controllers {
+        for _ in 0..3 {
+            assert_eq!(controller.frame().kind(), Command::STATS);
+        }
+    }
+    for _ in 0..2 {
+        assert_eq!(agent.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
+    }
+    let is_right = |figures: &Figures| {
+        assert_eq!(of(figures, Command::STATS), [3, 39, 6, 78]);
+        assert_eq!(of(figures, Command::START), [1, 8, 0, 0]);
+        let [received, _, sent, _] = of(figures, ErrorCode::INVALID_FRAME_TYPE);
+        assert_eq!((received, sent), (0, 2));
+        let Figures {
+            filtered,
+            unsupported,
+            answered,
+            dropped,
+            ..
+        } = figures;
+        assert_eq!([*filtered, *unsupported, *answered, *dropped], [1, 1, 2, 0]);
+        assert!(figures.frames.is_sorted_by_key(|frames| frames.kind));
+    };
+    let figures = figures_when(&server, "the last frame", |figures| {
+        of(figures, Event::TRACE_REPORT)[0] == 1
+    });
+    is_right(&figures);
+    agent.finish();
+    agent.end();
+    let figures = figures_when(&server, "its end", |figures| !figures.closed.is_empty());
+    is_right(&figures);
+    assert_eq!(figures.closed[0].counters.frames_received, 6);
+}
+
+#[test]
+fn a_session_is_shown_while_it_stands_and_after_its_end() {
+    let began = SystemTime::now();
+    let server = TestServer::start((), |c| c.max_sessions(8));
+    let identity = identity(Role::AGENT | Role::NETAGENT);
+    let mut agents = [(); 2].map(|()| {
+        let mut peer = server.dial(&identity);
+        peer.handshake(Role::AGENT | Role::NETAGENT, Uuid::new_v4(), false);
+        peer
+    });
+    let _controller = server.connect(Role::CONTROLLER);
+    agents[0].send(&Frame::new(Event::TRACE_REPORT));
+    let uuid = agents[0].uuid;
+    let session = |figures: &Figures| {
+        figures
+            .sessions
+            .iter()
+            .find(|session| session.info.uuid() == uuid)
+            .cloned()
+    };
+    let received =
+        |figures: &Figures| session(figures).is_some_and(|session| session.counters.frames_received == 1);
+    let figures = figures_when(&server, "its frame", received);
+    let shown = session(&figures).unwrap();
+    assert_eq!(shown.info.certificate().serial, identity.info().serial);
+    assert!(began <= figures.started && figures.started <= shown.since);
+    assert!(shown.since <= shown.last_received.unwrap() && shown.last_received.unwrap() <= figures.taken);
+    assert_eq!(
+        (shown.last_queued, shown.held_back, shown.pace),
+        (None, None, Pace::Keeps)
+    );
+    assert_eq!((figures.standing, figures.max_sessions), (3, 8));
+    assert_eq!(
+        (
+            figures.certificates,
+            figures.most_of_certificate,
+            figures.max_of_certificate
+        ),
+        (2, 2, 6)
+    );
+    let by_role = figures.by_role.iter().filter(|(_, sessions)| *sessions > 0);
+    let by_role: Vec<_> = by_role.map(|(role, sessions)| (*role, *sessions)).collect();
+    assert_eq!(
+        by_role,
+        [(Role::CONTROLLER, 1), (Role::AGENT, 2), (Role::NETAGENT, 2)]
+    );
+    server.handle().send(uuid, Frame::new(Command::STATS)).unwrap();
+    let queued = |figures: &Figures| session(figures).is_some_and(|session| session.last_queued.is_some());
+    figures_when(&server, "what was sent to it", queued);
+
+    assert_eq!(server.handle().disconnect(uuid), Ok(true));
+    agents[1].finish();
+    agents[1].end();
+    let figures = figures_when(&server, "two ends", |figures| figures.closed.len() == 2);
+    let [first, second] = &figures.closed[..] else {
+        panic!()
+    };
+    assert_eq!(first.info.uuid(), uuid);
+    assert_eq!(first.reason, DisconnectReason::Application);
+    assert_eq!(
+        (first.since <= first.until, first.counters.frames_received),
+        (true, 1)
+    );
+    assert_eq!(second.reason, DisconnectReason::PeerClosed);
+    assert_eq!((figures.admitted, figures.sessions.len()), (3, 1));
+    let ended: Vec<_> = figures.ended.into_iter().collect();
+    assert_eq!(ended, [("application", 1), ("closed", 1)]);
+}
+
+/// Wants nobody.
+struct Alone;
+
+impl Handler for Alone {
+    fn admit(&mut self, _: &mut Context<'_>, _: &Newcomer<'_>) -> Result<(), Refusal> {
+        Err(Refusal::postpone("it is late"))
+    }
+}
+
+#[test]
+fn newcomers_are_counted_by_what_they_came_to() {
+    let server = TestServer::start((), |c| c.max_sessions(4).handshake_timeout(LIMIT));
+    let agent = Connector::mutual(&identity(Role::AGENT), &trust()).unwrap();
+    let agent = agent.resumption(true);
+    let mut first = server.dial_with(&agent);
+    let connected = first.handshake(Role::AGENT, Uuid::new_v4(), false);
+    let mut second = server.dial_with(&agent);
+    assert!(second.resumed && !first.resumed);
+    second.handshake(Role::AGENT, Uuid::new_v4(), false);
+    let _full = [(); 2].map(|()| server.connect(Role::AGENT));
+    let refused = |role, uuid| {
+        let mut peer = server.dial(&identity(Role::AGENT));
+        peer.send_bytes(&Connect::new(role, uuid, false).encode());
+        peer.refusal();
+    };
+    refused(Role::AGENT, Uuid::new_v4());
+    refused(Role::CONTROLLER, Uuid::new_v4());
+    refused(Role::AGENT, connected.server);
+    // Trusted by nobody here, and without a word.
+    let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
+    let stranger = stranger.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+    let stranger = Connector::mutual(&stranger.identity(), &trust()).unwrap();
+    server.dial_with(&stranger).refusal();
+    drop(server.stream());
+    let figures = figures_when(&server, "all of them", |figures| {
+        figures.handshakes.refused.values().sum::<u64>() == 5 && figures.handshakes.running == 0
+    });
+    let refused: Vec<_> = figures.handshakes.refused.into_iter().collect();
+    let words = ["certificate", "limit", "lost", "role", "uuid"];
+    assert_eq!(refused, words.map(|word| (word, 1)));
+    assert_eq!((figures.handshakes.full, figures.handshakes.resumed), (3, 1));
+
+    let server = TestServer::start(Alone, |c| {
+        c.handshake_timeout(Duration::from_millis(200)).max_handshakes(3)
+    });
+    let mut peer = server.dial(&identity(Role::AGENT));
+    peer.send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
+    peer.refusal();
+    let silent = server.stream();
+    let words = |figures: &Figures| {
+        let refused = &figures.handshakes.refused;
+        refused.contains_key("application") && refused.contains_key("timeout")
+    };
+    let figures = figures_when(&server, "the deadline", words);
+    assert_eq!(figures.handshakes.limit, 3);
+    drop(silent);
+}
+
+/// A server whose controllers are sent all STATS, with little room.
+fn narrow(policy: SlowConsumer, patience: Duration) -> TestServer {
+    TestServer::start((), |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+            .slow_consumer(policy)
+            .patience(patience)
+            .queue(Limits {
+                frames: 1 << 20,
+                bytes: 1 << 20,
+            })
+    })
+}
+
+/// An agent that sends until its server is gone.
+fn flood(server: &TestServer) -> (Uuid, std::thread::JoinHandle<()>) {
+    let mut agent = server.connect(Role::AGENT);
+    let uuid = agent.uuid;
+    let frame = Frame::with_payload(Command::STATS, vec![b' '; 16 << 10]).encode();
+    let thread = std::thread::spawn(move || while agent.try_send_bytes(&frame).is_ok() {});
+    (uuid, thread)
+}
+
+#[test]
+fn who_is_waited_for_and_who_waits_is_shown_by_name() {
+    let server = narrow(SlowConsumer::Disconnect, Duration::from_secs(3600));
+    let stuck = server.connect(Role::CONTROLLER);
+    let (sender, sending) = flood(&server);
+    let is_shown = |figures: &Figures| {
+        let session = |uuid| {
+            figures
+                .sessions
+                .iter()
+                .find(|session| session.info.uuid() == uuid)
+                .unwrap()
+        };
+        let (sender, stuck) = (session(sender), session(stuck.uuid));
+        let held_back = matches!(sender.held_back, Some((HeldBack::Line, _)));
+        held_back && matches!(stuck.pace, Pace::Awaited(_)) && stuck.counters.bytes_waiting > 0
+    };
+    let figures = figures_when(&server, "both", is_shown);
+    assert!(figures.queues.used > 0 && figures.queues.used <= figures.queues.limit);
+    drop(server);
+    sending.join().unwrap();
+}
+
+#[test]
+fn a_slow_consumer_is_shown_with_what_it_drops_and_where_it_is_ended_for_it() {
+    let server = narrow(SlowConsumer::DropNewest, Duration::ZERO);
+    let stuck = server.connect(Role::CONTROLLER);
+    let (_, sending) = flood(&server);
+    let is_slow = |figures: &Figures| {
+        let session = figures
+            .sessions
+            .iter()
+            .find(|session| session.info.uuid() == stuck.uuid);
+        session.unwrap().pace == Pace::Slow && figures.dropped > 0
+    };
+    let before = figures_when(&server, "a slow consumer", is_slow).dropped;
+    assert_eq!(server.handle().disconnect(stuck.uuid), Ok(true));
+    assert!(server.handle().figures().unwrap().dropped >= before);
+    drop(server);
+    sending.join().unwrap();
+
+    let server = narrow(SlowConsumer::Disconnect, Duration::ZERO);
+    let stuck = server.connect(Role::CONTROLLER);
+    let (_, sending) = flood(&server);
+    let figures = figures_when(&server, "its end", |figures| !figures.closed.is_empty());
+    assert_eq!(figures.closed[0].info.uuid(), stuck.uuid);
+    assert_eq!(figures.closed[0].reason, DisconnectReason::SlowConsumer);
+    assert_eq!(figures.ended["slow_consumer"], 1);
+    // What it was ended for.
+    assert!(figures.dropped > figures.closed[0].counters.frames_dropped);
+    drop(server);
+    sending.join().unwrap();
+}
+
+#[test]
+fn how_long_events_wait_and_turns_take_is_counted() {
+    let server = TestServer::start((), |c| c);
+    let mut agent = server.connect(Role::AGENT);
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        agent.send(&Frame::new(Event::TRACE_REPORT));
+        let dispatcher = server.handle().figures().unwrap().dispatcher;
+        assert!(dispatcher.events <= dispatcher.max_events);
+        if dispatcher.waits.count() > 3 && dispatcher.turns.count() > 3 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{dispatcher:?}");
+    }
+}
+
+/// Counts the frames that it is handed, and asks where it must not.
+#[derive(Default)]
+struct Counts {
+    frames: u32,
+    server: Option<ssntp::server::ServerHandle>,
+    refused: Option<SendError>,
+}
+
+impl Handler for Counts {
+    fn frame(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: Frame) {
+        self.frames += 1;
+        self.refused = self.server.as_ref().and_then(|server| server.figures().err());
+    }
+}
+
+#[test]
+fn a_handler_is_reached_by_its_type_and_figures_by_no_dispatcher() {
+    let server = TestServer::start(Counts::default(), |c| c);
+    let handle = server.handle();
+    let given = handle.clone();
+    let set = handle.with_handler(|counts: &mut Counts, _| counts.server = Some(given));
+    assert_eq!(set, Ok(()));
+    server.connect(Role::AGENT).send(&Frame::new(Event::TRACE_REPORT));
+    let deadline = Instant::now() + LIMIT;
+    let seen = loop {
+        let seen = handle.with_handler(|counts: &mut Counts, _| (counts.frames, counts.refused));
+        if seen != Ok((0, None)) {
+            break seen;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert_eq!(seen, Ok((1, Some(SendError::OnDispatcher))));
+    let other = handle.with_handler(|(): &mut (), _| ());
+    assert_eq!(other, Err(SendError::OtherHandler));
+    // Else the server would own a handle of itself.
+    let taken = handle.with_handler(|counts: &mut Counts, _| drop(counts.server.take()));
+    assert_eq!(taken, Ok(()));
+    drop(server);
+    assert_eq!(handle.figures().err(), Some(SendError::Stopped));
+}

@@ -1,0 +1,527 @@
+//! Operators: lists of sessions, sessions that they end, and bans, in virtual time.
+
+use std::time::Duration;
+
+use ssntp::payload::{
+    BanEntry, Bans, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal, Payload,
+    SessionEntry, Sessions, Unban, Unbanned,
+};
+use ssntp::pki::Identity;
+use ssntp::proto::{Command, FrameKind, Refusal};
+use ssntp::server::{Context, DisconnectReason, Filter, Handler, ServerConfig, SessionInfo};
+use ssntp::testkit::{HandlerTest, Testkit};
+use ssntp::{ErrorCode, Frame, Role, Uuid};
+
+struct Rig {
+    kit: Testkit,
+    test: HandlerTest,
+    operator: Uuid,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with((), |config| config.operators(Role::CONTROLLER))
+    }
+
+    fn with(handler: impl Handler, change: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+        let kit = Testkit::new().unwrap();
+        let mut test = HandlerTest::new(change(kit.server_config().unwrap()), handler).unwrap();
+        let controller = kit.identity(Role::CONTROLLER).unwrap();
+        let operator = test.connect(&controller).unwrap().uuid();
+        Self { kit, test, operator }
+    }
+
+    fn agent(&self) -> Identity {
+        self.kit.identity(Role::AGENT).unwrap()
+    }
+
+    /// What becomes of a question of somebody.
+    #[track_caller]
+    fn ask_as<Q: Payload, A: Payload>(&mut self, from: Uuid, question: &Q) -> A {
+        self.test.receive(from, &Frame::of(question));
+        let [answer] = &self.test.sent_to(from)[..] else {
+            panic!("one answer");
+        };
+        answer.payload().unwrap()
+    }
+
+    #[track_caller]
+    fn ask<Q: Payload, A: Payload>(&mut self, question: &Q) -> A {
+        self.ask_as(self.operator, question)
+    }
+
+    #[track_caller]
+    fn kick(&mut self, kick: Kick) -> Kicked {
+        let kicked: Kicked = self.ask(&Kick {
+            id: "k".into(),
+            ..kick
+        });
+        assert_eq!(kicked.id, "k");
+        kicked
+    }
+
+    #[track_caller]
+    fn sessions(&mut self, roles: &str) -> Vec<SessionEntry> {
+        let (mut all, mut after) = (Vec::new(), 0);
+        loop {
+            let page: Sessions = self.ask(&ListSessions {
+                id: "l".into(),
+                roles: roles.into(),
+                after,
+            });
+            assert!(page.id == "l" && page.entries.len() <= 64);
+            all.extend(page.entries);
+            match page.next {
+                0 => return all,
+                next => after = next,
+            }
+        }
+    }
+
+    #[track_caller]
+    fn bans(&mut self) -> Vec<BanEntry> {
+        let page: Bans = self.ask(&ListBans {
+            id: "b".into(),
+            after: 0,
+        });
+        assert_eq!(page.next, 0);
+        page.entries
+    }
+
+    #[track_caller]
+    fn unban(&mut self, unban: Unban) -> OperatorRefusal {
+        let unbanned: Unbanned = self.ask(&Unban {
+            id: "u".into(),
+            ..unban
+        });
+        assert_eq!(unbanned.id, "u");
+        unbanned.reason
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        self.test.advance(Duration::from_secs(seconds));
+    }
+}
+
+fn by_uuid(uuid: Uuid, ban_s: u64) -> Kick {
+    Kick {
+        uuid: uuid.into(),
+        ban_s,
+        ..Kick::default()
+    }
+}
+
+fn by_serial(identity: &Identity, ban_s: u64) -> Kick {
+    Kick {
+        serial: identity.info().serial.clone(),
+        ban_s,
+        ..Kick::default()
+    }
+}
+
+const DONE: OperatorRefusal = OperatorRefusal::Other(String::new());
+
+#[test]
+fn a_list_has_each_session_once_and_pages_of_64() {
+    let mut rig = Rig::new();
+    let agent = rig.agent();
+    let mut agents: Vec<Uuid> = (0..150).map(|_| Uuid::new_v4()).collect();
+    for uuid in &agents {
+        rig.test.connect_as(&agent, *uuid).unwrap();
+    }
+    rig.pass(7);
+    rig.test.receive(agents[3], &Frame::new(Command::STATS));
+    let listed = rig.sessions("agent,netagent");
+    let uuids: Vec<_> = listed.iter().filter_map(|entry| entry.uuid.uuid()).collect();
+    assert_eq!(uuids, agents, "in the order in which they came");
+    let numbers: Vec<_> = listed.iter().map(|entry| entry.number).collect();
+    assert!(numbers.is_sorted_by(|one, other| one < other));
+    assert_eq!((listed[3].frames_received, listed[4].frames_received), (1, 0));
+    assert_eq!(listed[4].age_s, 7);
+    let info = agent.info();
+    assert!(
+        listed
+            .iter()
+            .all(|entry| entry.serial == info.serial && entry.subject == info.subject)
+    );
+    assert!(listed.iter().all(|entry| entry.roles == "agent" && !entry.bound));
+    assert_eq!(rig.sessions("").len(), 151);
+    assert_eq!(rig.sessions("controller").len(), 1);
+    assert!(rig.sessions("cnciagent").is_empty());
+
+    // Those who go between two pages are on none, and nobody is left out for it.
+    let first: Sessions = rig.ask(&ListSessions {
+        id: "1".into(),
+        roles: "agent".into(),
+        after: 0,
+    });
+    assert_eq!((first.total, first.entries.len()), (151, 64));
+    for gone in [agents[63], agents[64]] {
+        assert_eq!(rig.kick(by_uuid(gone, 0)).count, 1);
+    }
+    let second: Sessions = rig.ask(&ListSessions {
+        id: "2".into(),
+        roles: "agent".into(),
+        after: first.next,
+    });
+    agents.drain(..65);
+    let uuids: Vec<_> = second
+        .entries
+        .iter()
+        .filter_map(|entry| entry.uuid.uuid())
+        .collect();
+    assert_eq!(uuids, agents[..64]);
+}
+
+#[test]
+fn who_is_no_operator_is_refused_whatever_the_filter_says() {
+    let questions = [
+        Frame::of(&ListSessions {
+            id: "1".into(),
+            ..ListSessions::default()
+        }),
+        Frame::of(&ListBans {
+            id: "1".into(),
+            ..ListBans::default()
+        }),
+        Frame::of(&Kick {
+            id: "1".into(),
+            uuid: Uuid::max().into(),
+            ..Kick::default()
+        }),
+        Frame::of(&Unban {
+            id: "1".into(),
+            uuid: Uuid::max().into(),
+            ..Unban::default()
+        }),
+    ];
+    let operators: fn(ServerConfig) -> ServerConfig = |config| config.operators(Role::CONTROLLER);
+    let nobody: fn(ServerConfig) -> ServerConfig = |config| config;
+    let filtered: fn(ServerConfig) -> ServerConfig = |config| {
+        config
+            .operators(Role::CONTROLLER | Role::AGENT)
+            .filter(Filter::spec())
+    };
+    for (config, role, allowed) in [
+        (operators, Role::CONTROLLER, true),
+        (operators, Role::AGENT, false),
+        (nobody, Role::CONTROLLER, false),
+        (filtered, Role::CONTROLLER, true),
+        (filtered, Role::AGENT, false),
+    ] {
+        let mut rig = Rig::with((), config);
+        let asker = rig.test.connect(&rig.kit.identity(role).unwrap()).unwrap().uuid();
+        for question in &questions {
+            rig.test.receive(asker, question);
+            let [answer] = &rig.test.sent_to(asker)[..] else {
+                panic!("one answer to {question:?}");
+            };
+            assert_eq!(
+                answer.kind() != ErrorCode::INVALID_FRAME_TYPE,
+                allowed,
+                "{role} {question:?}"
+            );
+            if !allowed {
+                let refused: InvalidFrameType = answer.payload().unwrap();
+                assert_eq!(
+                    (refused.refused(), refused.reason.as_str()),
+                    (question.kind(), "role_not_allowed")
+                );
+            }
+        }
+    }
+}
+
+/// An application that lets nobody end sessions, and notes why they end.
+struct Strict(bool, std::sync::mpsc::Sender<DisconnectReason>);
+
+impl Handler for Strict {
+    fn may_kick(&mut self, _: &mut Context<'_>, _: &SessionInfo) -> bool {
+        self.0
+    }
+
+    fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, reason: &DisconnectReason) {
+        self.1.send(reason.clone()).unwrap();
+    }
+}
+
+#[test]
+fn an_application_may_let_operators_look_and_do_nothing() {
+    let (told, _reasons) = std::sync::mpsc::channel();
+    let mut rig = Rig::with(Strict(false, told), |config| config.operators(Role::CONTROLLER));
+    let agent = rig.agent();
+    let uuid = rig.test.connect(&agent).unwrap().uuid();
+    let refused: InvalidFrameType = rig.ask(&Kick {
+        id: "1".into(),
+        ..by_uuid(uuid, 0)
+    });
+    assert_eq!(refused.refused(), FrameKind::from(Command::KICK));
+    let refused: InvalidFrameType = rig.ask(&Unban {
+        id: "1".into(),
+        uuid: uuid.into(),
+        ..Unban::default()
+    });
+    assert_eq!(refused.reason.as_str(), "role_not_allowed");
+    assert!(rig.test.is_connected(uuid) && rig.bans().is_empty());
+    assert_eq!(rig.sessions("agent").len(), 1);
+}
+
+#[test]
+fn a_kicked_client_is_told_and_may_come_again() {
+    let (told, reasons) = std::sync::mpsc::channel();
+    let mut rig = Rig::with(Strict(true, told), |config| config.operators(Role::CONTROLLER));
+    let agent = rig.agent();
+    let uuid = rig.test.connect(&agent).unwrap().uuid();
+    let kicked = rig.kick(by_uuid(uuid, 0));
+    assert_eq!(
+        (kicked.reason, kicked.count, kicked.uuids),
+        (DONE, 1, vec![uuid.into()])
+    );
+    assert!(!rig.test.is_connected(uuid));
+    assert_eq!(
+        rig.test.sent_to(uuid),
+        [Frame::new(ErrorCode::CONNECTION_FAILURE)]
+    );
+    let by = rig.operator;
+    assert_eq!(
+        reasons.try_iter().collect::<Vec<_>>(),
+        [DisconnectReason::Kicked { by }]
+    );
+    assert_eq!(rig.kick(by_uuid(uuid, 0)).reason, OperatorRefusal::NotConnected);
+    rig.test.connect_as(&agent, uuid).unwrap();
+}
+
+#[test]
+fn a_ban_of_a_uuid_ends_with_its_time() {
+    let mut rig = Rig::new();
+    let agent = rig.agent();
+    let uuid = rig.test.connect(&agent).unwrap().uuid();
+    let kicked = rig.kick(by_uuid(uuid, 3600));
+    assert_eq!((kicked.count, kicked.ban_s), (1, 3600));
+    assert!(
+        kicked.detail.contains("another"),
+        "an unbound client may: {}",
+        kicked.detail
+    );
+    rig.pass(3599);
+    let refused = rig.test.connect_as(&agent, uuid).unwrap_err();
+    assert_eq!(refused, Refusal::Banned(Duration::from_secs(1)));
+    let [ban] = &rig.bans()[..] else { panic!("one ban") };
+    assert!(ban.uuid == uuid && ban.by == rig.operator && ban.serial.is_empty());
+    assert_eq!((ban.age_s, ban.left_s), (3599, 1));
+    // The same certificate with another UUID is somebody else.
+    rig.test.connect_as(&agent, Uuid::new_v4()).unwrap();
+    rig.pass(1);
+    rig.test.connect_as(&agent, uuid).unwrap();
+    assert!(rig.bans().is_empty());
+    // Who is not there is kept out all the same, by its whole UUID.
+    let other = Uuid::new_v4();
+    assert_eq!(rig.kick(by_uuid(other, 10)).reason, DONE);
+    assert!(rig.test.connect_as(&agent, other).is_err());
+}
+
+#[test]
+fn a_certificate_is_ended_and_banned_by_its_serial_number() {
+    let mut rig = Rig::new();
+    let (agent, other) = (rig.agent(), rig.agent());
+    let uuids: Vec<Uuid> = (0..70)
+        .map(|_| rig.test.connect_as(&agent, Uuid::new_v4()).unwrap().uuid())
+        .collect();
+    let stays = rig.test.connect(&other).unwrap().uuid();
+    let compact = agent.info().serial.replace(':', "").to_uppercase();
+    let kicked = rig.kick(Kick {
+        serial: compact,
+        ban_s: 60,
+        ..Kick::default()
+    });
+    assert_eq!((kicked.reason, kicked.count, kicked.uuids.len()), (DONE, 70, 64));
+    assert_eq!(
+        (&kicked.serial, &kicked.issuer),
+        (&agent.info().serial, &agent.info().issuer)
+    );
+    assert!(uuids.iter().all(|uuid| !rig.test.is_connected(*uuid)) && rig.test.is_connected(stays));
+    let refused = rig.test.connect(&agent).unwrap_err();
+    assert_eq!(refused, Refusal::Banned(Duration::from_secs(60)));
+    rig.test.connect(&other).unwrap();
+    // The same again lasts from now on, and takes no further place.
+    rig.pass(30);
+    let again = Kick {
+        issuer: agent.info().issuer.clone(),
+        ..by_serial(&agent, 60)
+    };
+    assert_eq!((rig.kick(again).reason, rig.bans().len()), (DONE, 1));
+    rig.pass(59);
+    assert!(rig.test.connect(&agent).is_err());
+    let lifted = Unban {
+        serial: agent.info().serial.clone(),
+        ..Unban::default()
+    };
+    assert_eq!(rig.unban(lifted.clone()), DONE);
+    assert_eq!(rig.unban(lifted), OperatorRefusal::NotBanned);
+    rig.test.connect(&agent).unwrap();
+}
+
+#[test]
+fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
+    let mut rig = Rig::new();
+    let agent = rig.agent();
+    let uuid = rig.test.connect(&agent).unwrap().uuid();
+    let own = rig.sessions("controller").remove(0);
+    let invalid = OperatorRefusal::InvalidData;
+    let serial = agent.info().serial.clone();
+    for (kick, reason) in [
+        (Kick::default(), &invalid),
+        (
+            Kick {
+                serial: serial.clone(),
+                ..by_uuid(uuid, 0)
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                issuer: "CN=x".into(),
+                ..by_uuid(uuid, 0)
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                uuid: "agent-7".into(),
+                ..Kick::default()
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                serial: "xyz".into(),
+                ..Kick::default()
+            },
+            &invalid,
+        ),
+        (
+            Kick {
+                issuer: "x".repeat(1025),
+                ..by_serial(&agent, 1)
+            },
+            &invalid,
+        ),
+        (by_uuid(uuid, 366 * 24 * 3600), &invalid),
+        (by_uuid(uuid, u64::MAX), &invalid),
+        (by_uuid(Uuid::new_v4(), 0), &OperatorRefusal::NotConnected),
+        (
+            Kick {
+                serial: "77".into(),
+                ..Kick::default()
+            },
+            &OperatorRefusal::NotConnected,
+        ),
+        (
+            Kick {
+                serial: "77".into(),
+                ban_s: 60,
+                ..Kick::default()
+            },
+            &OperatorRefusal::NotConnected,
+        ),
+        (
+            Kick {
+                issuer: "CN=x".into(),
+                ..by_serial(&agent, 0)
+            },
+            &OperatorRefusal::NotConnected,
+        ),
+        (by_uuid(rig.operator, 60), &OperatorRefusal::OwnSession),
+        (
+            Kick {
+                serial: own.serial.clone(),
+                ..Kick::default()
+            },
+            &OperatorRefusal::OwnSession,
+        ),
+    ] {
+        let kicked = rig.kick(kick.clone());
+        assert_eq!(&kicked.reason, reason, "{kick:?}: {}", kicked.detail);
+        assert!(kicked.count == 0 && kicked.detail.len() > 10, "{kicked:?}");
+    }
+    assert!(rig.test.is_connected(uuid) && rig.test.is_connected(rig.operator));
+    assert!(rig.bans().is_empty());
+    for question in [
+        Frame::with_payload(Command::KICK, "kick: ["),
+        Frame::with_payload(Command::UNBAN, "unban: {}"),
+        Frame::with_payload(Command::LIST_BANS, vec![0xff]),
+        Frame::of(&ListSessions {
+            id: "1".into(),
+            roles: "king".into(),
+            after: 0,
+        }),
+        Frame::of(&ListSessions {
+            id: "x".repeat(65).as_str().into(),
+            ..ListSessions::default()
+        }),
+    ] {
+        rig.test.receive(rig.operator, &question);
+        let refused: InvalidFrameType = rig.test.sent_to(rig.operator)[0].payload().unwrap();
+        assert_eq!(refused.refused(), question.kind());
+    }
+}
+
+#[test]
+fn one_serial_number_of_two_issuers_needs_the_issuer() {
+    let mut rig = Rig::new();
+    for issuer in ["CN=one", "CN=two"] {
+        let kick = Kick {
+            serial: "0a".into(),
+            issuer: issuer.into(),
+            ban_s: 60,
+            ..Kick::default()
+        };
+        assert_eq!(rig.kick(kick).reason, DONE);
+    }
+    let both = Unban {
+        serial: "a".into(),
+        ..Unban::default()
+    };
+    assert_eq!(rig.unban(both.clone()), OperatorRefusal::Ambiguous);
+    assert_eq!(
+        rig.unban(Unban {
+            issuer: "CN=one".into(),
+            ..both.clone()
+        }),
+        DONE
+    );
+    assert_eq!(rig.unban(both), DONE);
+}
+
+#[test]
+fn bans_are_bounded_and_listed_in_pages() {
+    let mut rig = Rig::new();
+    for number in 1..=1024 {
+        assert_eq!(rig.kick(by_uuid(Uuid::from_u128(number), 60)).reason, DONE);
+    }
+    let agent = rig.agent();
+    let uuid = rig.test.connect(&agent).unwrap().uuid();
+    let kicked = rig.kick(by_uuid(uuid, 60));
+    assert_eq!(kicked.reason, OperatorRefusal::TooManyBans);
+    assert!(rig.test.is_connected(uuid), "it is done whole or not at all");
+    let (mut after, mut pages, mut listed) = (0, 0, Vec::new());
+    loop {
+        let page: Bans = rig.ask(&ListBans {
+            id: "b".into(),
+            after,
+        });
+        pages += 1;
+        listed.extend(page.entries.into_iter().filter_map(|ban| ban.uuid.uuid()));
+        after = page.next;
+        if after == 0 {
+            break;
+        }
+    }
+    assert_eq!(
+        (pages, listed),
+        (16, (1..=1024).map(Uuid::from_u128).collect::<Vec<_>>())
+    );
+    rig.pass(60);
+    assert!(rig.bans().is_empty());
+    assert_eq!(rig.kick(by_uuid(uuid, 60)).reason, DONE);
+}
