@@ -207,7 +207,8 @@ fn answer(shown: &impl Shown, id: &Id, request: Request, out: &mut Out<'_>) -> i
         Request::Echo(echo) => return out.frame(Frame::result(id, &echo.answer())),
         Request::Custom(calls) => calls,
         other => {
-            let what = format_args!("the inspector does not take {}", other.method());
+            let method = other.method();
+            let what = format_args!("the inspector does not take {method}");
             return out.frame(Frame::failure(
                 id,
                 &ErrorResponse::new(ErrorCode::EUNSUPPORTED, what),
