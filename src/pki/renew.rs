@@ -269,9 +269,11 @@ mod tests {
         assert_eq!(loaded.info(), after);
         let public = |info: &CertificateInfo| inspect::parse(&info.der).unwrap().public_key().raw.to_vec();
         assert_ne!(public(before), public(after));
-        let mut keeping = RenewalRequest::default();
-        keeping.keep_key = true;
-        keeping.days = Some(5);
+        let keeping = RenewalRequest {
+            keep_key: true,
+            days: Some(5),
+            ..RenewalRequest::default()
+        };
         let again = authority.renew(&path, &keeping).unwrap();
         assert_eq!(public(after), public(again.issued.info()));
         assert_eq!(days_of(again.issued.info()), 5);
@@ -296,8 +298,10 @@ mod tests {
                 ..
             })
         ));
-        let mut coming = RenewalRequest::default();
-        coming.issued_by = Some(other.trust());
+        let coming = RenewalRequest {
+            issued_by: Some(other.trust()),
+            ..RenewalRequest::default()
+        };
         let renewed = authority.renew(&path, &coming).unwrap();
         authority
             .trust()
