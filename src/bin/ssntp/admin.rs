@@ -140,12 +140,14 @@ pub(crate) fn of_opflex(server: ssntp::opflex::run::ServerHandle) -> Figures {
 }
 
 impl Pages {
-    /// Prints where they are.
-    pub(crate) fn announce(&self, as_json: bool) -> Result<(), Failure> {
-        let Some(admin) = &self.0 else { return Ok(()) };
+    /// Prints where they are, after the line that tells where the daemon listens or
+    /// who it is. Whoever waits for that one may read no further, which is no reason
+    /// for a daemon to end.
+    pub(crate) fn announce(&self, as_json: bool) {
+        let Some(admin) = &self.0 else { return };
         let urls = admin.urls();
         let text = format!("pages at {}", urls.join(", "));
-        lone_line(text, as_json.then(|| json!({ "pages": urls }).to_string()))
+        let _ = lone_line(text, as_json.then(|| json!({ "pages": urls }).to_string()));
     }
 
     /// Takes other credentials, for who connects from now on.

@@ -276,7 +276,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
     )?;
     #[cfg(feature = "admin")]
-    pages.announce(args.json)?;
+    pages.announce(args.json);
     let mut running = Running {
         agent: &agent,
         renewal,

@@ -110,7 +110,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         format!("cnci {uuid}"),
         args.json.then(|| json!({ "cnci": uuid }).to_string()),
     )?;
-    pages.announce(args.json)?;
+    pages.announce(args.json);
     let mut running = Running {
         cnci: &cnci,
         renewal,

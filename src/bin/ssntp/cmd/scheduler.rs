@@ -170,7 +170,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         admin::of_scheduler(server.handle()),
     )?;
     announce(&server, args.json)?;
-    pages.announce(args.json)?;
+    pages.announce(args.json);
     let handle = server.handle();
     daemon.ready(move || sessions(&handle));
     let mut running = Running {

@@ -306,7 +306,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     if let (Some(dev), Some(is_current)) = (&dev, is_current) {
         introduce(dev, is_current, args.json)?;
     }
-    pages.announce(args.json)?;
+    pages.announce(args.json);
     let handle = server.handle();
     daemon.ready(move || sessions(&handle));
     let ended = match args.until_stdin_ends {

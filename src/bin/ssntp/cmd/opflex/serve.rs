@@ -119,7 +119,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         admin::of_opflex(server.handle()),
     )?;
     announce(&server, args.json)?;
-    pages.announce(args.json)?;
+    pages.announce(args.json);
     let handle = server.handle();
     daemon.ready(move || {
         let clients = handle.with(|cx| cx.core().session_count()).ok()?;
