@@ -298,7 +298,9 @@ mod tests {
         let [one, other] = [revoked(&authority), revoked(&authority)];
         let empty = authority.revoke(directory.path(), &[], 30).unwrap();
         assert!(empty.info().revoked.is_empty() && empty.added().is_empty());
-        let first = authority.revoke(directory.path(), std::slice::from_ref(&one), 30).unwrap();
+        let first = authority
+            .revoke(directory.path(), std::slice::from_ref(&one), 30)
+            .unwrap();
         let second = authority
             .revoke(directory.path(), &[one.clone(), other.clone()], 7)
             .unwrap();
