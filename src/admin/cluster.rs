@@ -169,17 +169,21 @@ impl Metrics {
     }
 
     fn add_agent(&mut self, figures: &AgentFigures) {
-        if let Some(status) = figures.status {
-            let help = "How the node is, as it was announced last; always 1.";
-            self.gauge("ssntp_agent_status", help)
-                .sample(&[("status", status)], true);
+        let help = "How the node is, as it was announced last: 1, and 0 for the others.";
+        let mut status = self.gauge("ssntp_agent_status", help);
+        for word in ["READY", "FULL", "OFFLINE", "MAINTENANCE"] {
+            status.sample(&[("status", word)], figures.status == Some(word));
         }
         let help = "Instances by state.";
-        let instances: Vec<_> = figures
-            .instances
-            .iter()
-            .map(|(state, count)| (*state, *count))
-            .collect();
+        let states = [
+            "launching",
+            "active",
+            "terminating",
+            "hung",
+            "stopped",
+            "removing",
+        ];
+        let instances = states.map(|state| (state, figures.instances.get(state).copied().unwrap_or(0)));
         self.add_states("ssntp_agent_instances", help, "state", &instances);
         let help = "The most instances, all states together.";
         self.gauge("ssntp_agent_instances_limit", help)

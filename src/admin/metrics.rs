@@ -128,9 +128,12 @@ impl Metrics {
         Family(&mut self.0[at])
     }
 
-    /// Puts others after these.
+    /// Puts others after these; those of one name stand together.
     pub(super) fn extend(&mut self, others: &Self) {
-        self.0.extend(others.0.iter().cloned());
+        for other in &others.0 {
+            let Family(known) = self.family(other.name, other.help, other.kind);
+            known.samples.extend(other.samples.iter().cloned());
+        }
     }
 
     /// The text that Prometheus reads (`text/plain; version=0.0.4`).

@@ -20,8 +20,9 @@
 //!
 //! What pages show is a [`Snapshot`], which a function of the application makes: for
 //! a server it is made of its figures. One thread calls it, on demand and at most
-//! once a second, whatever is asked of the pages; they wait for it for a second. So nobody who asks costs a dispatcher more than that, and a
-//! dispatcher that does not answer costs nobody more than a second, and shows as 503.
+//! once a second, whatever is asked of the pages; they wait for it for a second. So
+//! nobody who asks costs a dispatcher more than that, and a dispatcher that does not
+//! answer costs nobody more than a second, and shows as 503.
 //!
 //! | what | bound | when it is reached |
 //! |---|---|---|

@@ -170,51 +170,38 @@ impl Metrics {
         for (name, help, value) in gauges {
             self.gauge(name, help).set(value);
         }
-        self.add_requests(&figures.agents);
+        self.add_requests(&figures.requests, &figures.agents);
         self.add_dispatcher(&figures.dispatcher);
         self.add_budgets(figures.queues, figures.received);
     }
 
-    fn add_requests(&mut self, agents: &[AgentInfo]) {
-        let sum = |of: &dyn Fn(&RequestCounters) -> u64| -> u64 {
-            agents.iter().map(|agent| of(&agent.counters)).sum()
-        };
+    fn add_requests(&mut self, all: &RequestCounters, agents: &[AgentInfo]) {
         let help = "Requests of all agents, by method, those that were refused included.";
         let mut requests = self.counter("ssntp_opflex_requests_total", help);
         for method in Method::ALL {
-            requests.sample(
-                &[("method", method.name())],
-                sum(&|counters| counters.requests(method)),
-            );
+            requests.sample(&[("method", method.name())], all.requests(method));
         }
         let help = "Requests of all agents that were answered with an error, by method.";
         let mut refused = self.counter("ssntp_opflex_requests_refused_total", help);
         for method in Method::ALL {
-            refused.sample(
-                &[("method", method.name())],
-                sum(&|counters| counters.refused(method)),
-            );
+            refused.sample(&[("method", method.name())], all.refused(method));
         }
         let counters = [
-            (
-                "ssntp_opflex_updates_total",
-                "Updates sent.",
-                sum(&|counters| counters.updates),
-            ),
+            ("ssntp_opflex_updates_total", "Updates sent.", all.updates),
             (
                 "ssntp_opflex_update_errors_total",
                 "Updates that were answered with an error.",
-                sum(&|counters| counters.update_errors),
+                all.update_errors,
             ),
             (
                 "ssntp_opflex_received_bytes_total",
                 "Bytes received of agents.",
-                sum(&|counters| counters.bytes_received),
+                all.bytes_received,
             ),
             (
                 "ssntp_opflex_sent_bytes_total",
                 "Bytes sent to agents.",
-                sum(&|counters| counters.bytes_sent),
+                all.bytes_sent,
             ),
         ];
         for (name, help, value) in counters {

@@ -1,6 +1,6 @@
 //! What a server knows about itself: one snapshot, for pages that show it.
 
-use super::super::server::{AgentInfo, SessionInfo};
+use super::super::server::{AgentInfo, RequestCounters, SessionInfo};
 use crate::transport::{BudgetFigures, DispatcherFigures};
 
 /// A snapshot of an OpFlex server, see
@@ -14,6 +14,8 @@ pub struct ServerFigures {
     /// The agents that told a name, those that have left included: what all
     /// sessions of each have asked for, by method, and what they were told.
     pub agents: Vec<AgentInfo>,
+    /// The same of all agents together, those included that are forgotten.
+    pub requests: RequestCounters,
     /// The most clients.
     pub max_sessions: usize,
     /// Handshakes under way.

@@ -219,6 +219,7 @@ impl Serving {
         ServerFigures {
             sessions: core.sessions(),
             agents: Vec::new(),
+            requests: core.requests(),
             max_sessions: self.max,
             handshakes: 0,
             max_handshakes: 0,

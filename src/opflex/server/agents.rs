@@ -33,6 +33,8 @@ pub(super) struct Agents {
     /// Those that are not connected, in the order in which they left.
     left: BTreeMap<u64, Name>,
     last_left: u64,
+    /// Of all sessions that are over, also of agents that are forgotten.
+    over: RequestCounters,
 }
 
 #[derive(Debug)]
@@ -66,6 +68,7 @@ impl Agents {
         let Some(agent) = self.agents.get_mut(name) else {
             return;
         };
+        self.over.add(counters);
         agent.counters.add(counters);
         agent.connected = agent.connected.saturating_sub(1);
         if agent.connected == 0 {
@@ -78,6 +81,11 @@ impl Agents {
                 self.agents.remove(&name);
             }
         }
+    }
+
+    /// What all sessions that are over have asked for: it grows alone.
+    pub(super) fn over(&self) -> RequestCounters {
+        self.over
     }
 
     /// Some agents after a name, in the order of their names. `live` has what
@@ -109,5 +117,28 @@ impl Agents {
             }
         }
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_have_asked_for_grows_alone_also_where_agents_are_forgotten() {
+        #[expect(clippy::disallowed_methods, reason = "a moment")]
+        let now = Instant::now();
+        let mut agents = Agents::default();
+        let asked = RequestCounters {
+            updates: 3,
+            ..RequestCounters::default()
+        };
+        for number in 1..=5_u64 {
+            let name = Name::from(&*format!("agent-{number}"));
+            agents.came(&name, now);
+            agents.left(&name, &asked, 2);
+            assert_eq!(agents.over().updates, 3 * number);
+        }
+        assert_eq!(agents.agents.len(), 2, "the others are forgotten");
     }
 }

@@ -476,6 +476,15 @@ impl ServerCore {
         self.agents.after(name, most, live)
     }
 
+    /// What all agents together have asked for since the server began, and what they
+    /// were told. It grows alone, also where agents are forgotten.
+    pub fn requests(&self) -> RequestCounters {
+        let mut all = self.agents.over();
+        let live = self.sessions.values().filter(|session| session.element.is_some());
+        live.for_each(|session| all.add(&session.counters));
+        all
+    }
+
     /// How many clients are connected.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
