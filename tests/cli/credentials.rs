@@ -2,7 +2,7 @@
 //! while servers and clients run.
 
 use std::fs;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -325,7 +325,9 @@ fn a_revocation_that_a_signal_ends_says_that_it_was_not_done() {
         let mut names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
         names.any(|name| name.is_ok_and(|name| name.trim() == "ssntp-signals"))
     };
+    let start = Instant::now();
     while !handles_signals() {
+        assert!(start.elapsed() < LIMIT, "it does not handle signals");
         std::thread::yield_now();
     }
     revoking.signal(Signal::TERM);
