@@ -63,8 +63,15 @@ impl Request {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             (name.to_owned(), value.to_owned())
         });
-        let mut hosts = head.headers.iter();
-        let host = hosts.find(|header| header.name.eq_ignore_ascii_case("host"));
+        let mut hosts = head
+            .headers
+            .iter()
+            .filter(|header| header.name.eq_ignore_ascii_case("host"));
+        let (host, second) = (hosts.next(), hosts.next());
+        // RFC 9112, section 3.2.
+        if second.is_some() || host.is_none() && head.version == Some(1) {
+            return Err(Refused::new(400, "there has to be one Host header"));
+        }
         Ok(Some(Self {
             is_head,
             path: path.to_owned(),
@@ -77,7 +84,9 @@ impl Request {
 fn without_port(host: &str) -> String {
     let host = host.trim().to_ascii_lowercase();
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((ip, _)) => ip.to_owned(),
+        Some((ip, port)) if port.is_empty() || port.starts_with(':') => ip.to_owned(),
+        // Nobody's name.
+        Some(_) => host,
         None => host.split(':').next().unwrap_or_default().to_owned(),
     }
 }
@@ -132,7 +141,6 @@ fn reason(code: u16) -> &'static str {
         403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
-        421 => "Misdirected Request",
         431 => "Request Header Fields Too Large",
         503 => "Service Unavailable",
         _ => "Error",
@@ -161,6 +169,10 @@ mod tests {
         let head = parse("HEAD / HTTP/1.0\r\nhost: A.b:1\r\n\r\n").unwrap().unwrap();
         assert!(head.is_head);
         assert_eq!(head.host.as_deref(), Some("a.b"));
+        let odd = parse("GET / HTTP/1.1\r\nHost: [::1]evil.example\r\n\r\n")
+            .unwrap()
+            .unwrap();
+        assert_eq!(odd.host.as_deref(), Some("[::1]evil.example"));
     }
 
     #[test]
@@ -170,6 +182,8 @@ mod tests {
         for (text, code) in [
             ("POST / HTTP/1.1\r\n\r\n", 405),
             ("GET http://a/ HTTP/1.1\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
             ("GET / HTTP/2.0\r\n\r\n", 400),
             ("\u{16}\u{3}\u{1}", 400),
             (&long, 431),

@@ -16,7 +16,9 @@ pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Figures of one moment, by name, in the order in which they were put in.
 ///
 /// Names follow Prometheus: base units (seconds, bytes), `_total` at the end of what
-/// only grows. Labels are for few values: nothing that a peer can invent.
+/// only grows. Labels are for few values: but for the UUIDs of a few slow consumers and
+/// the names of OpFlex agents, of which there are so many at a time at most, nothing
+/// that a peer can invent.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics(Vec<FamilyOf>);
 

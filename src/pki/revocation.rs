@@ -243,6 +243,22 @@ impl Revocation {
         let parsed = authorities.iter().map(|authority| inspect::parse(&authority.der));
         let parsed: Vec<_> = parsed.collect::<Result<_, _>>()?;
         let (mut signers, now) = (Vec::new(), inspect::now());
+        // A list of an authority that is trusted no more, as its time is over, may stand
+        // beside that of its successor of the same name.
+        let is_replaced = |list: &RevocationList| {
+            let is_signed = |other: &RevocationList| {
+                let named = parsed
+                    .iter()
+                    .filter(|authority| authority.subject().as_raw() == &*other.name);
+                named
+                    .clone()
+                    .any(|authority| other.is_signed_by(authority, &algorithms))
+            };
+            lists
+                .lists()
+                .iter()
+                .any(|other| other.name == list.name && is_signed(other))
+        };
         for list in lists.lists() {
             let is_namesake = |authority: &&X509Certificate<'_>| authority.subject().as_raw() == &*list.name;
             let mut namesakes = parsed.iter().filter(is_namesake);
@@ -252,7 +268,7 @@ impl Revocation {
                 Some(signer) if !may_sign_lists(signer) => {
                     return Err(Fault::NotForRevocationLists { issuer: issuer() });
                 }
-                None if parsed.iter().any(|authority| is_namesake(&authority)) => {
+                None if parsed.iter().any(|authority| is_namesake(&authority)) && !is_replaced(list) => {
                     return Err(Fault::RevocationListSignature { issuer: issuer() });
                 }
                 None => log::warn!(

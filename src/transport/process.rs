@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use rustix::process::{Resource, getrlimit};
@@ -43,8 +44,12 @@ impl ProcessFigures {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name| number_field(&status, name).map(|kib| kib * 1024);
         let uptime = uptime(Path::new("/proc"));
+        // Worked out once: two readings of two clocks never say quite the same, and
+        // whoever watches this takes any change for a restart.
+        static STARTED: OnceLock<Option<SystemTime>> = OnceLock::new();
+        let started = *STARTED.get_or_init(|| wall_clock().checked_sub(uptime?));
         Self {
-            started: uptime.and_then(|uptime| wall_clock().checked_sub(uptime)),
+            started,
             uptime,
             processor_time: clock_gettime(ClockId::ProcessCPUTime)
                 .try_into()

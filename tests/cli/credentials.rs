@@ -164,6 +164,27 @@ fn a_file_that_will_not_do_changes_nothing_and_is_told_once() {
 }
 
 #[test]
+fn a_list_that_is_too_long_is_refused_and_not_cut() {
+    let user = operator(&["agent"]);
+    user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
+    let verify = [
+        "cert",
+        "verify",
+        "--ca",
+        "pki/ca.pem",
+        "--crl",
+        "long.pem",
+        "pki/agent.pem",
+    ];
+    let list = fs::read_to_string(user.path("pki/crl.pem")).unwrap();
+    fs::write(user.path("long.pem"), "#\n".repeat(1000) + &list).unwrap();
+    assert!(user.fails(&verify, 1).contains("revoked"));
+    fs::write(user.path("long.pem"), "#\n".repeat(8 << 20) + &list).unwrap();
+    let why = user.fails(&verify, 1);
+    assert!(why.contains("long.pem: it is longer than"), "{why}");
+}
+
+#[test]
 fn programs_that_revoke_at_a_time_lose_no_entry_and_what_a_crash_left_is_no_hindrance() {
     let names: Vec<_> = (0..6).map(|i| format!("agent-{i}")).collect();
     let user = operator(&names.iter().map(String::as_str).collect::<Vec<_>>());

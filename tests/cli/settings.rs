@@ -212,6 +212,24 @@ fn what_goes_with_what_is_as_on_the_command_line_and_the_file_is_named() {
     let output = user.run(&["config", "check", "agent", "agent.yaml"]);
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("--state <DIR>"), "{said}");
+    // Nothing of the file stands behind a bare `--`.
+    let output = user.run(&["config", "check", "server", "server.yaml", "--", "--json", "--"]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "server.yaml: OK\n");
+    // A configuration that fits into no frame is refused before it is anybody's.
+    let fixture = "/tests/fixtures/payloads/CONFIGURE_and_CONNECTED.yaml";
+    let fixture = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/").to_owned() + fixture).unwrap();
+    write(
+        &user,
+        "cluster.yaml",
+        &format!("{fixture}# {}\n", "x".repeat(5000)),
+    );
+    server_file(&user, "config: cluster.yaml\nmax-payload: 4096\n");
+    let why = user.fails(&["server", "--config-file", "server.yaml"], 1);
+    assert!(
+        why.contains("cluster.yaml: its ") && why.contains("--max-payload"),
+        "{why}"
+    );
+    server_file(&user, "");
     // Wrong flags are told as ever.
     let why = user.fails(
         &["server", "--config-file", "server.yaml", "--max-sessions", "x"],

@@ -294,6 +294,22 @@ fn the_list_of_a_namesake_says_nothing_of_anybody_else() {
 }
 
 #[test]
+fn the_list_of_an_authority_that_was_replaced_by_its_namesake_is_no_hindrance() {
+    let (old, new) = (authority(), authority());
+    let (stolen, good) = (issue(&new, Role::AGENT), issue(&new, Role::AGENT));
+    let lists = [Lister::of(&old).der(&[]), Lister::of(&new).der(&[stolen.info()])];
+    for order in [[0, 1], [1, 0]] {
+        let both = RevocationLists::from_der(&order.map(|at| lists[at].clone())).unwrap();
+        let trust = new.trust().with_revocation_lists(&both).unwrap();
+        assert_eq!(trust.verify(stolen.chain()), Err(revoked(&stolen)));
+        trust.verify(good.chain()).unwrap();
+    }
+    // Alone, it may as well be a forged one.
+    let alone = RevocationLists::from_der(&lists[..1]).unwrap();
+    assert!(new.trust().with_revocation_lists(&alone).is_err());
+}
+
+#[test]
 fn an_overdue_list_counts_unless_its_time_is_enforced() {
     let authority = authority();
     let [agent, other] = [(); 2].map(|()| issue(&authority, Role::AGENT));

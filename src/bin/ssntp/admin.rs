@@ -7,6 +7,7 @@
 //!  lifetimes (main thread)
 //! ```
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -29,7 +30,7 @@ pub(crate) struct AdminArgs {
     /// Show pages about this process over HTTP, at HOST:PORT or unix:PATH:
     /// /metrics, /healthz, /readyz, /sessions, /closed, /info. Addresses that are
     /// not loopback have mutual TLS, with the certificates of this process
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = with_port)]
     admin: Option<Address>,
     /// The roles whose holders may see the pages over TLS; one of them is enough
     #[arg(long, value_name = "ROLES", default_value = "controller", requires = "admin")]
@@ -37,6 +38,18 @@ pub(crate) struct AdminArgs {
     /// Let the group of the pages' Unix socket use it, too: 0660, not 0600
     #[arg(long, requires = "admin")]
     admin_group: bool,
+}
+
+/// An address that says its port: the default one is that of SSNTP itself.
+fn with_port(text: &str) -> Result<Address, String> {
+    let address = text.parse::<Address>().map_err(|e| e.to_string())?;
+    let is_port = |end: &str| !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
+    let says_it =
+        text.parse::<IpAddr>().is_err() && text.rsplit_once(':').is_some_and(|(_, end)| is_port(end));
+    match says_it || text.starts_with("unix:") {
+        true => Ok(address),
+        false => Err("its port is needed, as in 127.0.0.1:9100".into()),
+    }
 }
 
 /// What says what the pages show of a service.

@@ -75,8 +75,12 @@ impl CrlArgs {
         for path in &self.crl {
             let shown = path.display();
             let mut pem = Vec::new();
-            let read = File::open(path).and_then(|file| file.take(MOST).read_to_end(&mut pem));
+            let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut pem));
             read.map_err(|e| Failure::new(format!("{shown}: cannot read: {e}")))?;
+            // A part of it would let in whom the rest revokes.
+            if pem.len() as u64 > MOST {
+                return Err(Failure::new(format!("{shown}: it is longer than {MOST} bytes")));
+            }
             // What is wrong with one is told with its name.
             RevocationLists::from_pem(&pem, &shown.to_string())?;
             all.extend(pem);
@@ -108,7 +112,7 @@ impl CrlArgs {
     }
 }
 
-/// The longest file with lists: that of some 300,000 certificates.
+/// The longest file with lists: that of some 250,000 certificates.
 const MOST: u64 = 16 << 20;
 
 fn names(paths: &[PathBuf]) -> String {

@@ -29,6 +29,8 @@ use crate::output::printable;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the status is looked at, where no watchdog asks for more.
 const LOOK: Duration = Duration::from_secs(10);
+/// No watchdog is told more often, whatever the variable asks for.
+const LEAST: Duration = Duration::from_millis(10);
 /// The longest status, in characters. It is for a line of `systemctl status`.
 const STATUS: usize = 256;
 
@@ -54,7 +56,10 @@ pub(crate) struct ServiceManager {
 
 impl ServiceManager {
     pub(crate) fn of_this_process() -> Self {
-        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let variable = |name: &str| {
+            let value = env::var_os(name)?.to_string_lossy().into_owned();
+            Some(value).filter(|value| !value.is_empty())
+        };
         let notices = variable("NOTIFY_SOCKET").and_then(|socket| match Notices::to(&socket) {
             Ok(notices) => Some(Arc::new(notices)),
             Err(e) => {
@@ -79,7 +84,7 @@ impl ServiceManager {
         }
         let (notices, watchdog) = (Arc::clone(notices), self.watchdog);
         // Half of the time, as sd_watchdog_enabled(3) recommends.
-        let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2));
+        let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2).max(LEAST));
         let (end, ended) = bounded(0);
         let thread = std::thread::Builder::new()
             .name("ssntp-pulse".into())

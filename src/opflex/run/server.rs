@@ -170,8 +170,11 @@ impl Server {
     /// are.
     ///
     /// # Errors
-    /// [`CallError::Stopped`].
+    /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             tls.acceptor = Some(acceptor.clone());

@@ -28,6 +28,9 @@ const MARGIN: Duration = Duration::from_secs(30);
 /// How long a session goes on at least with an old certificate after the new one
 /// was refused, and at most. In between it is half of the time that is left.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(86_400));
+/// At most where the server refused the client for now (ConnectionFailure), as it does
+/// while it is being renewed itself.
+const AGAIN_SOON: Duration = Duration::from_secs(60);
 
 /// What one handshake needs.
 #[derive(Clone, Debug)]
@@ -72,8 +75,11 @@ pub(super) fn moment(older: &Identity, spread: Duration) -> Instant {
 }
 
 /// When to try again after the newer identity was refused.
-pub(super) fn moment_after_refusal(older: &Identity) -> Instant {
-    let (least, most) = AGAIN;
+pub(super) fn moment_after_refusal(older: &Identity, for_now: bool) -> Instant {
+    let (least, most) = match for_now {
+        true => (AGAIN.0, AGAIN_SOON),
+        false => AGAIN,
+    };
     now()
         + (left(older) / 2)
             .clamp(least, most)

@@ -266,6 +266,7 @@ impl Supervisor {
     fn dial(&mut self, at: usize) -> Result<Established, DialError> {
         let target = &self.servers[at].target;
         let newest = self.dialer.dial(target, &self.credentials.connector);
+        let for_now = matches!(&newest, Err(error) if matches!(&error.fault, DialFault::Refused(refusal) if refusal.may_retry()));
         let (established, identity) = match newest {
             Ok(established) => (established, self.credentials.identity.clone()),
             Err(error) => {
@@ -283,7 +284,7 @@ impl Supervisor {
         };
         self.move_at = None;
         if !self.credentials.has(&identity) {
-            self.move_at = Some(credentials::moment_after_refusal(&identity));
+            self.move_at = Some(credentials::moment_after_refusal(&identity, for_now));
         }
         self.proven = Some(identity);
         Ok(established)

@@ -260,7 +260,7 @@ impl State {
                 seconds => format!(", banned for {seconds} s"),
             };
             warn!(target: "ssntp::server",
-                "{by}: kicks {}: {} sessions end{banned}{more}", who.shown(), sessions.len()
+                "{by}: kicks {}: sessions ended: {}{banned}{more}", who.shown(), sessions.len()
             );
         }
         Ok(Kicked {

@@ -209,6 +209,8 @@ struct Handshakes {
     patience: Patience,
     /// How long a thread that has served waits for another newcomer.
     idle: Duration,
+    /// Threads that serve or wait, never more than `max`.
+    threads: AtomicUsize,
     state: Mutex<State>,
     /// A slot was given back, or this was closed.
     changed: Condvar,
@@ -253,6 +255,7 @@ impl Handshakes {
             spawn: Box::new(threads::spawn),
             patience: PATIENCE,
             idle: IDLE,
+            threads: AtomicUsize::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             closed: Cancel::new(),
@@ -269,11 +272,14 @@ impl Handshakes {
     /// where it is a new one.
     fn begin(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<JoinHandle<()>> {
         let slot = self.take_slot(listener, stream)?;
-        let slot = self.hand_over.try_send(slot).err()?.into_inner();
+        let (slot, place) = self.hand_over(slot)?;
         let peer = slot.newcomer.peer();
         // Where no thread is started, the slot is dropped with the closure,
         // and the socket with the slot.
-        match (self.spawn)(format!("{}-shake", self.name), Box::new(move || work(slot))) {
+        match (self.spawn)(
+            format!("{}-shake", self.name),
+            Box::new(move || work(slot, &place)),
+        ) {
             Ok(thread) => Some(thread),
             Err(e) => {
                 self.occupancy.without_thread.fetch_add(1, Ordering::Relaxed);
@@ -281,6 +287,24 @@ impl Handshakes {
                     warn!(target: self.target, "{peer}: refused, cannot start a thread: {e}{more}");
                 }
                 None
+            }
+        }
+    }
+
+    /// Gives a slot to a thread that has served, or back with the place of a thread
+    /// that is to be started. Where there are as many threads as slots, one of them is
+    /// about to wait for a slot or to end, so this does not wait for long.
+    fn hand_over(self: &Arc<Self>, slot: Slot) -> Option<(Slot, Place)> {
+        let mut slot = self.hand_over.try_send(slot).err()?.into_inner();
+        loop {
+            // Counted from here on, so that two accept threads do not exceed it.
+            if self.threads.fetch_add(1, Ordering::Relaxed) < self.max {
+                return Some((slot, Place(Arc::clone(self))));
+            }
+            self.threads.fetch_sub(1, Ordering::Relaxed);
+            slot = self.hand_over.send_timeout(slot, LOOK).err()?.into_inner();
+            if self.closed.is_cancelled() {
+                return None;
             }
         }
     }
@@ -364,8 +388,8 @@ impl Handshakes {
 }
 
 /// A handshake thread.
-fn work(first: Slot) {
-    let handshakes = Arc::clone(&first.handshakes);
+fn work(first: Slot, place: &Place) {
+    let handshakes = &place.0;
     first.serve();
     loop {
         select! {
@@ -376,6 +400,15 @@ fn work(first: Slot) {
             recv(handshakes.closed.done()) -> _ => return,
             default(handshakes.idle) => return,
         }
+    }
+}
+
+/// A thread's place among those that there may be; dropping it gives it back.
+struct Place(Arc<Handshakes>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -353,3 +353,31 @@ fn a_server_has_64_handshakes_for_each_core_and_512_at_most() {
     let default = default_max_handshakes();
     assert!((64..=512).contains(&default) && default.is_multiple_of(64));
 }
+
+#[test]
+fn there_are_never_more_threads_than_slots_however_fast_newcomers_come() {
+    let (alive, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counted, peak) = (Arc::clone(&alive), Arc::clone(&most));
+    let spawn = move |name: String, body: Body| {
+        let counted = Arc::clone(&counted);
+        peak.fetch_max(counted.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        let body = move || {
+            body();
+            counted.fetch_sub(1, Ordering::SeqCst);
+        };
+        threads::spawn(name, body)
+    };
+    let running = Running::start(handshakes(3, echo(), Box::new(spawn), ENDLESS));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..200).for_each(|_| assert_eq!(running.ask(b'x'), 1)));
+        }
+    });
+    assert!(
+        most.load(Ordering::SeqCst) <= 3,
+        "{}",
+        most.load(Ordering::SeqCst)
+    );
+    running.stop();
+    assert_eq!(alive.load(Ordering::SeqCst), 0);
+}

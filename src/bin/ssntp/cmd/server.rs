@@ -221,7 +221,7 @@ impl Args {
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         problems.credentials(&self.cert, &self.ca, &self.crl, Role::SERVER);
-        problems.of("config", self.config.as_deref().map(load_configuration));
+        problems.of("config", self.configuration().transpose());
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
         problems
@@ -276,8 +276,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .operators(Role::CONTROLLER)
         .outlive_certificates(args.admission.outlive_certificates)
         .configuration_check(check_configuration);
-    if let Some(path) = &args.config {
-        config = config.configuration(load_configuration(path)?);
+    if let Some(yaml) = args.configuration()? {
+        config = config.configuration(yaml);
     }
     if let Some(sessions) = args.max_sessions {
         config = config.max_sessions(sessions as usize);
@@ -375,6 +375,22 @@ impl Args {
         })
     }
 
+    /// The configuration of the cluster, where it is in a file. It has to fit into a
+    /// frame that clients of this server take.
+    fn configuration(&self) -> Result<Option<Vec<u8>>, Failure> {
+        let Some(path) = &self.config else { return Ok(None) };
+        let yaml = load_configuration(path)?;
+        match yaml.len() > self.max_payload as usize {
+            false => Ok(Some(yaml)),
+            true => Err(Failure::new(format!(
+                "{}: its {} bytes are more than --max-payload, {}",
+                path.display(),
+                yaml.len(),
+                self.max_payload
+            ))),
+        }
+    }
+
     /// The files that are read again when they change, before they are read: none with
     /// --dev.
     fn watched(&self, settings: &Settings) -> Watched {
@@ -419,7 +435,7 @@ impl Service for Running<'_> {
             _ => self.args,
         };
         let watched = args.watched(&self.settings);
-        let configuration = args.config.as_deref().map(load_configuration).transpose()?;
+        let configuration = args.configuration()?;
         let operands = self.args.applications.operands()?;
         let rules = read.is_some().then(|| args.rules()).transpose()?;
         let is_unknown = |kind: &FrameKind| kind.is_application() && !operands.contains(*kind);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
-use super::{Position, Problem};
+use super::{MOST_PROBLEMS, Position, Problem};
 
 /// The longest file in bytes: ten times a file with every key and what it is for.
 const MAX_LEN: u64 = 128 << 10;
@@ -209,7 +209,9 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn refuse(&mut self, at: Position, what: &str) {
-        self.problems.push(Problem::at(at, what));
+        if self.problems.len() < MOST_PROBLEMS {
+            self.problems.push(Problem::at(at, what));
+        }
     }
 
     fn next(&mut self) -> Option<(Event<'a>, Position)> {

@@ -99,7 +99,7 @@ pub(crate) enum Refused {
 }
 
 /// So many problems are told; who has more has the wrong file.
-const MOST_PROBLEMS: usize = 100;
+pub(super) const MOST_PROBLEMS: usize = 100;
 
 /// Reads a command line, and the file that it names.
 pub(crate) fn read(words: &[OsString]) -> Result<(Args, Settings), Refused> {
@@ -192,7 +192,10 @@ impl Daemon {
         entries: &[(Entry, Vec<OsString>)],
     ) -> Result<(Args, Settings), clap::Error> {
         let more = entries.iter().flat_map(|(_, words)| words);
-        let matches = Args::command().try_get_matches_from(words.iter().chain(more))?;
+        // What stands behind a bare `--` is no flag.
+        let flags = words.iter().position(|word| word == "--").unwrap_or(words.len());
+        let (flags, rest) = words.split_at(flags);
+        let matches = Args::command().try_get_matches_from(flags.iter().chain(more).chain(rest))?;
         let args = Args::from_arg_matches(&matches)?;
         let mut leaf = &matches;
         while let Some((_, inner)) = leaf.subcommand() {
