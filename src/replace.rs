@@ -18,14 +18,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = beside(path);
     let fill = || {
-        // What a crash left of an earlier attempt is overwritten.
-        let mut options = File::options();
-        let mut file = options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&beside)?;
+        let mut file = create(&beside)?;
         if let Ok(metadata) = fs::metadata(path) {
             // Before the mode, which this may change. Who may not give a file away
             // owns what they write.
@@ -41,6 +34,26 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
     })?;
     File::open(directory(path))?.sync_all()
+}
+
+/// A new file, its owner's alone, in place of what a crash left of an earlier attempt.
+/// `create_new` follows no link and opens nothing that is there: in a directory that
+/// others may write, the file that is filled and given away is never one of theirs.
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600);
+    let mut attempts = 3;
+    loop {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => attempts -= 1,
+        }
+        match options.open(path) {
+            // Another one came in between.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts > 0 => {}
+            opened => return opened,
+        }
+    }
 }
 
 /// The directory a file is in.
@@ -81,6 +94,27 @@ mod tests {
             1,
             "nothing is left beside it"
         );
+    }
+
+    #[test]
+    fn what_stands_where_the_new_file_is_filled_is_neither_followed_nor_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, beside, victim] =
+            ["kept.yaml", ".kept.yaml.new", "victim"].map(|name| dir.path().join(name));
+        fs::write(&victim, b"theirs").unwrap();
+        std::os::unix::fs::symlink(&victim, &beside).unwrap();
+        replace(&path, b"one").unwrap();
+        assert_eq!(fs::read(&victim).unwrap(), b"theirs");
+        assert!(path.symlink_metadata().unwrap().is_file());
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        fs::remove_file(&path).unwrap();
+        fs::write(&beside, b"tw").unwrap();
+        fs::set_permissions(&beside, fs::Permissions::from_mode(0o666)).unwrap();
+        // Who has it open reads nothing of what is written.
+        let open = fs::File::open(&beside).unwrap();
+        replace(&path, b"three").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(io::read_to_string(open).unwrap(), "tw");
     }
 
     #[test]

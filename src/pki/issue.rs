@@ -22,7 +22,7 @@ use super::{
 };
 
 pub(super) const CERTIFICATE_FILE: &str = "ca.pem";
-const KEY_FILE: &str = "ca.key";
+pub(super) const KEY_FILE: &str = "ca.key";
 pub(super) const PUBLIC: u32 = 0o644;
 const PRIVATE: u32 = 0o600;
 

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, IsCa, KeyPair, KeyUsagePurpose};
 use rustls::pki_types::CertificateDer;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::ParsedExtension;
 
 use super::issue::{
     CERTIFICATE_FILE, CLOCK_SKEW, DAY, MAX_DAYS, alternatives, crypto, issuer_params, key_pair, lifetime,
@@ -26,7 +28,8 @@ pub struct RenewalRequest {
     /// Default: a new one of the same kind.
     pub keep_key: bool,
     /// Authorities besides this one that the certificate may have come from, for a
-    /// cluster that goes over to another authority.
+    /// cluster that goes over to another authority. What its revocation lists hold is
+    /// not renewed.
     /// Default: none.
     pub issued_by: Option<Trust>,
 }
@@ -44,18 +47,23 @@ impl Authority {
     /// Puts a new certificate in place of that in a file as
     /// [`Issued::save`](super::Issued::save) writes it: for the same name, roles,
     /// hosts, UUID and kind of key. The file is replaced in one step and keeps its
-    /// mode; further certificates in it stay. Waits for other programs that change the
-    /// directory at the time, and for the disk.
+    /// mode; further certificates in it stay. Whether it is revoked says the list in
+    /// the authority's `directory`, wherever the file is. Waits as
+    /// [`revoke`](Self::revoke) does.
     ///
     /// # Errors
     /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] when the file holds no
     /// certificate with its key, one of another authority, or one that is revoked;
     /// [`Error::Request`] when it says something that this authority does not issue.
     /// The file is as it was.
-    pub fn renew(&self, path: impl AsRef<Path>, request: &RenewalRequest) -> Result<Renewed, Error> {
-        let path = path.as_ref();
+    pub fn renew(
+        &self,
+        directory: impl AsRef<Path>,
+        path: impl AsRef<Path>,
+        request: &RenewalRequest,
+    ) -> Result<Renewed, Error> {
+        let (directory, path) = (directory.as_ref(), path.as_ref());
         let origin = store::origin(path);
-        let directory = crate::replace::directory(path);
         let _held = hold(directory)?;
         let pem = store::read(path)?;
         let unfit = |fault| Error::content(&origin)(fault);
@@ -104,22 +112,25 @@ impl Authority {
     }
 
     /// Signs the authority's own certificate anew, with the same key, name and hosts,
-    /// and puts it in place of the `ca.pem` in a directory. What it has issued is good
-    /// under either. Waits as [`renew`](Self::renew) does.
+    /// and puts it in place of the first in the `ca.pem` of its directory; further ones
+    /// stay. What it has issued is good under either. Waits as
+    /// [`revoke`](Self::revoke) does.
     ///
     /// # Errors
     /// [`Error::Request`] when another authority signed it, or it says something that
-    /// cannot be repeated; [`Error::Write`]. The file is as it was.
+    /// cannot be repeated; [`Error::Read`], [`Error::Write`]. The file is as it was.
     pub fn renew_itself(&self, directory: impl AsRef<Path>, days: Option<u32>) -> Result<Self, Error> {
         let directory = directory.as_ref();
         let _held = hold(directory)?;
-        let origin = store::origin(&directory.join(CERTIFICATE_FILE));
+        let path = directory.join(CERTIFICATE_FILE);
+        let origin = store::origin(&path);
         let unfit = |fault| Error::content(&origin)(fault);
         let own = inspect::parse(&self.info.der).map_err(unfit)?;
         if own.subject().as_raw() != own.issuer().as_raw() {
             return Err(BadRequest::Renewal("another authority signed it: renew it there".to_owned()).into());
         }
         check_names(&self.info)?;
+        check_extensions(&own)?;
         let name = issuer_params(&self.info, &origin)?;
         let mut wanted = params("authority")?;
         wanted.distinguished_name = name.distinguished_name;
@@ -143,9 +154,9 @@ impl Authority {
         if !same {
             return Err(BadRequest::AuthorityName.into());
         }
-        let pem = certificate.pem();
+        let pem = certificate.pem() + &behind_the_first(&store::read(&path)?);
         let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
-        write(&directory.join(CERTIFICATE_FILE), pem.as_bytes())?;
+        write(&path, pem.as_bytes())?;
         Ok(renewed)
     }
 
@@ -187,6 +198,30 @@ fn check_names(certificate: &CertificateInfo) -> Result<(), BadRequest> {
         [] => Ok(()),
         names => Err(BadRequest::Renewal(format!("it is for {}", names.join(", ")))),
     }
+}
+
+/// That an authority's certificate says no more than is written into a new one: what
+/// limits it would be lost otherwise.
+fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
+    for extension in own.iter_extensions() {
+        let oid = extension.oid.to_id_string();
+        let name = match extension.parsed_extension() {
+            ParsedExtension::BasicConstraints(_)
+            | ParsedExtension::KeyUsage(_)
+            | ParsedExtension::SubjectAlternativeName(_)
+            | ParsedExtension::SubjectKeyIdentifier(_)
+            // Names its own key in what signs itself.
+            | ParsedExtension::AuthorityKeyIdentifier(_) => continue,
+            ParsedExtension::NameConstraints(_) => "nameConstraints",
+            ParsedExtension::ExtendedKeyUsage(_) => "extendedKeyUsage",
+            ParsedExtension::PolicyConstraints(_) => "policyConstraints",
+            _ => &oid,
+        };
+        return Err(BadRequest::Renewal(format!(
+            "its extension {name} cannot be repeated"
+        )));
+    }
+    Ok(())
 }
 
 /// The holder's name, where it is nothing but a common name.
@@ -231,7 +266,7 @@ mod tests {
 
     use uuid::Uuid;
 
-    use super::super::{AuthorityRequest, Identity, RevocationReason, Revoked};
+    use super::super::{AuthorityRequest, Identity, RevocationLists, RevocationReason, Revoked};
     use super::*;
     use crate::Role;
 
@@ -245,7 +280,9 @@ mod tests {
     #[test]
     fn a_renewed_certificate_says_the_same_for_as_long_under_a_new_key() {
         let (directory, authority) = authority();
-        let path = directory.path().join("scheduler.pem");
+        // Wherever it is.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let path = elsewhere.path().join("scheduler.pem");
         let request = CertificateRequest::new(Role::SCHEDULER | Role::AGENT)
             .name("both")
             .host("sched.example".parse().unwrap())
@@ -255,7 +292,9 @@ mod tests {
             .days(40);
         authority.issue(&request).unwrap().save(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        let renewed = authority.renew(&path, &RenewalRequest::default()).unwrap();
+        let renewed = authority
+            .renew(&directory, &path, &RenewalRequest::default())
+            .unwrap();
         let (before, after) = (&renewed.before, renewed.issued.info());
         assert_ne!(before.serial, after.serial);
         let said = |info: &CertificateInfo| {
@@ -274,7 +313,7 @@ mod tests {
             days: Some(5),
             ..RenewalRequest::default()
         };
-        let again = authority.renew(&path, &keeping).unwrap();
+        let again = authority.renew(&directory, &path, &keeping).unwrap();
         assert_eq!(public(after), public(again.issued.info()));
         assert_eq!(days_of(again.issued.info()), 5);
         Identity::load(&path).unwrap();
@@ -283,14 +322,16 @@ mod tests {
     #[test]
     fn what_was_revoked_or_came_from_elsewhere_is_not_renewed() {
         let (directory, authority) = authority();
-        let path = directory.path().join("agent.pem");
+        let elsewhere = tempfile::tempdir().unwrap();
+        let path = elsewhere.path().join("agent.pem");
         let other = Authority::new(&AuthorityRequest::default()).unwrap();
         other
             .issue(&CertificateRequest::new(Role::AGENT))
             .unwrap()
             .save(&path)
             .unwrap();
-        let refused = authority.renew(&path, &RenewalRequest::default());
+        let renew = |request: &RenewalRequest| authority.renew(&directory, &path, request);
+        let refused = renew(&RenewalRequest::default());
         assert!(matches!(
             refused,
             Err(Error::Content {
@@ -298,11 +339,26 @@ mod tests {
                 ..
             })
         ));
-        let coming = RenewalRequest {
-            issued_by: Some(other.trust()),
+        let coming_from = |trust: Trust| RenewalRequest {
+            issued_by: Some(trust),
             ..RenewalRequest::default()
         };
-        let renewed = authority.renew(&path, &coming).unwrap();
+        // The other authority's list counts as well.
+        let theirs = Revoked::now(
+            Serial::from(Identity::load(&path).unwrap().info()),
+            RevocationReason::UNSPECIFIED,
+        );
+        let list = other.revocation_list(&[theirs], 1, 30).unwrap();
+        let lists = RevocationLists::from_pem(list.pem().as_bytes(), "theirs").unwrap();
+        let refused = renew(&coming_from(other.trust().with_revocation_lists(&lists).unwrap()));
+        assert!(matches!(
+            refused,
+            Err(Error::Content {
+                fault: Fault::Revoked { .. },
+                ..
+            })
+        ));
+        let renewed = renew(&coming_from(other.trust())).unwrap();
         authority
             .trust()
             .verify(renewed.issued.identity().chain())
@@ -310,7 +366,7 @@ mod tests {
         let revoked = Revoked::now(Serial::from(renewed.issued.info()), RevocationReason::UNSPECIFIED);
         authority.revoke(directory.path(), &[revoked], 30).unwrap();
         let before = fs::read(&path).unwrap();
-        let refused = authority.renew(&path, &RenewalRequest::default());
+        let refused = renew(&RenewalRequest::default());
         assert!(matches!(
             refused,
             Err(Error::Content {
@@ -336,6 +392,63 @@ mod tests {
         authority.trust().verify(later.identity().chain()).unwrap();
         assert_eq!(loaded.check_issued(issued.info()), Ok(()));
         assert_eq!(loaded.check_issued(authority.info()), Err(Fault::AuthorityAsPeer));
+    }
+
+    #[test]
+    fn what_stands_behind_an_authority_in_its_file_stays() {
+        let (directory, authority) = authority();
+        let path = directory.path().join("ca.pem");
+        let other = Authority::new(&AuthorityRequest::default()).unwrap();
+        fs::write(
+            &path,
+            authority.certificate_pem().to_owned() + other.certificate_pem(),
+        )
+        .unwrap();
+        let renewed = authority.renew_itself(directory.path(), None).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), renewed.certificate_pem());
+        let kept = Trust::load(&path).unwrap();
+        assert_eq!(kept.authorities(), [renewed.info().clone(), other.info().clone()]);
+    }
+
+    #[test]
+    fn an_authority_is_not_renewed_without_what_limits_it() {
+        use rcgen::{ExtendedKeyUsagePurpose, GeneralSubtree, NameConstraints};
+        let (directory, authority) = authority();
+        let plain = || {
+            let mut params = params("made elsewhere").unwrap();
+            params.distinguished_name = issuer_params(authority.info(), "").unwrap().distinguished_name;
+            let (start, end) = lifetime(None, 30).unwrap();
+            params.not_before += std::time::Duration::from_secs(start);
+            params.not_after += std::time::Duration::from_secs(end);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params
+        };
+        let mut named = plain();
+        named.name_constraints = Some(NameConstraints {
+            permitted_subtrees: vec![GeneralSubtree::DnsName("example".to_owned())],
+            excluded_subtrees: Vec::new(),
+        });
+        let mut used = plain();
+        used.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let path = directory.path().join("ca.pem");
+        for (params, named) in [(named, "nameConstraints"), (used, "extendedKeyUsage")] {
+            let certificate = params.self_signed(&authority.key().unwrap()).unwrap();
+            fs::write(&path, certificate.pem()).unwrap();
+            let authority = Authority::load(directory.path()).unwrap();
+            let told = authority
+                .renew_itself(directory.path(), None)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                told.contains("cannot be renewed as it is") && told.contains(named),
+                "{told}"
+            );
+            assert_eq!(fs::read_to_string(&path).unwrap(), certificate.pem());
+        }
+        let certificate = plain().self_signed(&authority.key().unwrap()).unwrap();
+        fs::write(&path, certificate.pem()).unwrap();
+        let unlimited = Authority::load(directory.path()).unwrap();
+        unlimited.renew_itself(directory.path(), None).unwrap();
     }
 
     #[test]

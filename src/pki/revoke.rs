@@ -2,24 +2,26 @@
 //! certificate.
 //!
 //! ```text
-//!  lock DIR ─▶ read DIR/crl.pem ─▶ ours? ─▶ add what is new ─▶ sign ─▶ replace DIR/crl.pem
+//!  lock DIR/ca.key ─▶ read DIR/crl.pem ─▶ ours? ─▶ add what is new ─▶ sign ─▶ replace DIR/crl.pem
 //! ```
 //!
 //! The whole of it is under the lock, so that two programs lose no entry of each
 //! other, and the file is replaced in one step, so that a crash leaves the old list
 //! or the new one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     CertificateRevocationListParams, KeyIdMethod, RevocationReason as Code, RevokedCertParams, SerialNumber,
 };
 use x509_parser::extensions::ParsedExtension;
 
-use super::issue::{DAY, PUBLIC, crypto};
+use super::issue::{DAY, KEY_FILE, PUBLIC, crypto};
 use super::signature::is_signed_by;
 use super::{
     Authority, BadRequest, CertificateInfo, Error, Fault, RevocationListInfo, Revoked, Serial, inspect,
@@ -28,6 +30,9 @@ use super::{
 use crate::replace::replace;
 
 const LIST_FILE: &str = "crl.pem";
+
+/// How long others may hold an authority: they sign and write a few files.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A list just signed.
 #[derive(Clone, Debug)]
@@ -105,11 +110,12 @@ impl Authority {
     /// Revokes certificates in the list of this authority's directory, `crl.pem`,
     /// which is made where there is none. Those that it revokes already stay as they
     /// are. Without any, the list is signed anew, so that it counts for further days.
-    /// Waits for other programs that change the directory at the time, and for the
-    /// disk.
+    /// Waits up to ten seconds for other programs that change the directory at the
+    /// time, and for the disk.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] when the list that is
+    /// [`Error::Read`], also where another program holds the directory for longer;
+    /// [`Error::Write`]; [`Error::Content`] when the list that is
     /// there is broken or another authority's; [`Error::Request`] when one is this
     /// authority's own certificate; and as [`revocation_list`](Self::revocation_list).
     /// The list is as it was.
@@ -235,17 +241,36 @@ impl From<&CertificateInfo> for Serial {
     }
 }
 
-/// Holds an authority's directory against other programs until this is dropped.
+/// Holds an authority's directory against other programs until this is dropped. What
+/// is locked is its key, so that nobody who may not use it can make others wait.
 pub(super) fn hold(directory: &Path) -> Result<File, Error> {
-    let hold = || {
-        let held = File::open(directory)?;
-        held.lock()?;
-        Ok(held)
-    };
-    hold().map_err(|source| Error::Read {
-        path: directory.to_owned(),
-        source,
-    })
+    hold_within(directory, PATIENCE)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a lock has no other way to wait for so long alone"
+)]
+fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
+    let path = directory.join(KEY_FILE);
+    let held = File::open(&path).map_err(|source| Error::Read { path, source })?;
+    let start = Instant::now();
+    loop {
+        let source = match held.try_lock() {
+            Ok(()) => return Ok(held),
+            Err(TryLockError::WouldBlock) if start.elapsed() < patience => {
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            Err(TryLockError::WouldBlock) => io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("another program holds it, for {} s and more", patience.as_secs()),
+            ),
+            Err(TryLockError::Error(source)) => source,
+        };
+        let path = directory.to_owned();
+        return Err(Error::Read { path, source });
+    }
 }
 
 /// Puts a file in place of one that may be there, or of what a link there leads to.
@@ -348,6 +373,23 @@ mod tests {
         let kept = authority.kept_list(directory.path()).unwrap().unwrap();
         assert_eq!(kept.revoked.len(), 16);
         assert!(all.iter().all(|one| kept.revokes(&one.serial)));
+    }
+
+    #[test]
+    fn who_holds_the_key_is_waited_for_so_long_and_who_holds_the_directory_never() {
+        let (directory, authority) = authority();
+        let anybody = File::open(directory.path()).unwrap();
+        anybody.lock().unwrap();
+        let held = hold(directory.path()).unwrap();
+        let refused = hold_within(directory.path(), Duration::from_millis(50)).unwrap_err();
+        let told = refused.to_string();
+        assert!(
+            told.starts_with(&format!("{}: ", directory.path().display()))
+                && told.contains("another program holds it"),
+            "{told}"
+        );
+        drop(held);
+        authority.revoke(directory.path(), &[], 30).unwrap();
     }
 
     #[test]

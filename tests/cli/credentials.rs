@@ -2,7 +2,7 @@
 //! while servers and clients run.
 
 use std::fs;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -303,20 +303,57 @@ fn a_certificate_is_renewed_as_it_was_and_the_old_one_revoked_where_that_is_aske
     );
     user.done(&words);
     user.done(&["cert", "verify", "--ca", "old.pem", "pki/agent.pem"]);
-    // To another authority.
+}
+
+#[test]
+fn who_is_revoked_stays_so_wherever_the_file_is_and_whichever_authority_renews() {
+    let user = operator(&["agent"]);
     user.done(&["cert", "ca", "--dir", "new"]);
+    let renew = ["cert", "renew", "--dir", "new", "--issued-by", "pki/ca.pem"];
+    let renew = |more: &[&'static str]| [&renew, more].concat();
+    fs::copy(user.path("pki/agent.pem"), user.path("new/agent.pem")).unwrap();
+    fs::copy(user.path("pki/agent.pem"), user.path("agent.pem")).unwrap();
+    user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
+    let told = user.fails(&["cert", "renew", "--dir", "pki", "./agent.pem"], 1);
+    assert!(told.contains("is revoked"), "{told}");
+    // By the list beside the other authority, or wherever it is.
+    let told = user.fails(&renew(&["agent"]), 1);
+    assert!(told.contains("is revoked"), "{told}");
+    fs::rename(user.path("pki/crl.pem"), user.path("old-list.pem")).unwrap();
+    let told = user.fails(&renew(&["--crl", "old-list.pem", "agent"]), 1);
+    assert!(told.contains("is revoked"), "{told}");
+    user.fails(
+        &["cert", "renew", "--dir", "pki", "--crl", "old-list.pem", "agent"],
+        2,
+    );
+    // Another certificate goes over.
+    user.done(&["cert", "issue", "--dir", "pki", "--role", "agent"]);
     fs::copy(user.path("pki/agent.pem"), user.path("new/agent.pem")).unwrap();
     user.fails(&["cert", "renew", "--dir", "new", "agent"], 1);
-    user.done(&[
-        "cert",
-        "renew",
-        "--dir",
-        "new",
-        "--issued-by",
-        "pki/ca.pem",
-        "agent",
-    ]);
+    user.done(&renew(&["--crl", "old-list.pem", "agent"]));
     user.done(&["cert", "verify", "--ca", "new/ca.pem", "new/agent.pem"]);
+}
+
+#[test]
+fn a_revocation_that_a_signal_ends_says_that_it_was_not_done() {
+    let user = operator(&["agent"]);
+    let key = fs::File::open(user.path("pki/ca.key")).unwrap();
+    key.lock().unwrap();
+    let mut revoking = user.start(&["cert", "revoke", "--dir", "pki", "agent"]);
+    let tasks = format!("/proc/{}/task", revoking.id());
+    let handles_signals = || {
+        let tasks = fs::read_dir(&tasks).unwrap();
+        let mut names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
+        names.any(|name| name.is_ok_and(|name| name.trim() == "ssntp-signals"))
+    };
+    let start = Instant::now();
+    while !handles_signals() {
+        assert!(start.elapsed() < LIMIT, "it does not handle signals");
+        std::thread::yield_now();
+    }
+    revoking.signal(Signal::TERM);
+    assert_eq!(revoking.code(), Some(128 + 15));
+    assert!(serials(&user).is_empty());
 }
 
 #[test]

@@ -132,6 +132,10 @@ impl Program {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(super) fn code(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }

@@ -120,6 +120,10 @@ struct Renew {
     /// goes over to another authority
     #[arg(long, value_name = "FILE")]
     issued_by: Option<PathBuf>,
+    /// Revocation lists of those authorities; may be given several times
+    /// [default: the crl.pem beside the file of --issued-by, where there is one]
+    #[arg(long, value_name = "FILE", requires = "issued_by")]
+    crl: Vec<PathBuf>,
     /// The certificate's name, or its file
     name: String,
 }
@@ -188,7 +192,7 @@ struct Verify {
 
 /// Runs `ssntp cert`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let _stop = Stop::install()?;
+    let _stop = Stop::install_for_commands()?;
     match args.command {
         Command::Ca(ca) => make(ca),
         Command::Issue(request) => issue(request),
@@ -283,8 +287,12 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     let mut request = RenewalRequest::default();
     request.days = args.days;
     request.keep_key = args.keep_key;
-    request.issued_by = args.issued_by.as_ref().map(Trust::load).transpose()?;
-    let renewed = authority.renew(&path, &request)?;
+    request.issued_by = args
+        .issued_by
+        .as_ref()
+        .map(|ca| trust_before(ca, &args.crl))
+        .transpose()?;
+    let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
     let mut output = Output::new();
     output.line(format_args!(
@@ -310,6 +318,17 @@ fn renew(args: &Renew) -> Result<(), Failure> {
         .map_err(|fault| Failure::new(format_args!("the one before is not revoked: {fault}")))?;
     let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
     tell_of_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
+}
+
+/// The authorities that a certificate may have come from, with their lists.
+fn trust_before(ca: &Path, lists: &[PathBuf]) -> Result<Trust, Failure> {
+    let mut crl = lists.to_vec();
+    let beside = ca.with_file_name("crl.pem");
+    if crl.is_empty() && beside.symlink_metadata().is_ok() {
+        crl.push(beside);
+    }
+    let crl_strict = false;
+    CrlArgs { crl, crl_strict }.trust(ca)
 }
 
 fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
