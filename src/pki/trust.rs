@@ -169,9 +169,9 @@ impl Trust {
     /// lifetimes, and the usages that the roles need (serverAuth and a name
     /// for servers and schedulers, clientAuth for the others); that it gives a
     /// role at all, and only roles that the extended key usages of the issuers
-    /// in between allow; that its key may sign; the trusted authority's
-    /// path length; and that no revocation list holds any of them. Which name a server is dialled by is not known
-    /// here and not checked. Returns the facts in the first certificate.
+    /// in between allow; that its key may sign; the trusted authority's path length; and
+    /// that no revocation list holds any of them. Which name a server is dialled by is
+    /// not known here and not checked. Returns the facts in the first certificate.
     ///
     /// # Errors
     /// The first [`Fault`] that was found.
