@@ -129,10 +129,8 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a moment")]
         let now = Instant::now();
         let mut agents = Agents::default();
-        let asked = RequestCounters {
-            updates: 3,
-            ..RequestCounters::default()
-        };
+        let mut asked = RequestCounters::default();
+        asked.updates = 3;
         for number in 1..=5_u64 {
             let name = Name::from(&*format!("agent-{number}"));
             agents.came(&name, now);
