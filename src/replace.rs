@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// Puts `bytes` in place of the file at `path` in one step, on the disk when
@@ -38,8 +38,20 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// A new file, its owner's alone, in place of what a crash left of an earlier attempt.
 /// `create_new` follows no link and opens nothing that is there: in a directory that
-/// others may write, the file that is filled and given away is never one of theirs.
+/// others may write, the file that is filled and given away is never one of theirs. A
+/// pipe of ours was left by no crash but put there to see what is written: it is
+/// written to, which then fails, since there is nothing to put in place.
 fn create(path: &Path) -> io::Result<File> {
+    let is_our_pipe = |found: &fs::Metadata| {
+        found.file_type().is_fifo() && found.uid() == rustix::process::geteuid().as_raw()
+    };
+    if fs::symlink_metadata(path).is_ok_and(|found| is_our_pipe(&found)) {
+        let pipe = File::options().write(true).open(path)?;
+        // Others may have put something else there meanwhile.
+        if is_our_pipe(&pipe.metadata()?) {
+            return Ok(pipe);
+        }
+    }
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o600);
     let mut attempts = 3;
