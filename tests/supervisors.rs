@@ -608,7 +608,9 @@ fn ends_by_killing_its_supervisor(leave: &str) {
     let running = stage.launch(&script);
     assert_eq!(stage.end().exit, Exit::default());
     assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
-    assert!(!runs(stage.number("pid")), "nothing of it is left");
+    // Nothing of it is left, once the system has carried the signals out.
+    let pid = stage.number("pid");
+    wait_for(|| (!runs(pid)).then_some(()));
     // And the thread that notices ends goes on.
     fs::remove_dir_all(stage.path("run")).unwrap();
     stage.launch("exit 6");
@@ -651,7 +653,8 @@ fn a_run_is_killed_without_its_supervisor_if_need_be() {
     stage.driver.terminate(&running).unwrap_err();
     stage.driver.kill(&running).unwrap();
     assert_eq!(stage.end().exit, Exit::default());
-    assert!(!runs(pid));
+    // A process that is killed takes a moment to be gone.
+    wait_for(|| (!runs(pid)).then_some(()));
 }
 
 /// Its own session: neither the end of the agent's terminal nor a signal for
