@@ -19,7 +19,7 @@ test: ## all tests
 	$(CARGO) test
 
 simulate: ## 100,000 seeds of the simulation, or SSNTP_SEEDS=n of them
-	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --release --lib server::simulation -- --nocapture
+	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-cluster --test simulation -- --nocapture
 
 check: ## format, lints, every feature alone
 	$(CARGO) fmt --check

@@ -35,13 +35,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ssntp::opflex::model::{ManagedObject, Uri};
-use ssntp::opflex::policy_element::{self, ElementEvent};
-use ssntp::opflex::run::{Control, ElementConfig, ServerConfig};
-use ssntp::opflex::{PolicyElement, Server, server};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::transport::Address;
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
+use ssntp_opflex::model::{ManagedObject, Uri};
+use ssntp_opflex::policy_element::{self, ElementEvent};
+use ssntp_opflex::run::{Control, ElementConfig, ServerConfig};
+use ssntp_opflex::{PolicyElement, Server, server};
 
 /// Policies with a child each.
 const POLICIES: usize = 5000;

@@ -14,8 +14,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::cluster::scheduler::placement::{Needs, Placement, Policy, Verdict};
 use ssntp::payload::Ready;
+use ssntp_cluster::scheduler::placement::{Needs, Placement, Policy, Verdict};
 use uuid::Uuid;
 
 const ROUNDS: usize = 21;

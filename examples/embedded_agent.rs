@@ -10,11 +10,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ssntp::client::{ClientEvent, Offline};
-use ssntp::cluster::machine::Facts;
 use ssntp::payload::NodeStatus;
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Limits;
 use ssntp::{Client, ClientConfig, Command};
+use ssntp_cluster::machine::Facts;
 
 /// How long this tool works, and how often it reports.
 const WORK: Duration = Duration::from_secs(2);

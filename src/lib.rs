@@ -6,7 +6,7 @@
 //! certificates; with addresses and files it is the same code:
 //!
 //! ```
-//! # #[cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))] {
+//! # #[cfg(feature = "issue")] {
 //! use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 //! use ssntp::server::Rules;
 //! use ssntp::transport::memory::MemoryListener;
@@ -113,55 +113,49 @@
 // On docs.rs each item says which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
-#![deny(missing_docs)]
+#![warn(missing_docs)]
 
-#[cfg(feature = "admin")]
-pub mod admin;
-#[cfg(feature = "cluster")]
-pub mod cluster;
-mod histogram;
-mod log_limit;
-#[cfg(feature = "opflex")]
-pub mod opflex;
+pub mod client;
 pub mod payload;
-pub mod pki;
-#[doc(hidden)]
-pub mod printable;
-#[cfg(any(
-    feature = "cluster",
-    feature = "opflex",
-    all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring"))
-))]
-mod replace;
-mod role;
-mod setters;
-mod ssntp;
-#[cfg(feature = "testkit")]
+pub mod proto;
+mod request;
+pub mod server;
+#[cfg(feature = "issue")]
 pub mod testkit;
-pub mod transport;
+mod wire;
 
-pub use histogram::Histogram;
-pub use role::{ParseRoleError, Role};
-pub use ssntp::client::{self, Client, ClientConfig, ClientHandle};
-pub use ssntp::proto::{self, Command, ErrorCode, Event, Frame, Status};
-pub use ssntp::server::{self, Server, ServerConfig};
+pub use client::{Client, ClientConfig, ClientHandle};
+pub use proto::{Command, ErrorCode, Event, Frame, Status};
+pub use server::{Server, ServerConfig};
+
+/// Where to listen and connect, TLS, limits of queues, and networks in memory: what an
+/// embedder needs of the crate `ssntp-transport`.
+pub mod transport {
+    pub use ssntp_transport::memory;
+    pub use ssntp_transport::tls;
+    pub use ssntp_transport::{
+        Address, AddressError, BudgetFigures, DEFAULT_PORT, DispatcherFigures, KeepAlive, Limits,
+        PeerAddress, ProcessFigures, TcpOptions, default_max_handshakes, more_without_signal_stacks,
+    };
+}
+pub use ssntp_transport::pki;
+pub use ssntp_transport::{Histogram, ParseRoleError, Role};
 
 // Types of other crates that appear in signatures here, so that whoever uses
 // them need not find out the version.
 pub use bytes::{self, Bytes};
 pub use crossbeam_channel::{self, Receiver};
 pub use rustls;
-#[cfg(feature = "json")]
 pub use serde_json;
 pub use uuid::{self, Uuid};
 
 /// Compiles what README.md shows.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "issue"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
 /// Compiles and runs what the pages of docs/book show.
-#[cfg(all(doctest, feature = "testkit", any(feature = "aws-lc-rs", feature = "ring")))]
+#[cfg(all(doctest, feature = "issue"))]
 mod book {
     macro_rules! pages {
         ($($name:ident = $page:literal,)*) => {$(

@@ -8,7 +8,7 @@
 //! | what becomes of it when the network fails | [`MemoryListener::cut`], [`stall`](MemoryListener::stall), [`set_faults`](MemoryListener::set_faults) |
 //!
 //! ```
-//! # #[cfg(any(feature = "aws-lc-rs", feature = "ring"))] {
+//! # #[cfg(feature = "issue")] {
 //! use ssntp::client::{Client, ClientEvent};
 //! use ssntp::testkit::Testkit;
 //! use ssntp::{Role, Server};
@@ -24,12 +24,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Error, Identity, Trust};
-use crate::transport::memory::MemoryListener;
 use crate::{ClientConfig, Role, ServerConfig};
+use ssntp_transport::memory::MemoryListener;
+use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Error, Identity, Trust};
 
-pub use crate::ssntp::server::handler_test::HandlerTest;
-pub use crate::transport::memory::Faults;
+pub use crate::server::handler_test::HandlerTest;
+pub use ssntp_transport::memory::Faults;
 
 /// An authority, and a network in memory. Both are of this process and gone
 /// with it.

@@ -3,7 +3,6 @@
 //! An allocator around the system's counts what the server's own threads ask
 //! for: reader, dispatcher and writer, TLS included. The peers' threads, which
 //! are in the same process, do not count.
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 #![allow(unsafe_code, reason = "an allocator is unsafe to implement")]
 #![allow(
     clippy::unwrap_used,
@@ -22,9 +21,9 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 use ssntp::proto::{ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame};
 use ssntp::server::{Rules, Server, ServerConfig};
-use ssntp::transport::raw::{BufferPool, Halves, Outgoing, connect_tcp};
 use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_transport::{BufferPool, Halves, Outgoing, connect_tcp};
 use uuid::Uuid;
 
 const LIMIT: Duration = Duration::from_secs(30);

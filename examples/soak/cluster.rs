@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use ssntp::Role;
 use ssntp::client::ClientConfig;
-use ssntp::cluster::controller::{Controller, ControllerConfig};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp_cluster::controller::{Controller, ControllerConfig};
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -111,7 +111,7 @@ impl Cluster {
             agent.start()?;
             cluster.daemons.push(agent);
         }
-        let all = |view: &ssntp::cluster::controller::View| {
+        let all = |view: &ssntp_cluster::controller::View| {
             (view.nodes().filter(|node| node.seen.is_some()).count() == AGENTS).then_some(())
         };
         let there = cluster.controller.wait(Duration::from_secs(60), all);

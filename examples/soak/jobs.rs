@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ssntp::cluster::controller::{Controller, Order, OrderError, Shown};
 use ssntp::payload::{InstanceState, Requirements, Start, VmType};
+use ssntp_cluster::controller::{Controller, Order, OrderError, Shown};
 use uuid::Uuid;
 
 /// How long an answer may take: longer than anything that the scheduler waits

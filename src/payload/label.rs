@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, de};
 
 use super::id::parse_uuid;
-use crate::printable::printable;
+use ssntp_transport::printable;
 
 /// The most bytes of a name, and of the key and the value of a label.
 pub const MAX_LABEL: usize = 63;

@@ -76,7 +76,6 @@ mod failure;
 mod id;
 mod instance;
 mod invalid_frame_type;
-#[cfg(feature = "json")]
 pub mod json;
 mod kick;
 mod label;

@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Id, payload, timestamp};
-use crate::Role;
 use crate::proto::{Command, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
+use ssntp_transport::Role;
 
 /// Traces of frames.
 ///

@@ -7,7 +7,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
 use crate::revocation::{Lister, issued, issuing};
-use crate::support::*;
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientEvent};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
@@ -17,6 +16,7 @@ use ssntp::server::{
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::tls::Connector;
+use ssntp_test_support::*;
 use uuid::Uuid;
 
 /// Tells why sessions end.
@@ -49,19 +49,6 @@ fn server_of(trust: &Trust, handler: impl Handler) -> TestServer {
     TestServer {
         server: Some(Server::start(config, handler).unwrap()),
         listener,
-    }
-}
-
-impl TestServer {
-    /// Renews with a new certificate of its own.
-    fn renew(&self, trust: &Trust) -> (usize, usize) {
-        let renewed = self
-            .server
-            .as_ref()
-            .unwrap()
-            .renew(&identity(Role::SERVER), trust);
-        let Renewed { sessions, ended, .. } = renewed.unwrap();
-        (sessions, ended)
     }
 }
 

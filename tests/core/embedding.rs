@@ -522,7 +522,7 @@ fn a_network_that_stalls_delivers_what_it_held_once_it_goes_on() {
 
 #[test]
 fn an_answer_from_somebody_who_was_not_asked_is_no_answer() {
-    use super::support::{TestServer, identity, trust};
+    use ssntp_test_support::{TestServer, identity, trust};
 
     let server = TestServer::start((), |config| config.operands(operands()));
     let config = ssntp::ClientConfig::new(identity(Role::CONTROLLER), trust());

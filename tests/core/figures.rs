@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::support::*;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Refusal};
@@ -12,6 +11,7 @@ use ssntp::server::{
 };
 use ssntp::transport::Limits;
 use ssntp::transport::tls::Connector;
+use ssntp_test_support::*;
 use uuid::Uuid;
 
 /// Figures that are as they are to be, soon.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::*;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
@@ -14,6 +13,7 @@ use ssntp::server::{
     SlowConsumer,
 };
 use ssntp::transport::Limits;
+use ssntp_test_support::*;
 use uuid::Uuid;
 
 const SENDERS: u32 = 12;

@@ -9,14 +9,12 @@
 //! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
-//! | `admin` | pages about a process that embeds this crate |
 //! | `figures` | what a server tells of itself |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `operators` | who sees and ends sessions, and bans that end |
 //! | `pages` | the wire and the payloads as docs/ has them |
 
-#![cfg(all(feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -27,23 +25,16 @@
     reason = "a test fails by panicking, and brings its own sockets"
 )]
 
-#[cfg(feature = "admin")]
-mod admin;
 mod credentials;
 mod dependencies;
-#[cfg(feature = "testkit")]
 mod embedding;
 mod figures;
 mod flow;
-#[cfg(feature = "testkit")]
 mod operators;
 mod pages;
 mod pki;
-#[cfg(feature = "testkit")]
 mod renewal;
 mod resumption;
 mod revocation;
 mod server;
-#[path = "../support/mod.rs"]
-mod support;
 mod transport;

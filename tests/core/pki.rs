@@ -14,8 +14,8 @@ use ssntp::pki::{
     Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates, roles_of,
 };
 use ssntp::transport::memory;
-use ssntp::transport::raw::BufferPool;
 use ssntp::transport::tls::{Acceptor, Connector, Secured, TlsError};
+use ssntp_transport::BufferPool;
 use uuid::Uuid;
 
 const DAY: Duration = Duration::from_secs(86_400);

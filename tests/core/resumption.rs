@@ -3,12 +3,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::support::*;
 use ssntp::Role;
 use ssntp::pki::{CertificateRequest, Identity};
 use ssntp::proto::{Command, Connect, ErrorCode, Frame};
 use ssntp::server::{Filter, Rules};
 use ssntp::transport::tls::Connector;
+use ssntp_test_support::*;
 use uuid::Uuid;
 
 /// Somebody who keeps tickets.
@@ -144,65 +144,5 @@ fn a_server_without_resumption_gives_no_tickets() {
     let agent = connector(&identity(Role::AGENT));
     for _ in 0..2 {
         drop(first(&server, &agent, Role::AGENT, Uuid::new_v4()));
-    }
-}
-
-#[cfg(feature = "cli")]
-mod program {
-    use std::io::{BufRead, BufReader};
-    use std::path::Path;
-    use std::process::{Child, Command as Process, Stdio};
-    use std::sync::Arc;
-
-    use ssntp::transport::TcpOptions;
-    use ssntp::transport::raw::connect_tcp;
-
-    use super::*;
-
-    struct Running(Child);
-
-    impl Drop for Running {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    fn start(at: &Path, line: &str) -> (Running, u16) {
-        let child = Process::new(env!("CARGO_BIN_EXE_ssntp"))
-            .args(line.split(' '))
-            .args(["--listen", "127.0.0.1:0", "--ca", "ca.pem", "--cert", "cert.pem"])
-            .current_dir(at)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut running = Running(child);
-        let mut line = String::new();
-        let stdout = running.0.stdout.as_mut().unwrap();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
-        let port = line.trim().rsplit(':').next().unwrap().parse().unwrap();
-        (running, port)
-    }
-
-    #[test]
-    fn servers_resume_unless_told_not_to() {
-        let place = tempfile::tempdir().unwrap();
-        authority().save(place.path(), false).unwrap();
-        let request = CertificateRequest::new(Role::SERVER | Role::SCHEDULER);
-        let issued = authority().issue(&request).unwrap();
-        issued.save(place.path().join("cert.pem")).unwrap();
-        for program in ["server", "scheduler"] {
-            for (flag, resumes) in [("", true), (" --no-resumption", false)] {
-                let (_running, port) = start(place.path(), &format!("{program}{flag}"));
-                let agent = connector(&identity(Role::AGENT));
-                for resumed in [false, resumes] {
-                    let options = TcpOptions::default();
-                    let stream = connect_tcp("127.0.0.1", port, &options, LIMIT).unwrap();
-                    let mut peer = Peer::with(Arc::new(stream), &agent);
-                    assert_eq!(peer.resumed, resumed, "{program}{flag}");
-                    peer.handshake(Role::AGENT, Uuid::new_v4(), false);
-                }
-            }
-        }
     }
 }

@@ -15,10 +15,10 @@ use ssntp::pki::{
 };
 use ssntp::rustls::{self, AlertDescription, CertificateError};
 use ssntp::transport::memory;
-use ssntp::transport::raw::{BufferPool, Outgoing};
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
+use ssntp_transport::{BufferPool, Outgoing};
 
-use crate::support::LIMIT;
+use ssntp_test_support::LIMIT;
 
 /// Makes the revocation lists of an authority.
 pub(crate) struct Lister(Issuer<'static, KeyPair>);

@@ -4,7 +4,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::support::*;
 use ssntp::Role;
 use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
@@ -15,6 +14,7 @@ use ssntp::server::{
 };
 use ssntp::transport::Limits;
 use ssntp::transport::memory::MemoryListener;
+use ssntp_test_support::*;
 use uuid::Uuid;
 
 /// Tells the test what the application was told.

@@ -9,7 +9,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::support::{LIMIT, identity, trust};
 use bytes::{Bytes, BytesMut};
 use rustls::client::ResolvesClientCert;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -19,10 +18,11 @@ use ssntp::Role;
 use ssntp::pki::{self, Authority, AuthorityRequest};
 use ssntp::transport::Limits;
 use ssntp::transport::memory::{self, Faults};
-use ssntp::transport::raw::{
+use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
+use ssntp_test_support::{LIMIT, identity, trust};
+use ssntp_transport::{
     BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
 };
-use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
 
 /// What each side of a heavy exchange sends.
 const HEAVY: usize = 16 << 20;

@@ -1,14 +1,11 @@
 //! No bytes make the library panic: the body of every fuzz target, on its
 //! seeds, on seeds that were damaged, and on any bytes.
-#![cfg(all(feature = "opflex", any(feature = "aws-lc-rs", feature = "ring")))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod bodies;
 
 use std::path::PathBuf;
 
-use bodies::BODIES;
 use proptest::prelude::*;
+use ssntp_test_support::bodies::BODIES;
 
 /// The seeds of a fuzz target with their names, in one order.
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {

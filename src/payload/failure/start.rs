@@ -76,8 +76,7 @@ impl StartFailureReason {
     }
 
     /// The text of a reason that is known, and else `other`: a peer may say any.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn word(&self) -> &'static str {
+    pub fn word(&self) -> &'static str {
         let known = Self::ALL.iter().find(|known| *known == self);
         known.map_or("other", Self::as_str)
     }

@@ -66,7 +66,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind) -> Self {
+    pub fn new(kind: ErrorKind) -> Self {
         Self(Box::new(Inner {
             kind,
             path: Vec::new(),

@@ -1,0 +1,174 @@
+//! One connection, from its TLS handshake to its end.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use log::{debug, info};
+
+use super::http::{Answer, Refused, Request};
+use super::limited::Limited;
+use super::pages::Pages;
+use super::{LOG, now};
+use ssntp::Role;
+use ssntp::pki::CertificateInfo;
+use ssntp_transport::LogLimit;
+use ssntp_transport::tls::{Acceptor, TlsError};
+use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
+
+/// How long a client may take to ask, its TLS handshake included.
+const ASKING: Duration = Duration::from_secs(5);
+/// How long it may take to read the answer.
+const ANSWERING: Duration = Duration::from_secs(10);
+/// How long the end of what it sent is waited for, so that the answer is not
+/// destroyed on its way.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What every connection is served with.
+#[derive(Debug)]
+pub(super) struct Door {
+    /// Of each listener, whether only this host can connect there.
+    local: Vec<bool>,
+    acceptor: Arc<Mutex<Option<Acceptor>>>,
+    roles: Role,
+    /// The name that is listened at.
+    host: Option<String>,
+    pages: Arc<Pages>,
+    pool: BufferPool,
+    log: Mutex<LogLimit<()>>,
+}
+
+impl Door {
+    pub(super) fn new(
+        local: Vec<bool>,
+        acceptor: Arc<Mutex<Option<Acceptor>>>,
+        roles: Role,
+        host: Option<String>,
+        pages: Arc<Pages>,
+    ) -> Self {
+        Self {
+            local,
+            acceptor,
+            roles,
+            host,
+            pages,
+            pool: BufferPool::new(),
+            log: Mutex::default(),
+        }
+    }
+
+    /// Answers one request. Blocks until the client has its answer.
+    pub(super) fn serve(&self, newcomer: &Arc<Newcomer>) {
+        let stopping = {
+            let newcomer = Arc::clone(newcomer);
+            move || newcomer.is_stopping()
+        };
+        let stream = Arc::new(Limited::new(newcomer.stream(), ASKING, stopping));
+        if let Err(e) = self.answer(&stream, newcomer) {
+            debug!(target: LOG, "{}: {e}", newcomer.peer());
+        }
+    }
+
+    fn answer(&self, stream: &Arc<Limited>, newcomer: &Newcomer) -> io::Result<()> {
+        let is_local = self.local.get(newcomer.listener()).copied().unwrap_or(false);
+        let (mut halves, is_let_in) = match is_local {
+            true => (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(())),
+            false => self.secure(stream).map_err(|e| self.say(newcomer, "no TLS", e))?,
+        };
+        let request = receive(&mut halves, stream)?;
+        let is_head = matches!(&request, Ok(request) if request.is_head);
+        let may_see = |request: Request| {
+            is_let_in?;
+            match newcomer.peer() {
+                PeerAddress::Ip(_) if is_local => self.check_host(&request)?,
+                _ => {}
+            }
+            Ok(request)
+        };
+        let answer = match request.and_then(may_see) {
+            Ok(request) => self.pages.answer(&request),
+            Err(refused) => {
+                if refused.code == 403 {
+                    let _ = self.say(newcomer, "refused", &refused.why);
+                }
+                Answer::from(refused)
+            }
+        };
+        stream.begin(ANSWERING);
+        let bytes = Bytes::from(answer.encode(is_head));
+        halves.transmit.transmit(&[Outgoing::whole(bytes, 1)])?;
+        halves.transmit.finish()?;
+        halves.transmit.idle();
+        stream.begin(LINGER);
+        drain(&**stream, LINGER);
+        Ok(())
+    }
+
+    /// Mutual TLS, and whether the client's certificate lets it in.
+    fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Result<(), Refused>), TlsError> {
+        let acceptor = self
+            .acceptor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let Some(acceptor) = acceptor else {
+            return Err(TlsError::Configuration("there is no certificate".into()));
+        };
+        let secured = acceptor.accept(Arc::clone(stream) as _, &self.pool, stream.deadline())?;
+        let certificate = secured.peer.first().map(CertificateInfo::from_der);
+        let roles = match certificate {
+            Some(Ok(certificate)) => certificate.roles,
+            _ => Role::NONE,
+        };
+        let why = || format!("the certificate's role is {roles}, and {} is let in", self.roles);
+        let is_let_in = match roles.intersects(self.roles) {
+            true => Ok(()),
+            false => Err(Refused::new(403, why())),
+        };
+        Ok((secured.halves, is_let_in))
+    }
+
+    /// A web page of somebody else's has a name of somebody else's, also where that
+    /// name leads to this host.
+    fn check_host(&self, request: &Request) -> Result<(), Refused> {
+        match &request.host {
+            Some(host)
+                if host != "localhost"
+                    && !host.is_empty()
+                    && host.parse::<IpAddr>().is_err()
+                    && Some(host) != self.host.as_ref() =>
+            {
+                let why = "the Host that is asked for has to be an address or localhost";
+                Err(Refused::new(403, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the log of somebody who was not let in.
+    fn say(&self, newcomer: &Newcomer, what: &'static str, why: impl std::fmt::Display) -> io::Error {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = log.admit((), what, now());
+        drop(log);
+        if let Some(more) = more {
+            info!(target: LOG, "{}: {what}: {why}{more}", newcomer.peer());
+        }
+        io::Error::other(what)
+    }
+}
+
+/// Receives the head of a request.
+fn receive(halves: &mut Halves, stream: &Limited) -> io::Result<Result<Request, Refused>> {
+    let mut is_over = false;
+    loop {
+        // It may have come with the end of the TLS handshake.
+        match Request::parse(halves.inbox.bytes_mut()) {
+            Ok(Some(request)) => return Ok(Ok(request)),
+            Err(refused) => return Ok(Err(refused)),
+            Ok(None) if is_over => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(None) => is_over = halves.receive_until(stream.deadline())?.end,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A stream with a deadline.
+
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ssntp_transport::{Duplex, PeerAddress, deadline, is_timeout, left};
+
+/// A stream whose waits end at one deadline, all of them together: however many
+/// bytes a peer drips, or takes one by one, it gets no more time. Time limits of
+/// single reads and writes count for nothing.
+pub(super) struct Limited {
+    stream: Arc<dyn Duplex>,
+    deadline: Mutex<Instant>,
+    gives_up: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// How long one write may block: how soon a writer sees that it is to give up.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// A socket takes a limit of zero for no limit at all.
+const LEAST: Duration = Duration::from_millis(1);
+
+impl Limited {
+    /// A stream whose waits last until `limit` has passed from now on. Whoever owns
+    /// the stream ends what is read by a shutdown, and what is written by `gives_up`.
+    pub(super) fn new(
+        stream: Arc<dyn Duplex>,
+        limit: Duration,
+        gives_up: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            stream,
+            deadline: Mutex::new(deadline(limit)),
+            gives_up: Box::new(gives_up),
+        }
+    }
+
+    /// A new deadline, for what is done from now on.
+    pub(super) fn begin(&self, limit: Duration) {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline(limit);
+    }
+
+    /// The deadline.
+    pub(super) fn deadline(&self) -> Instant {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        left(self.deadline()).map(|left| left.max(LEAST))
+    }
+
+    fn for_reading(&self) -> io::Result<&dyn Duplex> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        Ok(&*self.stream)
+    }
+}
+
+impl fmt::Debug for Limited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Limited").field(&self.stream).finish()
+    }
+}
+
+impl Duplex for Limited {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.for_reading()?.read(buffer)
+    }
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.try_read(buffer)
+    }
+    fn wait_readable(&self) -> io::Result<()> {
+        self.for_reading()?.wait_readable()
+    }
+    fn is_readable(&self) -> bool {
+        self.stream.is_readable()
+    }
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            self.stream.set_write_timeout(Some(self.left()?.min(LOOK)))?;
+            match self.stream.write(bytes) {
+                Err(e) if is_timeout(&e) && !(self.gives_up)() => {}
+                written => return written,
+            }
+        }
+    }
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.try_write(bytes)
+    }
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.stream.shutdown(how)
+    }
+    fn set_read_timeout(&self, _: Option<Duration>) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_write_timeout(&self, _: Option<Duration>) -> io::Result<()> {
+        Ok(())
+    }
+    fn peer(&self) -> PeerAddress {
+        self.stream.peer()
+    }
+    fn local(&self) -> Option<SocketAddr> {
+        self.stream.local()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp_transport::{memory, threads};
+
+    #[test]
+    fn bytes_that_drip_in_give_no_more_time() {
+        let (ours, theirs) = memory::pair();
+        let dripping = threads::spawn("t", move || {
+            while theirs.write(b"x").is_ok() {
+                std::thread::yield_now();
+            }
+        });
+        let limited = Limited::new(Arc::new(ours), Duration::from_millis(50), || false);
+        let error = loop {
+            match limited.read(&mut [0; 1]) {
+                Ok(_) => {}
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        limited.begin(Duration::from_secs(60));
+        assert_eq!(limited.read(&mut [0; 1]).unwrap(), 1);
+        drop(limited);
+        dripping.unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_holds_nobody_up_who_gives_up() {
+        let (ours, _theirs) = memory::pair();
+        let limited = Limited::new(Arc::new(ours), Duration::MAX, || true);
+        let full = vec![0; 1 << 24];
+        let error = loop {
+            match limited.write(&full) {
+                Ok(_) => {}
+                Err(e) => break e,
+            }
+        };
+        assert!(is_timeout(&error), "{error}");
+    }
+}

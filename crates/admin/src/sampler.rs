@@ -1,0 +1,186 @@
+//! The thread that asks the source, and what it found last.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{Snapshot, now};
+use ssntp_transport::{after, left, threads};
+
+/// How old what a page shows may be, and so how often the source is asked at most.
+pub(super) const AGE: Duration = Duration::from_secs(1);
+/// How long a page waits for the source.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What says what pages show.
+pub(super) type Source = dyn Fn() -> Result<Snapshot, String> + Send + Sync;
+type Found = Result<Arc<Snapshot>, String>;
+
+/// What the source said last.
+#[derive(Debug)]
+pub(super) struct Figures {
+    state: Mutex<State>,
+    /// Something is wanted, or found, or this was closed.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    wanted: bool,
+    /// Since when the source is at it.
+    asked: Option<Instant>,
+    /// What it said, and when.
+    found: Option<(Instant, Found)>,
+    closed: bool,
+}
+
+impl Figures {
+    /// What the process says of itself. Waits for it, a second at most.
+    pub(super) fn snapshot(&self) -> Found {
+        let deadline = after(now(), PATIENCE);
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return Err("it is stopping".into());
+            }
+            let now = now();
+            if let Some((at, found)) = &state.found
+                && now.saturating_duration_since(*at) < AGE
+            {
+                return found.clone();
+            }
+            let Ok(left) = left(deadline) else {
+                let asked = state
+                    .asked
+                    .map_or(PATIENCE, |at| now.saturating_duration_since(at));
+                return Err(format!("it has not answered for {:.1} s", asked.as_secs_f64()));
+            };
+            if !state.wanted && state.asked.is_none() {
+                state.wanted = true;
+                self.changed.notify_all();
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Asks the source whenever something is wanted, until this is closed.
+    fn run(&self, source: &Source) {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return;
+            }
+            if !std::mem::take(&mut state.wanted) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.asked = Some(now());
+            drop(state);
+            // A fault of an application's figures is no reason to show none any more.
+            let found = catch_unwind(AssertUnwindSafe(source));
+            let found = found.unwrap_or_else(|_| Err("it panicked".into())).map(Arc::new);
+            state = self.lock();
+            state.asked = None;
+            // What it said before is let go of without the lock: it may be large.
+            let before = state.found.replace((now(), found));
+            self.changed.notify_all();
+            drop(state);
+            drop(before);
+            state = self.lock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that asks the source.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    figures: Arc<Figures>,
+    thread: JoinHandle<()>,
+}
+
+impl Sampler {
+    pub(super) fn start(source: Box<Source>) -> io::Result<Self> {
+        let figures = Arc::new(Figures {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let of_thread = Arc::clone(&figures);
+        let thread = threads::spawn("ssntp-figures", move || of_thread.run(&*source))?;
+        Ok(Self { figures, thread })
+    }
+
+    pub(super) fn figures(&self) -> Arc<Figures> {
+        Arc::clone(&self.figures)
+    }
+
+    /// Ends every wait for figures, and the thread once the source has answered.
+    pub(super) fn close(&self) {
+        self.figures.lock().closed = true;
+        self.figures.changed.notify_all();
+    }
+
+    /// Waits for the thread.
+    pub(super) fn join(self) {
+        self.close();
+        let _ = self.thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{Receiver, Sender, bounded};
+
+    use super::*;
+
+    /// Tells of each time that it is asked, and answers once nobody holds it up.
+    fn counting(asked: Sender<()>, hold: Receiver<()>) -> Sampler {
+        let source = move || {
+            asked.send(()).unwrap();
+            let _ = hold.recv();
+            Ok(Snapshot::default())
+        };
+        Sampler::start(Box::new(source)).unwrap()
+    }
+
+    #[test]
+    fn whatever_is_asked_the_source_is_asked_once() {
+        let (asked, questions) = bounded(1000);
+        let sampler = counting(asked, bounded(0).1);
+        let began = now();
+        let figures = sampler.figures();
+        let threads = (0..8).map(|_| {
+            let figures = Arc::clone(&figures);
+            threads::spawn("t", move || {
+                (0..100).for_each(|_| drop(figures.snapshot().unwrap()))
+            })
+            .unwrap()
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // One more for each second that this host took.
+        let most = 1 + began.elapsed().as_secs();
+        assert!(questions.len() as u64 <= most, "{}", questions.len());
+        sampler.join();
+    }
+
+    #[test]
+    fn a_source_that_does_not_answer_holds_a_page_up_for_a_second() {
+        let (asked, _questions) = bounded(10);
+        let (held, hold) = bounded(0);
+        let sampler = counting(asked, hold);
+        let why = sampler.figures().snapshot().unwrap_err();
+        assert!(why.contains("has not answered for"), "{why}");
+        drop(held);
+        let figures = sampler.figures();
+        while figures.snapshot().is_err() {}
+        sampler.join();
+        assert_eq!(figures.snapshot().unwrap_err(), "it is stopping");
+    }
+}

@@ -1,0 +1,101 @@
+//! Pages about a process that embeds this crate.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp::server::{Context, Handler, SessionInfo};
+use ssntp::transport::memory::MemoryListener;
+use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig};
+use ssntp_admin::{Admin, AdminConfig, AdminError, Snapshot};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The page's code and body.
+fn get(admin: &Admin, page: &str) -> (u16, String) {
+    let urls = admin.urls();
+    let mut stream = TcpStream::connect(urls[0].strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(stream, "GET {page} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// An application that does nothing else once it has a frame.
+struct Stuck(Receiver<()>);
+
+impl Handler for Stuck {
+    fn frame(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: Frame) {
+        let _ = self.0.recv();
+    }
+}
+
+#[test]
+fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let identity = |role| {
+        authority
+            .issue(&CertificateRequest::new(role))
+            .unwrap()
+            .identity()
+    };
+    let place = MemoryListener::new();
+    let config = ServerConfig::new(identity(Role::SERVER), authority.trust()).listen_in_memory(&place);
+    let (release, stuck) = bounded::<()>(0);
+    let server = Server::start(config, Stuck(stuck)).unwrap();
+    let handle = server.handle();
+    let shown = move || {
+        let figures = handle.figures().map_err(|e| e.to_string())?;
+        let mut shown = Snapshot::of_server(&figures);
+        shown.metrics.counter("shop_orders_total", "Orders.").set(7u64);
+        shown.info.insert("shop".into(), "open".into());
+        Ok(shown)
+    };
+    let admin = Admin::start(AdminConfig::new("127.0.0.1:0".parse().unwrap()), shown).unwrap();
+    let config = ClientConfig::new(identity(Role::AGENT), authority.trust()).connect_in_memory(&place);
+    let client = Client::connect(config).unwrap();
+    assert_eq!(get(&admin, "/healthz").0, 200);
+    assert!(get(&admin, "/metrics").1.contains("\nshop_orders_total 7\n"));
+    assert!(get(&admin, "/info").1.contains("\"shop\": \"open\""));
+
+    client
+        .send(Frame::with_payload(Command::STATS, "load: 1\n"))
+        .unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let why = loop {
+        // What was found before may be shown for a second.
+        match get(&admin, "/healthz") {
+            (503, why) => break why,
+            _ => assert!(Instant::now() < deadline, "it is still well"),
+        }
+    };
+    assert!(why.contains("it has not answered for"), "{why}");
+    assert_eq!(get(&admin, "/readyz").0, 503);
+    assert_eq!(get(&admin, "/sessions").0, 503);
+    let (code, text) = get(&admin, "/metrics");
+    assert_eq!(code, 200);
+    assert!(
+        text.contains("\nssntp_answering 0\n") && !text.contains("shop_orders"),
+        "{text}"
+    );
+    drop(release);
+    while get(&admin, "/healthz").0 != 200 {
+        assert!(Instant::now() < deadline, "it is not well again");
+    }
+    admin.stopping();
+    assert!(get(&admin, "/readyz").1.contains("it is stopping"));
+    assert_eq!(get(&admin, "/healthz").0, 200);
+    server.stop();
+    admin.stop();
+}
+
+#[test]
+fn pages_that_others_could_see_do_not_start_without_tls() {
+    let config = AdminConfig::new("0.0.0.0:0".parse().unwrap());
+    let refused = Admin::start(config, || Ok(Snapshot::default())).unwrap_err();
+    assert!(matches!(refused, AdminError::Open(_)), "{refused}");
+}

@@ -1,0 +1,185 @@
+//! The command line.
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+use crate::cmd;
+use crate::failure::Failure;
+use crate::logging::LogFormat;
+use crate::settings::{self, Refused, Settings};
+
+/// Simple and Secure Node Transfer Protocol: control-plane messaging over
+/// mutual TLS, with roles proved by certificates.
+///
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
+/// before it was done. RUST_LOG sets what is logged
+/// to the standard error (default: warn for servers, else error). Nobody waits
+/// for who reads it: lines that find no room are counted and left out.
+#[derive(Debug, Parser)]
+#[command(name = "ssntp", version)]
+pub(crate) struct Args {
+    /// How the log is written to the standard error
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        env = "SSNTP_LOG_FORMAT",
+        hide_env_values = true,
+        display_order = 900,
+        default_value_t
+    )]
+    pub(crate) log_format: LogFormat,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    #[command(visible_alias = "netagent")]
+    Agent(cmd::agent::Args),
+    #[cfg(feature = "full")]
+    #[command(hide = true)]
+    Caretaker(cmd::demo::caretaker::Args),
+    #[cfg(feature = "full")]
+    Cert(cmd::cert::Args),
+    #[cfg(feature = "full")]
+    Cnci(cmd::cnci::Args),
+    #[cfg(feature = "full")]
+    Completions(cmd::completions::Args),
+    #[cfg(feature = "full")]
+    Config(cmd::config::Args),
+    #[cfg(feature = "full")]
+    Context(cmd::context::Args),
+    #[cfg(feature = "full")]
+    Ctl(cmd::ctl::Args),
+    #[cfg(feature = "full")]
+    Decode(cmd::decode::Args),
+    #[cfg(feature = "full")]
+    Demo(cmd::demo::Args),
+    #[cfg(feature = "full")]
+    Listen(cmd::listen::Args),
+    #[cfg(feature = "full")]
+    #[command(hide = true)]
+    Manual(cmd::completions::ManualArgs),
+    #[cfg(feature = "full")]
+    Operands(cmd::operands::Args),
+    #[cfg(feature = "full")]
+    Opflex(cmd::opflex::Args),
+    #[cfg(feature = "full")]
+    Scheduler(cmd::scheduler::Args),
+    #[cfg(feature = "full")]
+    Send(cmd::send::Args),
+    #[cfg(feature = "full")]
+    Server(cmd::server::Args),
+    #[cfg(feature = "full")]
+    Session(cmd::session::Args),
+}
+
+impl Args {
+    /// Reads the command line, and the file of settings that it names.
+    pub(crate) fn of_this_process() -> (Self, Settings) {
+        let words = common_flags_last(std::env::args_os().collect());
+        match settings::read(&words) {
+            Ok(read) => read,
+            Err(Refused::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
+                // What follows the first paragraph is for people.
+                let text = e.to_string();
+                let why = text.split("\n\n").next().unwrap_or_default();
+                let usage = Failure::usage(why.trim_start_matches("error: "));
+                let _ = usage.in_json(true).report();
+                std::process::exit(e.exit_code())
+            }
+            Err(Refused::Words(e)) => e.exit(),
+            Err(refused @ Refused::File { .. }) => {
+                let _ = refused.failure().report();
+                std::process::exit(2)
+            }
+        }
+    }
+}
+
+/// Whether a program reads what `ssntp ctl` says, though it was asked wrongly.
+fn asks_for_json(words: &[OsString]) -> bool {
+    let mut own = words.iter().skip(1).take_while(|word| *word != "--");
+    words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
+}
+
+/// The flags that most subcommands have, and may stand before the subcommand
+/// as well: those with a value, and those without.
+const COMMON: [&str; 7] = [
+    "--connect",
+    "--listen",
+    "--ca",
+    "--cert",
+    "--crl",
+    "--context",
+    "--log-format",
+];
+const COMMON_SWITCH: &str = "--json";
+
+/// Moves the common flags that stand before the subcommand right behind it.
+fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
+    let is = |word: &OsString, flag: &str| word == flag;
+    let with_value = |word: &OsString| {
+        let text = word.to_string_lossy();
+        COMMON
+            .iter()
+            .any(|flag| text.strip_prefix(flag).is_some_and(|rest| rest.starts_with('=')))
+    };
+    let mut subcommand = 1;
+    while let Some(word) = words.get(subcommand) {
+        subcommand += match word {
+            word if COMMON.iter().any(|flag| is(word, flag)) => 2,
+            word if is(word, COMMON_SWITCH) || with_value(word) => 1,
+            _ => break,
+        };
+    }
+    if subcommand == 1 || subcommand >= words.len() {
+        return words;
+    }
+    let mut moved = words;
+    moved[1..=subcommand].rotate_right(1);
+    moved
+}
+
+impl Command {
+    /// What is logged where RUST_LOG does not say: a server's operator wants
+    /// its warnings, whoever runs another subcommand gets its one error line.
+    pub(crate) fn log_level(&self) -> &'static str {
+        match self {
+            Self::Agent(_) => "warn",
+            #[cfg(feature = "full")]
+            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
+            #[cfg(feature = "full")]
+            Self::Opflex(args) if args.serves() => "warn",
+            #[cfg(feature = "full")]
+            _ => "error",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_flags_may_stand_before_the_subcommand() {
+        for (line, same) in [
+            (
+                "ssntp --ca a --json --cert=c ctl nodes",
+                "ssntp ctl --ca a --json --cert=c nodes",
+            ),
+            ("ssntp --listen :1 scheduler", "ssntp scheduler --listen :1"),
+            ("ssntp ctl --ca a nodes", "ssntp ctl --ca a nodes"),
+            ("ssntp --help", "ssntp --help"),
+            ("ssntp --ca", "ssntp --ca"),
+            ("ssntp --ca a", "ssntp --ca a"),
+            ("ssntp", "ssntp"),
+        ] {
+            let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+            assert_eq!(common_flags_last(words(line)), words(same), "{line}");
+        }
+    }
+}

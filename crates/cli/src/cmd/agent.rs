@@ -1,0 +1,446 @@
+//! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
+
+#[cfg(feature = "full")]
+mod fleet;
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{ValueEnum, value_parser};
+use crossbeam_channel::{Receiver, after, never, select};
+use log::warn;
+use ssntp::Role;
+use ssntp::client::{ClientError, UuidSource};
+use ssntp::payload::NextState;
+#[cfg(feature = "full")]
+use ssntp_admin::Snapshot;
+use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
+use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
+
+#[cfg(feature = "full")]
+use super::config::Problems;
+#[cfg(feature = "full")]
+use crate::admin::{self, About, AdminArgs, Figures, Pages};
+use crate::connection::{self, Connection, Renewal, closed};
+use crate::credentials::Lifetime;
+use crate::daemon::{Daemon, Service};
+use crate::failure::Failure;
+use crate::output::lone_line;
+use crate::seconds::Seconds;
+use crate::service_manager::VARIABLES;
+use crate::settings::{ConfigFile, Settings};
+
+/// Run the agent of a compute node or a network node
+///
+/// Which of both it is, its certificate says; it may be both. Without --state
+/// it reports what the machine has (READY, STATS), and starts nothing.
+///
+/// SIGINT and SIGTERM end it; its instances keep running, and the next agent
+/// with the same --state finds them. A service manager has to leave its other
+/// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
+/// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
+/// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
+/// is for --after-evacuation. SIGHUP makes it read --ca, --cert and --crl again, and so
+/// does a change of these files; another certificate is shown in another session.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
+    #[command(flatten)]
+    connection: Connection,
+    /// Where it keeps its instances and, unless the certificate or --uuid
+    /// says it, the node's UUID
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// The volumes that instances may have: directories in this one, each
+    /// named by its UUID
+    #[arg(long, value_name = "DIR", requires = "state")]
+    volumes: Option<PathBuf>,
+    /// The images that virtual machines boot from: files in this directory,
+    /// each named by what a START calls it, with or without .qcow2, .img or
+    /// .raw
+    #[arg(long, value_name = "DIR", requires = "state")]
+    images: Option<PathBuf>,
+    /// What runs instances; of several, the first that takes one, which its
+    /// vm_type decides
+    #[arg(
+        long,
+        value_enum,
+        value_name = "DRIVER",
+        value_delimiter = ',',
+        default_values = ["process", "qemu"]
+    )]
+    driver: Vec<DriverName>,
+    /// Memory for instances [default: what is free]
+    #[arg(long, value_name = "MB")]
+    mem: Option<u32>,
+    /// Disk for instances [default: what is free where --state is]
+    #[arg(long, value_name = "MB")]
+    disk: Option<u32>,
+    /// The most instances, stopped ones included
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
+    max_instances: u32,
+    /// Pretend to be that many agents, over a few threads, to load a cluster;
+    /// only with --driver simulate, and one --connect. Says when all of them
+    /// are connected, and at its end how much they sent and received
+    #[cfg(feature = "full")]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with_all = ["state", "uuid", "role", "server_name", "grace", "confinement"],
+        value_parser = value_parser!(u32).range(1..=100_000),
+    )]
+    count: Option<u32>,
+    /// How often it reports
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    interval: Seconds,
+    /// How long an instance may take to end before it is killed
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    grace: Seconds,
+    /// The most that is kept of each log of an instance, from its next run on
+    #[arg(long, value_name = "MB", default_value = "16", value_parser = value_parser!(u32).range(1..))]
+    log_limit: u32,
+    /// Run this once the node has been evacuated for something else than
+    /// maintenance; its argument is shutdown, update or reboot
+    #[arg(long, value_name = "PROGRAM")]
+    after_evacuation: Option<PathBuf>,
+    /// How instances are kept within their memory and CPUs
+    #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
+    confinement: ConfinementName,
+    #[cfg(feature = "full")]
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    // Last, for its heading counts for what follows.
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+/// What this node lets instances have, whatever controllers ask for. CONFIGURE
+/// and START choose within it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Policy of this node")]
+struct PolicyArgs {
+    /// The policy, as YAML: users, drivers, directories, images, mem_mb, pids,
+    /// disk_mb, emulation, retention_s, retention_count. What is said here by other options counts instead
+    /// of what it says
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// What instances may run as: LOW-HIGH (each has a UID of its own), a user,
+    /// or agent (as the agent itself, also where that is root). They run as the
+    /// first, unless CONFIGURE's child_user names another [default: as root,
+    /// 1879048192-1879113727, else agent]
+    #[arg(long, value_name = "USER", value_delimiter = ',')]
+    users: Vec<RunAs>,
+    /// The directories that processes may be started in besides their own
+    /// [default: all that their user may enter]
+    #[arg(long, value_name = "DIR", value_delimiter = ',')]
+    directories: Option<Vec<PathBuf>>,
+    /// The most memory of an instance, also of one that asks for none
+    #[arg(long, value_name = "MB", value_parser = value_parser!(u32).range(1..))]
+    instance_mem: Option<u32>,
+    /// The most that an instance may keep in its directory; one that has more
+    /// is killed; 0 is no limit [default: 10240]
+    #[arg(long, value_name = "MB")]
+    instance_disk: Option<u32>,
+    /// The most processes and threads of an instance [default: 1024]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    pids: Option<u32>,
+    /// Emulate machines where there is no KVM, instead of refusing them
+    #[arg(long)]
+    emulation: bool,
+    /// How long an instance that has ended is kept before it is deleted;
+    /// persistent ones are kept [default: 86400]
+    #[arg(long, value_name = "SECONDS")]
+    retention: Option<u32>,
+    /// How many instances that have ended are kept, the latest [default: 256]
+    #[arg(long, value_name = "N")]
+    retention_count: Option<u32>,
+}
+
+impl PolicyArgs {
+    fn policy(&self) -> Result<Policy, Failure> {
+        let mut policy = match &self.policy {
+            Some(file) => Policy::read(file).map_err(Failure::new)?,
+            None => Policy::default(),
+        };
+        if !self.users.is_empty() {
+            policy.users.clone_from(&self.users);
+        }
+        if self.directories.is_some() {
+            policy.directories.clone_from(&self.directories);
+        }
+        if let Some(mb) = self.instance_disk {
+            policy.disk_mb = Some(mb).filter(|mb| *mb > 0);
+        }
+        policy.mem_mb = self.instance_mem.or(policy.mem_mb);
+        policy.pids = self.pids.unwrap_or(policy.pids);
+        policy.emulation |= self.emulation;
+        policy.retention_s = self.retention.unwrap_or(policy.retention_s);
+        policy.retention_count = self.retention_count.unwrap_or(policy.retention_count);
+        Ok(policy)
+    }
+}
+
+#[cfg(feature = "full")]
+impl Args {
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        let (cert, ca, crl) = self.connection.files();
+        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
+        problems.of("policy", Some(self.policy.policy()));
+        problems
+    }
+}
+
+/// How often the program after an evacuation is looked at.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DriverName {
+    /// Processes of this machine
+    Process,
+    /// Virtual machines, where QEMU is installed
+    Qemu,
+    /// Nothing at all, with plausible figures
+    Simulate,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ConfinementName {
+    /// By control groups where we may make some, else by resource limits
+    Auto,
+    /// By resource limits
+    Rlimits,
+}
+
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
+    #[cfg(feature = "full")]
+    if let Some(count) = args.count {
+        return fleet::run(&args, count as usize);
+    }
+    let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
+    let (client, renewal) = args
+        .connection
+        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?;
+    let mut client = client.tracing(true);
+    if let Some(state) = &args.state
+        && !args.connection.has_uuid()
+    {
+        client = client.uuid(UuidSource::Persistent(state.clone()));
+    }
+    let mut config = AgentConfig::new(client)
+        .policy(args.policy.policy()?)
+        .max_instances(args.max_instances as usize)
+        .interval(args.interval.into())
+        .grace(Duration::from(args.grace));
+    if let Some(state) = &args.state {
+        config = config.state(state);
+        for driver in &args.driver {
+            config = match driver {
+                DriverName::Process => config.driver(process(&args)?),
+                DriverName::Qemu => config.driver(qemu(&args)?),
+                DriverName::Simulate => config.driver(SimulateDriver::new()),
+            };
+        }
+    }
+    if let Some(volumes) = args.volumes {
+        config = config.volumes(volumes);
+    }
+    if let Some(mb) = args.mem {
+        config = config.mem_mb(mb);
+    }
+    if let Some(mb) = args.disk {
+        config = config.disk_mb(mb);
+    }
+    let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
+    #[cfg(feature = "full")]
+    let pages = args.admin.start(
+        About {
+            daemon: "agent",
+            listening: Vec::new(),
+            notes: daemon.notes(),
+        },
+        || args.connection.credentials(daemon.stop()).map(Some),
+        figures(&agent),
+    )?;
+    let uuid = agent.uuid();
+    lone_line(
+        format!("agent {uuid}"),
+        args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
+    )?;
+    #[cfg(feature = "full")]
+    pages.announce(args.json);
+    let mut running = Running {
+        agent: &agent,
+        renewal,
+        #[cfg(feature = "full")]
+        pages: &pages,
+        settings,
+    };
+    let watched = running.renewal.watched().and(running.settings.file());
+    daemon.watch(watched, &running);
+    let pulse = Arc::downgrade(&agent);
+    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
+    let mut after = AfterEvacuation::new(args.after_evacuation);
+    loop {
+        select! {
+            recv(agent.evacuated()) -> next => next.into_iter().for_each(|next| after.run(&next)),
+            recv(after.due()) -> _ => after.look(),
+            recv(agent.ended()) -> why => {
+                return Err(closed(why.unwrap_or(ClientError::Closed)));
+            }
+            recv(daemon.stop().channel()) -> _ => break,
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut running),
+                Err(_) => break,
+            },
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
+            recv(toggle) -> signal => match signal {
+                Ok(()) => agent.toggle_offline(),
+                Err(_) => break,
+            },
+        }
+    }
+    daemon.stopping();
+    #[cfg(feature = "full")]
+    pages.stopping();
+    drop(agent);
+    Ok(())
+}
+
+/// What its pages show. They do not keep it alive.
+#[cfg(feature = "full")]
+fn figures(agent: &Arc<Agent>) -> Figures {
+    let agent = Arc::downgrade(agent);
+    Box::new(move || {
+        let agent = agent.upgrade().ok_or("it is stopping")?;
+        let figures = agent.figures().ok_or("it does not answer")?;
+        Ok(admin::of_client(&agent.client(), Snapshot::of_agent(&figures)))
+    })
+}
+
+/// What is read again: certificates. The policy of the node is its start's, and what
+/// else the file of settings says.
+struct Running<'a> {
+    agent: &'a Agent,
+    renewal: Renewal,
+    #[cfg(feature = "full")]
+    pages: &'a Pages,
+    settings: Settings,
+}
+
+impl Service for Running<'_> {
+    fn reload(&mut self) -> Result<(), Failure> {
+        let read = self.settings.read_again()?;
+        let agent = self.agent;
+        #[cfg(feature = "full")]
+        let pages = self.pages;
+        self.renewal.reload(|identity, trust| {
+            agent.renew(identity, trust)?;
+            #[cfg(feature = "full")]
+            pages.renew(identity, trust);
+            Ok(())
+        })?;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.renewal.lifetimes()
+    }
+}
+
+fn process(args: &Args) -> Result<ProcessDriver, Failure> {
+    let driver = ProcessDriver::new(args.confinement.into());
+    let driver = driver.map_err(|e| Failure::new(format!("the process driver: {e}")))?;
+    Ok(driver.log_mb(args.log_limit))
+}
+
+fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
+    let driver = QemuDriver::new(args.confinement.into());
+    let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
+    let driver = driver.log_mb(args.log_limit);
+    Ok(match &args.images {
+        Some(images) => driver.images(images),
+        None => driver,
+    })
+}
+
+/// The program that brings the machine to what is next. It outlives the
+/// agent, which it may be there to end.
+struct AfterEvacuation {
+    program: Option<PathBuf>,
+    running: Option<Child>,
+}
+
+impl AfterEvacuation {
+    fn new(program: Option<PathBuf>) -> Self {
+        let running = None;
+        Self { program, running }
+    }
+
+    fn run(&mut self, next: &NextState) {
+        let Some(program) = self.program.clone() else {
+            return warn!("evacuated; for {next} there is no --after-evacuation");
+        };
+        if !matches!(next, NextState::Shutdown | NextState::Update | NextState::Reboot) {
+            return warn!("evacuated; nobody knows what {next} is");
+        }
+        self.look();
+        if self.running.is_some() {
+            return warn!("{} still runs: nothing is done for {next}", program.display());
+        }
+        let mut command = Command::new(&program);
+        command
+            .arg(next.as_str())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
+        match command.process_group(0).spawn() {
+            Ok(child) => self.running = Some(child),
+            Err(e) => warn!("{}: {e}", program.display()),
+        }
+    }
+
+    /// When to look whether it has ended.
+    fn due(&self) -> Receiver<Instant> {
+        match self.running {
+            Some(_) => after(LOOK_AFTER),
+            None => never(),
+        }
+    }
+
+    fn look(&mut self) {
+        let ended = self
+            .running
+            .as_mut()
+            .and_then(|child| child.try_wait().transpose());
+        match ended {
+            None => return,
+            Some(Ok(status)) if status.success() => {}
+            Some(Ok(status)) => warn!("--after-evacuation: {status}"),
+            Some(Err(e)) => warn!("--after-evacuation: {e}"),
+        }
+        self.running = None;
+    }
+}
+
+impl From<ConfinementName> for Confinement {
+    fn from(name: ConfinementName) -> Self {
+        match name {
+            ConfinementName::Auto => Self::Auto,
+            ConfinementName::Rlimits => Self::ResourceLimits,
+        }
+    }
+}

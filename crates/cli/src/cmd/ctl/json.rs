@@ -1,0 +1,220 @@
+//! What the lists, commands and events print for programs: one JSON value a
+//! line.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use ssntp::payload::{BanEntry, FrameTrace, SessionEntry, timestamp};
+use ssntp_cluster::controller::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
+
+pub(super) fn time(at: SystemTime) -> String {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    timestamp::format(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+pub(super) fn node(node: &Node) -> Value {
+    let stats = &node.stats;
+    let mut types = Vec::new();
+    if node.compute {
+        types.push("compute_node");
+    }
+    if node.network {
+        types.push("network_node");
+    }
+    let networks: Vec<_> = stats
+        .networks
+        .iter()
+        .map(|n| json!({"ip": n.ip, "mac": n.mac}))
+        .collect();
+    json!({
+        "uuid": node.uuid, "types": types, "connected": node.connected, "since": time(node.since),
+        "status": node.status.as_str(), "seen": node.seen.map(time), "hostname": stats.hostname,
+        "mem_total_mb": stats.mem_total_mb, "mem_available_mb": stats.mem_available_mb,
+        "disk_total_mb": stats.disk_total_mb, "disk_available_mb": stats.disk_available_mb,
+        "load": stats.load, "cpus_online": stats.cpus_online, "networks": networks,
+        "instances": node.instances,
+    })
+}
+
+pub(super) fn instance(view: &View, instance: &Instance) -> Value {
+    let stats = &instance.stats;
+    let node = view.node(instance.node);
+    let volumes: Vec<_> = stats.volumes.iter().map(|volume| volume.as_str()).collect();
+    json!({
+        "uuid": instance.uuid, "state": instance.state.as_str(), "since": time(instance.since),
+        "node": instance.node, "node_connected": node.is_some_and(|node| node.connected),
+        "hostname": node.map(|node| &node.stats.hostname),
+        "cpu_usage": stats.cpu_usage, "memory_usage_mb": stats.memory_usage_mb,
+        "disk_usage_mb": stats.disk_usage_mb, "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
+        "volumes": volumes, "name": stats.name, "labels": stats.labels,
+        "started": known(&stats.started), "ended": known(&stats.ended),
+        "end": instance.ending().as_ref().map(end),
+    })
+}
+
+/// How an instance ended.
+pub(super) fn end(ending: &Ending) -> Value {
+    json!({
+        "exit_code": ending.code, "signal": ending.signal, "signal_name": ending.signal_name(),
+        "out_of_memory": ending.out_of_memory, "detail": ending.detail, "text": ending.to_string(),
+    })
+}
+
+/// A text, or null where it is unknown.
+pub(super) fn known(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+pub(super) fn cnci(cnci: &Cnci) -> Value {
+    let public_ips = cnci.public_ips.iter().map(|(public_ip, to)| {
+        json!({"public_ip": public_ip, "instance": to.instance.as_str(), "private_ip": to.private_ip})
+    });
+    let public_ips: Vec<_> = public_ips.collect();
+    json!({
+        "uuid": cnci.uuid, "tenant": cnci.tenant.as_str(), "ip": cnci.ip, "mac": cnci.mac,
+        "since": cnci.since.map(time), "public_ips": public_ips,
+    })
+}
+
+/// A session, as it was at that time.
+pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
+    json!({
+        "number": session.number, "uuid": session.uuid.as_str(),
+        "roles": session.roles.split(',').collect::<Vec<_>>(), "address": session.address,
+        "since": ago(at, session.age_s), "heard": ago(at, session.idle_s),
+        "serial": session.serial, "subject": session.subject, "issuer": session.issuer,
+        "bound": session.bound,
+        "frames_received": session.frames_received, "bytes_received": session.bytes_received,
+        "frames_sent": session.frames_sent, "bytes_sent": session.bytes_sent,
+        "frames_waiting": session.frames_waiting, "bytes_waiting": session.bytes_waiting,
+    })
+}
+
+/// A ban, as it was at that time.
+pub(super) fn ban(ban: &BanEntry, at: SystemTime) -> Value {
+    json!({
+        "number": ban.number, "uuid": known(ban.uuid.as_str()), "serial": known(&ban.serial),
+        "issuer": known(&ban.issuer), "by": ban.by.as_str(), "since": ago(at, ban.age_s),
+        "until": at.checked_add(Duration::from_secs(ban.left_s)).map(time),
+    })
+}
+
+fn ago(at: SystemTime, seconds: u64) -> Option<String> {
+    at.checked_sub(Duration::from_secs(seconds)).map(time)
+}
+
+/// A command that was sent and is not waited for.
+pub(super) fn accepted(subject: &str) -> Value {
+    json!({"subject": subject, "result": "accepted"})
+}
+
+pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Value {
+    let mut value = json!({"subject": subject});
+    match settled {
+        Ok(shown) => {
+            value["result"] = "done".into();
+            value["text"] = shown.to_string().into();
+            match shown {
+                Shown::Running { node, .. } => value["node"] = node.to_string().into(),
+                Shown::Ended { ending, .. } => value["end"] = ending.as_ref().map(end).into(),
+                _ => {}
+            }
+        }
+        Err(error) => {
+            value["result"] = match error {
+                OrderError::Failed(_) => "failed".into(),
+                OrderError::TimedOut { .. } => "timed_out".into(),
+                OrderError::Lost(_) => "lost".into(),
+                _ => "ended".into(),
+            };
+            value["text"] = error.to_string().into();
+            if let OrderError::Failed(failed) = error {
+                value["reason"] = failed.reason.as_str().into();
+                value["node"] = failed.node.as_str().into();
+                value["detail"] = failed.detail.as_str().into();
+            }
+        }
+    }
+    value
+}
+
+fn failure(failed: &Failure) -> Value {
+    json!({
+        "command": failed.command.to_string(), "error": failed.error.to_string(), "reason": failed.reason,
+        "words": failed.words(), "node": failed.node.as_str(), "instance": failed.instance.as_str(),
+        "detail": failed.detail, "volume": failed.volume.as_str(), "cnci": failed.cnci.as_str(), "public_ip": failed.public_ip,
+    })
+}
+
+fn trace(trace: &FrameTrace) -> Value {
+    let nodes = trace.nodes.iter().map(|node| {
+        json!({
+            "uuid": node.ssntp_node_uuid.as_str(), "role": node.ssntp_role,
+            "received_at": node.rx_timestamp, "sent_at": node.tx_timestamp,
+        })
+    });
+    let nodes: Vec<_> = nodes.collect();
+    let mut value =
+        json!({"label": trace.label, "type": trace.frame_type, "operand": trace.operand, "nodes": nodes});
+    if let Some(parent) = trace.traceparent() {
+        value["trace_id"] = parent.trace_id().into();
+        value["span_id"] = parent.span_id().into();
+    }
+    value
+}
+
+pub(super) fn change(change: &Change, at: SystemTime) -> Value {
+    let mut value = match change {
+        Change::NodeConnected { node, node_type } | Change::NodeDisconnected { node, node_type } => {
+            json!({"node": node, "node_type": node_type.as_str()})
+        }
+        Change::NodeStatus { node, status } => json!({"node": node, "status": status.as_str()}),
+        Change::NodeStats { node, .. } => json!({"node": node}),
+        Change::InstanceAdded {
+            instance,
+            node,
+            state,
+        } => {
+            json!({"instance": instance, "node": node, "state": state.as_str()})
+        }
+        Change::InstanceState {
+            instance,
+            node,
+            before,
+            state,
+            ending,
+        } => {
+            json!({
+                "instance": instance, "node": node, "before": before.as_str(), "state": state.as_str(),
+                "end": ending.as_ref().map(end),
+            })
+        }
+        Change::InstanceGone { instance, node } => json!({"instance": instance, "node": node}),
+        Change::InstanceStopped { instance, node } | Change::InstanceDeleted { instance, node } => {
+            json!({"instance": instance, "node": node})
+        }
+        Change::VolumeAttached { instance, volume } | Change::VolumeDetached { instance, volume } => {
+            json!({"instance": instance, "volume": volume.as_str()})
+        }
+        Change::CnciAdded { cnci } | Change::CnciGone { cnci } => json!({"cnci": cnci}),
+        Change::PublicIpAssigned {
+            cnci,
+            instance,
+            public_ip,
+        }
+        | Change::PublicIpUnassigned {
+            cnci,
+            instance,
+            public_ip,
+        } => {
+            json!({"cnci": cnci, "instance": instance.as_str(), "public_ip": public_ip})
+        }
+        Change::Failed(failed) => failure(failed),
+        Change::Traced(traced) => trace(traced),
+        _ => json!({}),
+    };
+    value["time"] = time(at).into();
+    value["event"] = change.name().into();
+    value["text"] = change.to_string().into();
+    value
+}

@@ -1,0 +1,127 @@
+//! What becomes of the instances of a node that is evacuated with `--move`: each is
+//! told of, whether it runs elsewhere or not.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use ssntp::payload::InstanceState;
+use ssntp::proto::Command;
+use ssntp_cluster::controller::Change;
+use uuid::Uuid;
+
+use super::session::Session;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// How long a signal may have to wait.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What was alive on the node when it was evacuated.
+pub(super) struct Moves {
+    node: Uuid,
+    waiting: BTreeSet<Uuid>,
+    changes: Receiver<Change>,
+}
+
+impl Moves {
+    /// Before the command is given, so that nothing said of it is missed.
+    pub(super) fn begin(session: &Session<'_>, node: Uuid) -> Self {
+        let changes = session.controller.subscribe();
+        let waiting = session.controller.look(|view| {
+            let alive = view.instances_of(node).filter(|instance| instance.is_alive());
+            alive.map(|instance| instance.uuid).collect()
+        });
+        Self {
+            node,
+            waiting,
+            changes,
+        }
+    }
+
+    /// Once the node is empty: waits until each is known to run elsewhere, or not
+    /// to.
+    pub(super) fn finish(mut self, session: &Session<'_>) -> Result<(), Failure> {
+        let total = self.waiting.len();
+        let mut stayed = 0;
+        let tick = crossbeam_channel::tick(LOOK);
+        let timeout = crossbeam_channel::after(session.limit);
+        let mut is_late = false;
+        loop {
+            let elsewhere = |uuid: &Uuid| {
+                let found = session.controller.look(|view| {
+                    view.instance(*uuid)
+                        .map(|instance| (instance.node, instance.state.clone()))
+                });
+                found.filter(|(node, state)| {
+                    *node != self.node && matches!(state, InstanceState::Active | InstanceState::Exited)
+                })
+            };
+            let moved: Vec<_> = self
+                .waiting
+                .iter()
+                .filter_map(|uuid| Some((*uuid, elsewhere(uuid)?.0)))
+                .collect();
+            for (instance, node) in moved {
+                self.waiting.remove(&instance);
+                tell(session, instance, Ok(node))?;
+            }
+            if is_late {
+                for instance in &self.waiting {
+                    tell(session, *instance, Err("nobody has told what became of it"))?;
+                }
+                stayed += self.waiting.len();
+                self.waiting.clear();
+            }
+            if self.waiting.is_empty() {
+                break;
+            }
+            crossbeam_channel::select! {
+                recv(self.changes) -> change => if let Ok(Change::Failed(failure)) = change
+                    && failure.command == Command::START
+                    && let Some(instance) = failure.instance.uuid()
+                    && self.waiting.remove(&instance)
+                {
+                    stayed += 1;
+                    tell(session, instance, Err(why(&failure.reason)))?;
+                },
+                recv(tick) -> _ => {},
+                recv(session.stop.channel()) -> _ => return Err(session.stop.interrupted()),
+                recv(timeout) -> _ => is_late = true,
+            }
+        }
+        match stayed {
+            0 => Ok(()),
+            _ => Err(Failure::new(format!(
+                "{stayed} of {total} instances were not moved"
+            ))),
+        }
+    }
+}
+
+fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Result<(), Failure> {
+    let mut output = Output::new();
+    match (session.json, moved) {
+        (true, Ok(node)) => output.json(serde_json::json!({"instance": instance, "moved_to": node}))?,
+        (true, Err(why)) => output.json(serde_json::json!({"instance": instance, "not_moved": why}))?,
+        (false, Ok(node)) => output.line(format!("instance {instance} was moved to node {node}"))?,
+        (false, Err(why)) => {
+            output.line(crate::output::printable(&format!(
+                "instance {instance} was not moved: {why}"
+            )))?;
+        }
+    }
+    output.flush()
+}
+
+/// What the scheduler says, in words.
+fn why(reason: &str) -> &str {
+    match reason {
+        "not_moved_persistent" => "it is persistent, and its node keeps it",
+        "not_moved_storage" => "it has volumes of its node",
+        "not_moved_bound" => "it asked for its node",
+        "not_moved_unknown" => "the scheduler does not know its START",
+        "full_cloud" | "no_cn" | "no_net_cn" => "no other node has the room",
+        other => other,
+    }
+}

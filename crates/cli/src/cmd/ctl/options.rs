@@ -1,0 +1,81 @@
+//! How to reach the scheduler, and for how long to wait.
+
+use std::time::Duration;
+
+use ssntp::Role;
+use ssntp::client::{Backoff, ClientConfig};
+use ssntp_cluster::controller::ControllerConfig;
+
+use crate::connection::{self, Renewal, ServerArgs};
+use crate::failure::Failure;
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    /// How long to wait until the scheduler answers, and again until a command
+    /// is shown to be done [default: 180, and for a START as long as its node is
+    /// at work on it]
+    #[arg(long, value_name = "SECONDS", global = true)]
+    timeout: Option<Seconds>,
+}
+
+/// Longer than the scheduler takes to answer a START of which nothing is heard,
+/// so that users read its reason: 60 s held, and 90 s on a node.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// How long the scheduler is tried before a program that has one thing to do
+/// gives up: ten rounds, in between some seven seconds at most. Once it was
+/// there it may come back, for as long as the command is waited for.
+const ATTEMPTS: u32 = 10;
+const BACKOFF: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    factor: 2.0,
+    cap: Duration::from_secs(1),
+};
+
+impl Options {
+    /// How long to wait until the scheduler answers, and again until a command
+    /// is shown to be done.
+    pub(super) fn limit(&self) -> Duration {
+        self.timeout.map_or(LIMIT, Duration::from)
+    }
+
+    /// For how long to wait, where the user has said it.
+    pub(super) fn asked_limit(&self) -> Option<Duration> {
+        self.timeout.map(Duration::from)
+    }
+
+    /// Whether the user has said for how long to wait.
+    pub(super) fn is_limited(&self) -> bool {
+        self.timeout.is_some()
+    }
+
+    /// A controller for a program that ends once it has done its work. Its commands
+    /// are part of the trace that the environment names.
+    pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
+        let config = ControllerConfig::new(self.client(stop)?);
+        Ok(match connection::traceparent() {
+            Some(parent) => config.traceparent(parent),
+            None => config,
+        })
+    }
+
+    /// The client of a program that ends once it has done its work.
+    pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
+        let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
+        Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
+    }
+
+    /// A controller for a program that goes on, connects again whenever it has to,
+    /// and has its files read again.
+    pub(super) fn config_going_on(&self, stop: &Stop) -> Result<(ControllerConfig, Renewal), Failure> {
+        let (config, renewal) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
+        Ok((ControllerConfig::new(config.backoff(BACKOFF)), renewal))
+    }
+}

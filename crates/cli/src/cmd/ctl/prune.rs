@@ -1,0 +1,71 @@
+//! `ssntp ctl prune`: deletes what has ended.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ssntp::payload::{InstanceState, timestamp};
+use ssntp_cluster::controller::{Instance, View};
+use uuid::Uuid;
+
+use super::options::Options;
+use super::select::Selection;
+use super::session::Session;
+use super::verbs::Waiting;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::seconds::Age;
+use crate::signals::Stop;
+
+/// Delete the instances that have ended
+///
+/// Those that were stopped and could be restarted as well, but none of a node that
+/// is not connected or does not report.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    selection: Selection,
+    /// Only those that ended so long ago, as 90s, 30m, 12h or 7d; none whose node
+    /// does not say when
+    #[arg(long, value_name = "AGE")]
+    older_than: Option<Age>,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_told(options, stop)?;
+    let before = args
+        .older_than
+        .and_then(|age| wall_clock().checked_sub(Duration::from(age)));
+    let ended: Result<Vec<Uuid>, Failure> = session.controller.look(|view| {
+        let selected = args.selection.of(view)?;
+        let meant = selected.filter(|instance| is_over(view, instance) && ended_by(instance, before));
+        Ok(meant.map(|instance| instance.uuid).collect())
+    });
+    let mut orders = Vec::new();
+    for instance in ended? {
+        orders.push(session.controller.delete(instance).map_err(Failure::new)?);
+    }
+    if orders.is_empty() && !options.json {
+        let mut output = Output::new();
+        output.line("nothing to delete")?;
+        return output.flush();
+    }
+    session.finish(orders, args.waiting.wait())
+}
+
+fn is_over(view: &View, instance: &Instance) -> bool {
+    let current = view.node(instance.node).is_some_and(|node| node.is_current());
+    current && instance.state == InstanceState::Exited
+}
+
+/// Whether it ended before that time, where one is given.
+fn ended_by(instance: &Instance, before: Option<SystemTime>) -> bool {
+    let Some(before) = before else { return true };
+    let ended = timestamp::parse(&instance.stats.ended).filter(|nanos| *nanos > 0);
+    ended.is_some_and(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos) <= before)
+}
+
+#[expect(clippy::disallowed_methods, reason = "ages are told from now")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}

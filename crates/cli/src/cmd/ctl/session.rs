@@ -1,0 +1,303 @@
+//! A controller that stands, and what a program waits for: the scheduler's
+//! first word, the end of its commands, a signal.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::RecvTimeoutError;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
+use uuid::Uuid;
+
+use super::json;
+use super::options::Options;
+use crate::connection::{Complaint, unanswered};
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+use crate::signals::Stop;
+
+/// How long a signal may have to wait where nothing better wakes.
+pub(super) const LOOK: Duration = Duration::from_millis(100);
+/// How long the scheduler may take to tell of all nodes.
+const TELLING: Duration = Duration::from_secs(5);
+/// How long a START is waited for that its node is at work on: longer than the
+/// scheduler gives it by default.
+const MOST: Duration = Duration::from_secs(1200);
+/// After how long somebody who looks is told what is waited for.
+const TELL_AFTER: Duration = Duration::from_secs(1);
+/// How long a node is waited for that could take a START: as long as an agent in
+/// the longest pause between two attempts takes, which is 30 s.
+const NODE: Duration = Duration::from_secs(40);
+/// How long commands may take to leave.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// A controller and the signals.
+pub(super) struct Session<'a> {
+    pub(super) controller: Controller,
+    pub(super) stop: &'a Stop,
+    pub(super) limit: Duration,
+    /// Whether the user has said so.
+    is_strict: bool,
+    pub(super) json: bool,
+}
+
+impl<'a> Session<'a> {
+    /// Connects.
+    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
+        let controller = Controller::start(options.config(stop)?).map_err(Failure::new)?;
+        let limit = options.limit();
+        let deadline = now() + limit;
+        let mut complaint = Complaint::default();
+        while !controller.wait_connected(LOOK.min(limit)).map_err(Failure::new)? {
+            if stop.requested() {
+                return Err(stop.interrupted());
+            }
+            if now() >= deadline {
+                return Err(unanswered(&controller.client(), "scheduler", limit));
+            }
+            complaint.tell(&controller.client());
+        }
+        Ok(Self {
+            controller,
+            stop,
+            limit,
+            is_strict: options.is_limited(),
+            json: options.json,
+        })
+    }
+
+    /// Waits so much longer for what may take that long, unless the user has said
+    /// for how long to wait.
+    pub(super) fn allow(&mut self, time: Duration) {
+        if !self.is_strict {
+            self.limit += time;
+        }
+    }
+
+    /// Connects, and waits until the scheduler has told of all nodes.
+    pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
+        let session = Self::open(options, stop)?;
+        for _ in 0..TELLING.as_millis() / LOOK.as_millis() {
+            if session.controller.wait_complete(LOOK) {
+                break;
+            }
+            if stop.requested() {
+                return Err(stop.interrupted());
+            }
+        }
+        Ok(session)
+    }
+
+    /// The instances of these names and beginnings of UUIDs, each once. All of them
+    /// are found before any of them is touched.
+    pub(super) fn find_instances(&self, texts: &[String]) -> Result<Vec<Uuid>, Failure> {
+        let mut found = Vec::new();
+        for text in texts {
+            let instance = self.controller.look(|view| {
+                let instance = view.find_instance(text).map_err(Failure::new)?;
+                match view.instance(instance) {
+                    Some(_) => Ok(instance),
+                    None => Err(Failure::new(CommandError::UnknownInstance(instance))),
+                }
+            })?;
+            if !found.contains(&instance) {
+                found.push(instance);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Waits until a node is connected that is of use, and says so. A START that
+    /// comes before is refused at once, and an agent that has just been started, or
+    /// has found no scheduler yet, takes a moment to come.
+    pub(super) fn wait_for_node(&self, is_of_use: impl Fn(&Node) -> bool) -> Result<(), Failure> {
+        let is_there = || {
+            self.controller
+                .look(|view| view.nodes().any(|node| node.connected && is_of_use(node)))
+        };
+        let deadline = now() + NODE.min(self.limit);
+        let mut told = false;
+        while !is_there() && now() < deadline {
+            if !told {
+                crate::output::note("ssntp: no node for it is connected yet: waiting for one");
+                told = true;
+            }
+            if self.stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
+                return Err(self.stop.interrupted());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for what becomes of orders, and reports each; or, if nobody is
+    /// to wait, until they have left. Some may have failed to be given.
+    pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {
+        if !wait {
+            return self.leave(&orders);
+        }
+        let total = orders.len();
+        let mut failed = Vec::new();
+        let mut report = |order: &Order, settled: &Result<Shown, OrderError>| {
+            if let Err(e) = settled {
+                failed.push(e.to_string());
+            }
+            self.report(order, settled)
+        };
+        self.each(orders, &mut report)?;
+        match failed.as_slice() {
+            [] => Ok(()),
+            [only] if total == 1 => Err(Failure::new(only)),
+            several => {
+                // A program has read them already.
+                for text in several.iter().filter(|_| !self.json) {
+                    crate::output::note(format_args!("ssntp: {text}"));
+                }
+                Err(Failure::new(format!("{} of {total} failed", several.len())))
+            }
+        }
+    }
+
+    /// Waits for orders to settle. Where the user has not said for how long, those
+    /// whose instances are being started are waited for as long as that goes on:
+    /// the scheduler answers them.
+    fn each(
+        &self,
+        mut orders: Vec<Order>,
+        report: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let changes = self.controller.subscribe();
+        let tick = crossbeam_channel::tick(LOOK);
+        let mut progress = Progress::new(orders.len());
+        let mut timeout = crossbeam_channel::after(self.limit);
+        let last = now() + MOST;
+        loop {
+            let mut waiting = Vec::new();
+            for order in orders {
+                match order.poll() {
+                    Some(settled) => progress.one_done(|| report(&order, &settled))?,
+                    None => waiting.push(order),
+                }
+            }
+            orders = waiting;
+            if orders.is_empty() {
+                return Ok(());
+            }
+            if let [order] = orders.as_slice() {
+                progress.tell(|| order.progress());
+            }
+            crossbeam_channel::select! {
+                // Those that have come together are looked at together.
+                recv(changes) -> _ => while changes.try_recv().is_ok() {},
+                // What is lost with a session is no change.
+                recv(tick) -> _ => {},
+                recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
+                recv(timeout) -> _ => {
+                    let may_go_on = !self.is_strict && now() < last;
+                    let goes_on = |order: &Order| may_go_on && order.is_progressing();
+                    let (going_on, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(goes_on);
+                    for order in &late {
+                        progress.one_done(|| report(order, &Err(order.timed_out(self.limit))))?;
+                    }
+                    orders = going_on;
+                    timeout = crossbeam_channel::after(self.limit);
+                },
+            }
+        }
+    }
+
+    /// One line for each order; what failed goes to the standard error at the
+    /// end, unless a program reads.
+    fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
+        let mut output = Output::new();
+        match settled {
+            _ if self.json => output.json(json::settled(order.subject(), settled))?,
+            Ok(shown) => output.line(printable(&shown.to_string()))?,
+            Err(_) => {}
+        }
+        output.flush()
+    }
+
+    /// Waits until the commands have left.
+    fn leave(&self, orders: &[Order]) -> Result<(), Failure> {
+        let mut looks = LEAVING.as_millis() / LOOK.as_millis();
+        while !self.controller.flush(LOOK) {
+            looks -= 1;
+            if self.stop.requested() {
+                return Err(self.stop.interrupted());
+            }
+            if looks == 0 {
+                return Err(Failure::new("the scheduler does not take the commands"));
+            }
+        }
+        let mut output = Output::new();
+        for order in orders {
+            match order.subject() {
+                subject if self.json => output.json(json::accepted(subject))?,
+                "" => output.line("the configuration was sent")?,
+                subject => output.line(subject)?,
+            }
+        }
+        output.flush()
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "connecting and waiting have time limits"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// What is waited for, on the standard error where that is a terminal: a bar where
+/// it is several things, or what is known of the one once that takes a second.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    several: bool,
+    since: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(total: usize) -> Self {
+        let several = total > 1;
+        let template = match several {
+            true => "{bar:30} {pos}/{len} {elapsed}",
+            false => "{spinner} {elapsed} {wide_msg}",
+        };
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr()),
+            false => ProgressBar::hidden(),
+        };
+        let bar = match ProgressStyle::with_template(template) {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        };
+        Self {
+            bar,
+            several,
+            since: now(),
+        }
+    }
+
+    /// One of the things has come, and is reported.
+    pub(super) fn one_done(&self, report: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        if self.several {
+            self.bar.inc(1);
+        }
+        self.bar.suspend(report)
+    }
+
+    /// How far the one has come.
+    pub(super) fn tell(&mut self, what: impl FnOnce() -> String) {
+        if !self.bar.is_hidden() && !self.several && now().duration_since(self.since) >= TELL_AFTER {
+            self.bar.set_message(printable(&what()));
+            self.bar.tick();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

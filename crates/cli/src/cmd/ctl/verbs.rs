@@ -1,0 +1,387 @@
+//! The commands of `ssntp ctl`: give orders, wait for them, report.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{ValueEnum, value_parser};
+use serde::de::IgnoredAny;
+use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
+use ssntp_cluster::controller::{CommandError, Controller, FindError, Order, View};
+use uuid::Uuid;
+
+use super::moves::Moves;
+use super::options::Options;
+use super::session::Session;
+use super::workload::WorkloadArgs;
+use crate::failure::Failure;
+use crate::signals::Stop;
+
+/// Whether a command ends once it was carried out, or once it was sent.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Waiting {
+    /// Wait until it is shown to be done [default]
+    #[arg(long, overrides_with = "no_wait")]
+    wait: bool,
+    /// Do not wait until it is shown to be done: failures go unseen
+    #[arg(long, overrides_with = "wait")]
+    no_wait: bool,
+}
+
+impl Waiting {
+    pub(super) fn wait(self) -> bool {
+        self.wait || !self.no_wait
+    }
+}
+
+/// Start a workload, from a file or from the command line
+///
+/// Prints the instances' UUIDs and where they run.
+#[derive(Debug, clap::Args)]
+pub(super) struct StartArgs {
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
+    let mut workload = args.workload.workload()?;
+    // A node may be named by the beginning of its UUID; an instance that is there
+    // already must not be taken for the one that is started; and a scheduler
+    // without a node that could take it would answer at once that there is none.
+    let session = Session::open_told(options, stop)?;
+    if args.waiting.wait() {
+        let is_network = workload.is_for_network_nodes();
+        session.wait_for_node(move |node| if is_network { node.network } else { node.compute })?;
+    }
+    if let Some(node) = workload.node() {
+        let node = find(&session, |view| view.find_node(node))?;
+        workload.set_node(node);
+    }
+    let mut orders = Vec::new();
+    for start in workload.starts() {
+        if stop.requested() {
+            return Err(stop.interrupted());
+        }
+        let order = session.controller.start_workload(&start).map_err(Failure::new)?;
+        orders.push(order);
+    }
+    session.finish(orders, args.waiting.wait())
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct InstancesArgs {
+    /// The instances
+    #[arg(required_unless_present = "all", value_name = "INSTANCE")]
+    instances: Vec<String>,
+    /// All that the scheduler knows of
+    #[arg(long, conflicts_with = "instances")]
+    all: bool,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn stop(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
+    each(options, stop, args, Controller::stop)
+}
+
+pub(super) fn restart(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
+    each(options, stop, args, Controller::restart)
+}
+
+pub(super) fn delete(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
+    each(options, stop, args, Controller::delete)
+}
+
+fn each(
+    options: &Options,
+    stop: &Stop,
+    args: &InstancesArgs,
+    command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
+) -> Result<(), Failure> {
+    let session = Session::open_told(options, stop)?;
+    let instances = match args.all {
+        true => session
+            .controller
+            .look(|view| view.instances().map(|instance| instance.uuid).collect()),
+        false => session.find_instances(&args.instances)?,
+    };
+    let mut orders = Vec::new();
+    for instance in instances {
+        orders.push(command(&session.controller, instance).map_err(Failure::new)?);
+    }
+    session.finish(orders, args.waiting.wait())
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct VolumeArgs {
+    /// The instance
+    instance: String,
+    /// The volume; one that no instance has yet by its whole UUID
+    volume: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn attach(options: &Options, stop: &Stop, args: &VolumeArgs) -> Result<(), Failure> {
+    volume(options, stop, args, Controller::attach_volume)
+}
+
+pub(super) fn detach(options: &Options, stop: &Stop, args: &VolumeArgs) -> Result<(), Failure> {
+    volume(options, stop, args, Controller::detach_volume)
+}
+
+fn volume(
+    options: &Options,
+    stop: &Stop,
+    args: &VolumeArgs,
+    command: impl Fn(&Controller, Uuid, Id) -> Result<Order, CommandError>,
+) -> Result<(), Failure> {
+    let session = Session::open_told(options, stop)?;
+    let instance = find(&session, |view| view.find_instance(&args.instance))?;
+    let volume = find(&session, |view| view.find_volume(&args.volume))?;
+    let order = command(&session.controller, instance, volume).map_err(Failure::new)?;
+    session.finish(vec![order], args.waiting.wait())
+}
+
+/// Empty a node of its instances
+#[derive(Debug, clap::Args)]
+pub(super) struct EvacuateArgs {
+    /// The node
+    node: String,
+    /// What the node does once it is empty
+    #[arg(long, value_enum, default_value_t = NextStateName::Maintenance)]
+    next_state: NextStateName,
+    /// Kill instances that have not ended after so long [default: what its agent
+    /// gives them]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
+    deadline: Option<u32>,
+    /// Start elsewhere what can run elsewhere, once it has ended; what stays is
+    /// told with the reason
+    #[arg(long = "move")]
+    moves: bool,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum NextStateName {
+    /// It waits until it is restored
+    Maintenance,
+    /// It shuts down
+    Shutdown,
+    /// It updates its software
+    Update,
+    /// It boots again
+    Reboot,
+}
+
+pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> Result<(), Failure> {
+    let next_state = match args.next_state {
+        NextStateName::Maintenance => NextState::Maintenance,
+        NextStateName::Shutdown => NextState::Shutdown,
+        NextStateName::Update => NextState::Update,
+        NextStateName::Reboot => NextState::Reboot,
+    };
+    let deadline = args.deadline.unwrap_or(0);
+    let mut session = Session::open_told(options, stop)?;
+    session.allow(Duration::from_secs(deadline.into()));
+    let node = find(&session, |view| view.find_node(&args.node))?;
+    let moved = args.moves.then(|| Moves::begin(&session, node));
+    let order = session.controller.order(&Evacuate {
+        workload_agent_uuid: node.into(),
+        next_state,
+        deadline,
+        moves: args.moves,
+    });
+    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())?;
+    match moved {
+        Some(moved) if args.waiting.wait() => moved.finish(&session),
+        _ => Ok(()),
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct NodeArgs {
+    /// The node
+    node: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn restore(options: &Options, stop: &Stop, args: &NodeArgs) -> Result<(), Failure> {
+    node(options, stop, &args.node, args.waiting, Controller::restore)
+}
+
+fn node(
+    options: &Options,
+    stop: &Stop,
+    text: &str,
+    waiting: Waiting,
+    command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
+) -> Result<(), Failure> {
+    let session = Session::open_told(options, stop)?;
+    let node = find(&session, |view| view.find_node(text))?;
+    let order = command(&session.controller, node).map_err(Failure::new)?;
+    session.finish(vec![order], waiting.wait())
+}
+
+/// Replace the configuration of the cluster
+///
+/// Waits until the scheduler says that it has taken it up.
+#[derive(Debug, clap::Args)]
+pub(super) struct ConfigureArgs {
+    /// A CONFIGURE document; - is the standard input
+    file: PathBuf,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
+    let configuration = read(&args.file)?;
+    // The scheduler checks it as well, but has no way to say what is wrong.
+    let checked = Configure::decode_valid(&configuration);
+    checked.map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
+    // Unknown keys are ignored, so that any other document would be one that
+    // sets everything back.
+    if !is_configuration(&configuration) {
+        let file = args.file.display();
+        return Err(Failure::new(format!("{file}: it has no configure: at the top")));
+    }
+    let session = Session::open(options, stop)?;
+    let order = session
+        .controller
+        .configure(configuration)
+        .map_err(Failure::new)?;
+    session.finish(vec![order], args.waiting.wait())
+}
+
+/// Whether it has the key of a configuration, or none at all.
+fn is_configuration(document: &[u8]) -> bool {
+    let keys: Result<BTreeMap<String, IgnoredAny>, _> = yaml::decode(document);
+    keys.is_ok_and(|keys| keys.is_empty() || keys.contains_key("configure"))
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PublicIpArgs {
+    /// The instance
+    instance: String,
+    /// The public address
+    #[arg(value_name = "IP")]
+    public_ip: IpAddr,
+    /// The concentrator that does it [default: the tenant's, or the only one]
+    #[arg(long)]
+    cnci: Option<String>,
+    /// Whose instance it is
+    #[arg(long, value_name = "UUID")]
+    tenant: Option<Uuid>,
+    /// The instance's address inside its subnet
+    #[arg(long, value_name = "IP")]
+    private_ip: Option<IpAddr>,
+    /// The MAC address of the instance's interface
+    #[arg(long)]
+    mac: Option<String>,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) fn assign_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
+    public_ip(options, stop, args, Controller::assign_public_ip)
+}
+
+pub(super) fn release_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
+    public_ip(options, stop, args, |controller, command| {
+        let AssignPublicIp {
+            concentrator_uuid,
+            tenant_uuid,
+            instance_uuid,
+            public_ip,
+            private_ip,
+            vnic_mac,
+        } = command.clone();
+        controller.release_public_ip(&ReleasePublicIp {
+            concentrator_uuid,
+            tenant_uuid,
+            instance_uuid,
+            public_ip,
+            private_ip,
+            vnic_mac,
+        })
+    })
+}
+
+fn public_ip(
+    options: &Options,
+    stop: &Stop,
+    args: &PublicIpArgs,
+    command: impl Fn(&Controller, &AssignPublicIp) -> Result<Order, CommandError>,
+) -> Result<(), Failure> {
+    let session = Session::open_told(options, stop)?;
+    let instance = find(&session, |view| view.find_instance(&args.instance))?;
+    let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
+    let text = |value: Option<IpAddr>| value.map(|ip| ip.to_string()).unwrap_or_default();
+    let order = command(
+        &session.controller,
+        &AssignPublicIp {
+            concentrator_uuid: cnci.into(),
+            tenant_uuid: tenant,
+            instance_uuid: instance.into(),
+            public_ip: args.public_ip.to_string(),
+            private_ip: text(args.private_ip),
+            vnic_mac: args.mac.clone().unwrap_or_default(),
+        },
+    );
+    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())
+}
+
+/// The concentrator that a public address is a matter of, and its tenant.
+fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure> {
+    let tenant = args.tenant.map(Id::from);
+    if let Some(text) = &args.cnci {
+        let cnci = view.find_cnci(text).map_err(Failure::new)?;
+        let known = || {
+            view.cnci(cnci)
+                .map(|cnci| cnci.tenant.clone())
+                .unwrap_or_default()
+        };
+        return Ok((cnci, tenant.unwrap_or_else(known)));
+    }
+    let serves = |id: &Id| args.tenant.is_none_or(|tenant| *id == tenant);
+    let found: Vec<_> = view.cncis().filter(|cnci| serves(&cnci.tenant)).collect();
+    match found.as_slice() {
+        [one] => Ok((one.uuid, one.tenant.clone())),
+        [] if args.tenant.is_some() => Err(Failure::new(
+            "no CNCI of that tenant is known: name it with --cnci",
+        )),
+        [] => Err(Failure::new("no CNCI is known: name it with --cnci")),
+        several => {
+            let list: Vec<_> = several.iter().map(|cnci| cnci.uuid.to_string()).collect();
+            Err(Failure::new(format!(
+                "there are {} CNCIs, name one with --cnci or --tenant: {}",
+                list.len(),
+                list.join(", ")
+            )))
+        }
+    }
+}
+
+pub(super) fn find<T>(
+    session: &Session<'_>,
+    find: impl FnOnce(&View) -> Result<T, FindError>,
+) -> Result<T, Failure> {
+    session.controller.look(find).map_err(Failure::new)
+}
+
+/// A file, or the standard input.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    if path.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        let read = std::io::stdin().lock().read_to_end(&mut bytes);
+        read.map_err(|e| Failure::new(format!("standard input: {e}")))?;
+        return Ok(bytes);
+    }
+    std::fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+}

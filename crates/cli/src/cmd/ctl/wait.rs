@@ -1,0 +1,172 @@
+//! `ssntp ctl wait`: until instances run, or have ended.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::ValueEnum;
+use ssntp::payload::InstanceState;
+use ssntp_cluster::controller::{Ending, Instance, View};
+use uuid::Uuid;
+
+use super::json;
+use super::options::Options;
+use super::session::{LOOK, Progress, Session};
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+use crate::signals::Stop;
+
+/// The exit code where a workload has failed.
+const WORKLOAD_FAILED: u8 = 3;
+/// How long the exit code of what has ended may come after that it has.
+const AFTERWARDS: Duration = Duration::from_secs(2);
+
+/// Wait until instances run, or have ended
+///
+/// Without --timeout for as long as it takes. Exit codes: 0 all of them run, or have
+/// ended with exit code 0; 1 that was not seen in time, or one is gone; 3 one has
+/// ended with another exit code, by a signal, out of memory, or before it was seen to
+/// run.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The instances
+    #[arg(required = true, value_name = "INSTANCE")]
+    instances: Vec<String>,
+    /// What to wait for
+    #[arg(long = "for", value_enum, default_value_t = What::Ended)]
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// It runs
+    Running,
+    /// It has ended
+    Ended,
+}
+
+/// What was waited for, or that it cannot come.
+#[derive(Debug)]
+enum Outcome {
+    Running { node: Uuid },
+    Ended(Ending),
+    Gone,
+}
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_told(options, stop)?;
+    let mut waiting = session.find_instances(&args.instances)?;
+    let deadline = options.asked_limit().map(|limit| now() + limit);
+    let mut progress = Progress::new(waiting.len());
+    let (mut failed, mut gone) = (false, false);
+    loop {
+        let look = |view: &View| {
+            let found = |uuid: &Uuid| Some((*uuid, outcome(view, *uuid, args.what)?));
+            let found: Vec<_> = waiting.iter().filter_map(found).collect();
+            (!found.is_empty()).then_some(found)
+        };
+        for (uuid, outcome) in session.controller.wait(LOOK, look).unwrap_or_default() {
+            waiting.retain(|waiting| *waiting != uuid);
+            progress.one_done(|| report(uuid, &outcome, options.json))?;
+            match (&outcome, args.what) {
+                (Outcome::Gone, _) => gone = true,
+                (Outcome::Ended(_), What::Running) => failed = true,
+                (Outcome::Ended(ending), What::Ended) => failed |= !ending.is_success(),
+                (Outcome::Running { .. }, _) => {}
+            }
+        }
+        if waiting.is_empty() {
+            break;
+        }
+        if stop.requested() {
+            return Err(stop.interrupted());
+        }
+        if let Some(reason) = session.controller.client().ended() {
+            return Err(Failure::new(reason));
+        }
+        if deadline.is_some_and(|deadline| now() >= deadline) {
+            return Err(late(&session, &waiting, args.what));
+        }
+        progress.tell(|| match waiting.as_slice() {
+            [one] => session.controller.look(|view| how_it_is(view, *one)),
+            several => format!("{} instances are waited for", several.len()),
+        });
+    }
+    match (gone, failed) {
+        (true, _) => Err(Failure::silent(1)),
+        (false, true) => Err(Failure::silent(WORKLOAD_FAILED)),
+        (false, false) => Ok(()),
+    }
+}
+
+fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
+    let Some(instance) = view.instance(uuid) else {
+        return Some(Outcome::Gone);
+    };
+    if let Some(ending) = instance.ending() {
+        let told = ending.is_known() || age(instance) > AFTERWARDS;
+        return told.then_some(Outcome::Ended(ending));
+    }
+    let current = view.node(instance.node).is_some_and(|node| node.is_current());
+    let runs = what == What::Running && instance.state == InstanceState::Active && current;
+    runs.then_some(Outcome::Running { node: instance.node })
+}
+
+fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
+    let text = match outcome {
+        Outcome::Running { node } => format!("instance {uuid} runs on node {node}"),
+        Outcome::Ended(ending) if ending.detail.is_empty() => format!("instance {uuid} has ended: {ending}"),
+        Outcome::Ended(ending) => format!("instance {uuid} has ended: {ending}: {}", ending.detail),
+        Outcome::Gone => format!("instance {uuid} is gone"),
+    };
+    let mut output = Output::new();
+    if !json {
+        output.line(printable(&text))?;
+        return output.flush();
+    }
+    let mut value = serde_json::json!({"subject": uuid, "text": text});
+    match outcome {
+        Outcome::Running { node } => {
+            value["result"] = "running".into();
+            value["node"] = node.to_string().into();
+        }
+        Outcome::Ended(ending) => {
+            value["result"] = "ended".into();
+            value["end"] = json::end(ending);
+        }
+        Outcome::Gone => value["result"] = "gone".into(),
+    }
+    output.json(value)?;
+    output.flush()
+}
+
+fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {
+    let one = waiting.first().copied().unwrap_or_default();
+    let is = session.controller.look(|view| how_it_is(view, one));
+    let what = match what {
+        What::Running => "does not run",
+        What::Ended => "has not ended",
+    };
+    let others = match waiting.len() {
+        0 | 1 => String::new(),
+        several => format!(", and {} others", several - 1),
+    };
+    Failure::new(format!("instance {one} {what} in time: {is}{others}"))
+}
+
+fn how_it_is(view: &View, uuid: Uuid) -> String {
+    match view.instance(uuid) {
+        Some(instance) => format!("it is {} on node {}", instance.state, instance.node),
+        None => "it is gone".into(),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "when this program has heard of it")]
+fn age(instance: &Instance) -> Duration {
+    SystemTime::now()
+        .duration_since(instance.since)
+        .unwrap_or_default()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the time limit")]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,34 @@
+//! The way to a running server.
+
+use std::path::PathBuf;
+
+use ssntp_opflex::run::Control;
+
+use crate::failure::Failure;
+use crate::seconds::Seconds;
+
+/// Which server, and how its answer is shown.
+#[derive(Debug, clap::Args)]
+pub(super) struct ControlArgs {
+    /// The control socket of the server
+    #[arg(long, value_name = "PATH", global = true, required = false)]
+    control: Option<PathBuf>,
+    /// How long to wait for an answer
+    #[arg(long, value_name = "SECONDS", default_value = "30", global = true)]
+    timeout: Seconds,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+}
+
+impl ControlArgs {
+    pub(super) fn connect(&self) -> Result<Control, Failure> {
+        // It is required, which clap does not take of a global flag.
+        let path = self
+            .control
+            .as_ref()
+            .ok_or_else(|| Failure::usage("--control PATH is missing"))?;
+        Control::connect(path, self.timeout.into())
+            .map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+    }
+}

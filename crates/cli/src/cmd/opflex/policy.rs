@@ -1,0 +1,128 @@
+//! `ssntp opflex policy`: changes the policy of a running server.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use serde_json::json;
+use ssntp_opflex::model::{Format, ManagedObject, Uri};
+
+use super::control::ControlArgs;
+use super::load_objects;
+use crate::failure::Failure;
+use crate::output::{Output, lone_line, printable_json};
+
+/// Change or show the policy of a running server
+///
+/// Talks to the socket that `ssntp opflex serve --control` names. A change is
+/// done when those who use the policy have been told and, with --persist, it
+/// is on the disk.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    control: ControlArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Put the objects of files in
+    Put {
+        /// JSON or YAML arrays of managed objects
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Remove everything else below these objects
+        #[arg(long)]
+        replace: bool,
+        #[command(flatten)]
+        only: Only,
+    },
+    /// Make the objects of files all the policy there is
+    Reload {
+        /// JSON or YAML arrays of managed objects
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        #[command(flatten)]
+        only: Only,
+    },
+    /// Remove objects and everything below them
+    Delete {
+        /// The objects
+        #[arg(required = true)]
+        uris: Vec<Uri>,
+        #[command(flatten)]
+        only: Only,
+    },
+    /// Print the revision of the policy, and of how many objects it is
+    Status,
+    /// Print the objects at and below a URI
+    Dump {
+        /// Where to begin [default: all policy]
+        uri: Option<Uri>,
+        /// Print YAML
+        #[arg(long, conflicts_with = "json")]
+        yaml: bool,
+    },
+}
+
+/// Which policy a change is for.
+#[derive(Debug, clap::Args)]
+struct Only {
+    /// Change nothing unless this is the revision of the policy, which `status`
+    /// prints and every change
+    #[arg(long, value_name = "N")]
+    if_revision: Option<u64>,
+}
+
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    let mut control = args.control.connect()?;
+    let mut output = Output::new();
+    let changed = match args.command {
+        Command::Put { files, replace, only } => {
+            control.only_at(only.if_revision);
+            control.put(&load_all(&files)?, replace)
+        }
+        Command::Reload { files, only } => {
+            control.only_at(only.if_revision);
+            control.reload(&load_all(&files)?)
+        }
+        Command::Delete { uris, only } => {
+            control.only_at(only.if_revision);
+            control.delete(&uris)
+        }
+        Command::Status => {
+            let (revision, objects) = control.status().map_err(Failure::new)?;
+            let text = format!("revision {revision}, {objects} objects");
+            let as_json = json!({ "revision": revision, "objects": objects });
+            return lone_line(text, args.control.json.then(|| as_json.to_string()));
+        }
+        Command::Dump { uri, yaml } => {
+            let objects = control
+                .dump(&uri.unwrap_or_else(Uri::root))
+                .map_err(Failure::new)?;
+            let format = if yaml { Format::Yaml } else { Format::Json };
+            let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
+            match yaml {
+                true => output.text(&text)?,
+                false => output.text(&printable_json(&text))?,
+            }
+            return output.flush();
+        }
+    };
+    let changed = changed.map_err(Failure::new)?;
+    if args.control.json {
+        output.json(json!({ "changed": changed, "revision": control.revision() }))?;
+    } else {
+        let objects = if changed == 1 { "object" } else { "objects" };
+        output.line(format!("{changed} {objects} changed"))?;
+    }
+    output.flush()
+}
+
+fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {
+    let mut objects = Vec::new();
+    for file in files {
+        objects.extend(load_objects(file)?);
+    }
+    Ok(objects)
+}

@@ -1,0 +1,29 @@
+//! Objects as people read them.
+
+use ssntp_opflex::model::ManagedObject;
+
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+
+/// The class and the URI, then a line for each property.
+pub(super) fn print_object(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    print_with_note(output, object, "")
+}
+
+/// As [`print_object`], with a note behind the URI.
+pub(super) fn print_with_note(
+    output: &mut Output,
+    object: &ManagedObject,
+    note: &str,
+) -> Result<(), Failure> {
+    let line = format!("{} {} {note}", object.subject, object.uri);
+    output.line(printable(line.trim_end()))?;
+    print_properties(output, object)
+}
+
+pub(super) fn print_properties(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    object
+        .properties
+        .iter()
+        .try_for_each(|property| output.line(printable(&format!("  {} = {}", property.name, property.data))))
+}

@@ -1,0 +1,241 @@
+//! `ssntp opflex serve`: policy repository, endpoint registry, observer.
+
+use std::path::PathBuf;
+
+use clap::value_parser;
+use crossbeam_channel::select;
+use serde_json::json;
+use ssntp::transport::Address;
+use ssntp_opflex::Server;
+use ssntp_opflex::model::Edit;
+use ssntp_opflex::run::ServerConfig;
+
+use super::super::config::Problems;
+use super::identity::IdentityArgs;
+use super::load_model;
+use super::local::InspectorArgs;
+use super::source::{LOOK, Source};
+use super::tls::ServerTls;
+use crate::admin::{self, About, AdminArgs, Pages};
+use crate::credentials::Lifetime;
+use crate::daemon::{Daemon, Service};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::settings::{ConfigFile, Settings};
+use crate::signal_stacks;
+use crate::watched::Watched;
+
+/// Serve policy, register endpoints and keep state reports
+///
+/// Prints one line with its address once it accepts clients. A policy file that
+/// changes is read again: what it holds is all the policy there is then. So are the
+/// files of --tls-cert, --tls-ca and --tls-crl: clients stay, but for those whose
+/// certificate does not count any more. One that cannot be read changes nothing. SIGHUP
+/// has all of them read at once.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
+    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
+    /// lets the system choose
+    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    listen: Vec<Address>,
+    /// The policy: a JSON or YAML array of managed objects, as agent-ovs's
+    /// opflex_server reads, or a directory of such files
+    #[arg(long, value_name = "FILE|DIR")]
+    policy: Option<PathBuf>,
+    /// The classes that it takes, with their properties, types and containment
+    /// (JSON or YAML); objects that do not fit are refused [default: any]
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Identity")]
+    identity: IdentityArgs,
+    #[command(flatten)]
+    tls: ServerTls,
+    /// Keep policy in this file, and begin with what it holds in place of
+    /// --policy
+    #[arg(long, value_name = "FILE")]
+    persist: Option<PathBuf>,
+    /// The Unix socket that `ssntp opflex policy`, `endpoints`, `reports` and
+    /// `sessions` talk to
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+    /// The most clients at a time [default: what the system allows]
+    ///
+    /// Where vm.max_map_count allows fewer than N, the program starts itself
+    /// again without signal stacks, which takes half of the memory maps; a stack
+    /// overflow then ends it without a message.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_connections: Option<u32>,
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.of("tls-cert", Some(self.tls.acceptor()));
+        let schema = self.model.as_deref().map(load_model).transpose();
+        let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
+        match schema {
+            Ok(schema) => problems.of("policy", read(schema)),
+            Err(failure) => problems.of("model", Some(Err::<(), _>(failure))),
+        }
+        problems
+    }
+}
+
+pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
+    signal_stacks::drop_where_needed(args.max_connections);
+    let mut daemon = Daemon::install()?;
+    let mut config = ServerConfig::new(args.identity.settings());
+    config.schema = args.model.as_deref().map(load_model).transpose()?;
+    config.listen = args.listen;
+    let watched = Watched::of(args.tls.paths());
+    let (acceptor, lifetimes) = args.tls.acceptor()?;
+    config.tls = acceptor;
+    config.keep = args.persist;
+    config.control = args.control;
+    config.inspector = args.inspector.socket();
+    config.max_connections = args.max_connections.map(|n| n as usize);
+    let schema = config.schema.clone();
+    let mut source = args.policy.map(|path| Source::new(path, schema));
+    if let Some(source) = &mut source {
+        config.policy = source.read()?;
+    }
+    let server = Server::start(config).map_err(Failure::new)?;
+    let pages = args.admin.start(
+        About {
+            daemon: "opflex",
+            listening: admin::shown(server.addresses()),
+            notes: daemon.notes(),
+        },
+        || args.tls.credentials(),
+        admin::of_opflex(server.handle()),
+    )?;
+    announce(&server, args.json)?;
+    pages.announce(args.json);
+    let handle = server.handle();
+    daemon.ready(move || {
+        let clients = handle.with(|cx| cx.core().session_count()).ok()?;
+        Some(format!("{clients} clients"))
+    });
+    let look = match &source {
+        Some(_) => crossbeam_channel::tick(LOOK),
+        None => crossbeam_channel::never(),
+    };
+    let mut running = Running {
+        server: &server,
+        pages: &pages,
+        source,
+        tls: args.tls,
+        lifetimes,
+        settings,
+    };
+    daemon.watch(watched.and(running.settings.file()), &running);
+    loop {
+        select! {
+            recv(daemon.stop().channel()) -> _ => break,
+            // Nothing can be put in order any more.
+            recv(server.running()) -> _ => {
+                std::mem::forget(server);
+                return Err(Failure::new("the server has panicked, as the log tells, and ends"));
+            }
+            recv(daemon.hang_ups()) -> came => match came {
+                Ok(()) => daemon.reload(&mut running),
+                Err(_) => break,
+            },
+            recv(daemon.looks()) -> _ => daemon.look(&mut running),
+            // This thread has nothing else to do, and a signal ends one that
+            // hangs in a file system.
+            recv(look) -> _ => daemon.note_reload(running.look()),
+        }
+    }
+    daemon.stopping();
+    pages.stopping();
+    server.stop();
+    Ok(())
+}
+
+/// What is read again.
+struct Running<'a> {
+    server: &'a Server,
+    pages: &'a Pages,
+    source: Option<Source>,
+    tls: ServerTls,
+    lifetimes: Vec<Lifetime>,
+    settings: Settings,
+}
+
+impl Service for Running<'_> {
+    fn reload(&mut self) -> Result<(), Failure> {
+        let read = self.settings.read_again()?;
+        let (acceptor, lifetimes) = self.tls.acceptor()?;
+        let of_pages = self.tls.credentials()?;
+        self.read_policy()?;
+        if let Some(acceptor) = acceptor {
+            self.server.renew(acceptor).map_err(Failure::new)?;
+        }
+        if let Some((identity, trust)) = of_pages {
+            self.pages.renew(&identity, &trust);
+        }
+        self.lifetimes = lifetimes;
+        if let Some((_, now)) = read {
+            self.settings.take(now, &[]);
+        }
+        Ok(())
+    }
+
+    fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
+    }
+}
+
+impl Running<'_> {
+    /// Reads policy that has changed; what came of it.
+    fn look(&mut self) -> Option<Result<(), String>> {
+        if !self.source.as_mut()?.has_changed() {
+            return None;
+        }
+        let done = self.read_policy();
+        Some(done.map_err(|failure| {
+            let why = failure.to_string();
+            log::error!("{why}");
+            why
+        }))
+    }
+
+    /// Makes what the source holds all the policy there is; a source that holds no
+    /// policy changes nothing.
+    fn read_policy(&mut self) -> Result<(), Failure> {
+        let Some(source) = &mut self.source else {
+            return Ok(());
+        };
+        let changed = source.read().and_then(|objects| {
+            let edited = self.server.handle().edit(Edit::Reload(objects));
+            edited.map_err(Failure::new)
+        });
+        let path = source.path().display();
+        let changed = changed.inspect_err(|_| log::error!("{path}: the policy stays as it was"))?;
+        log::info!("{path}: read again: {changed} objects changed");
+        Ok(())
+    }
+}
+
+/// Prints where a server listens. Flushed and let go of: somebody waits for
+/// this line.
+fn announce(server: &Server, as_json: bool) -> Result<(), Failure> {
+    let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
+    let mut output = Output::new();
+    if as_json {
+        output.json(json!({ "listening": addresses }))?;
+    } else {
+        output.line(format!("listening at {}", addresses.join(", ")))?;
+    }
+    output.flush()
+}

@@ -1,0 +1,199 @@
+//! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: what a running
+//! server has.
+
+use std::io::IsTerminal;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use comfy_table::{Table, presets};
+use serde::Deserialize;
+use serde_json::Value;
+use ssntp_opflex::model::{ManagedObject, Uri};
+
+use super::control::ControlArgs;
+use super::printing::{print_properties, print_with_note};
+use crate::failure::Failure;
+use crate::output::{Output, printable};
+
+/// Print the endpoints that a running server knows
+#[derive(Debug, clap::Args)]
+pub(super) struct EndpointArgs {
+    /// Only those at and below this URI
+    uri: Option<Uri>,
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+/// Print the last state report of each object, and its numbers over time
+#[derive(Debug, clap::Args)]
+pub(super) struct ReportArgs {
+    /// Only those at and below this URI
+    uri: Option<Uri>,
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+/// Print the clients of a running server, and what they asked for
+#[derive(Debug, clap::Args)]
+pub(super) struct SessionArgs {
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+/// Print every agent that was connected since the server began, and what it
+/// asked for in all its sessions
+#[derive(Debug, clap::Args)]
+pub(super) struct AgentArgs {
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+pub(super) fn endpoints(args: EndpointArgs) -> Result<(), Failure> {
+    let uri = args.uri.unwrap_or_else(Uri::root);
+    let endpoints = args.control.connect()?.endpoints(&uri).map_err(Failure::new)?;
+    let mut output = Output::new();
+    for entry in endpoints {
+        if args.control.json {
+            output.json(serde_json::to_string(&entry).map_err(Failure::new)?)?;
+            continue;
+        }
+        let note = match (&entry.element, entry.expires_in) {
+            (Some(element), Some(seconds)) => format!("({element}, for {seconds:.0} s)"),
+            (Some(element), None) => format!("({element})"),
+            (None, _) => String::new(),
+        };
+        print_with_note(&mut output, &entry.object, &note)?;
+    }
+    output.flush()
+}
+
+/// A report as the control socket has it.
+#[derive(Deserialize)]
+struct Report {
+    object: ManagedObject,
+    element: String,
+    arrived: f64,
+    count: u64,
+    numbers: serde_json::Map<String, Value>,
+}
+
+pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
+    let uri = args.uri.unwrap_or_else(Uri::root);
+    let reports = args.control.connect()?.reports(&uri).map_err(Failure::new)?;
+    let mut output = Output::new();
+    if args.control.json {
+        for report in reports {
+            output.json(report)?;
+        }
+        return output.flush();
+    }
+    #[expect(clippy::disallowed_methods, reason = "the age of a report is shown")]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    for report in reports {
+        let report: Report = serde_json::from_value(report).map_err(Failure::new)?;
+        let age = (now.as_secs_f64() - report.arrived).max(0.0);
+        let times = if report.count == 1 { "time" } else { "times" };
+        let note = format!(
+            "({}, {age:.0} s ago, reported {} {times})",
+            report.element, report.count
+        );
+        let line = format!("{} {} {note}", report.object.subject, report.object.uri);
+        output.line(printable(&line))?;
+        print_properties(&mut output, &report.object)?;
+        for (name, rows) in &report.numbers {
+            print_numbers(&mut output, name, rows)?;
+        }
+    }
+    output.flush()
+}
+
+/// The last interval of each length.
+fn print_numbers(output: &mut Output, name: &str, rows: &Value) -> Result<(), Failure> {
+    for row in rows.as_array().into_iter().flatten() {
+        let Some(last) = row["intervals"].as_array().and_then(|all| all.last()) else {
+            continue;
+        };
+        let line = format!(
+            "  {name} over {} s: {} to {} in {} samples, first {}, last {}",
+            row["interval"], last["min"], last["max"], last["samples"], last["first"], last["last"]
+        );
+        output.line(printable(&line))?;
+    }
+    Ok(())
+}
+
+pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
+    let sessions = args.control.connect()?.sessions().map_err(Failure::new)?;
+    let columns = [
+        "connection",
+        "name",
+        "roles",
+        "location",
+        "seconds",
+        "policies",
+        "endpoints",
+        "resolved",
+        "updates",
+        "refused",
+    ];
+    print_rows(&args.control, sessions, &columns)
+}
+
+pub(super) fn agents(args: AgentArgs) -> Result<(), Failure> {
+    let agents = args.control.connect()?.agents().map_err(Failure::new)?;
+    let columns = [
+        "name",
+        "connected",
+        "sessions",
+        "requests",
+        "refused",
+        "unavailable",
+        "updates",
+        "update_errors",
+        "bytes_received",
+        "bytes_sent",
+    ];
+    print_rows(&args.control, agents, &columns)
+}
+
+/// Prints a line for each, or a table of some of their members.
+fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: &[&str]) -> Result<(), Failure> {
+    let mut output = Output::new();
+    if control.json {
+        for row in rows {
+            output.json(row)?;
+        }
+        return output.flush();
+    }
+    let mut table = Table::new();
+    table.load_style(match std::io::stdout().is_terminal() {
+        true => presets::UTF8_FULL_CONDENSED,
+        false => presets::NOTHING,
+    });
+    table.set_header(columns.iter().copied());
+    for row in &rows {
+        table.add_row(columns.iter().map(|column| cell(row, column)));
+    }
+    output.line(table)?;
+    output.flush()
+}
+
+/// A member as people read it: of counts by method, their sum.
+fn cell(row: &Value, column: &str) -> String {
+    let member = match column {
+        "resolved" => "endpoint_resolves",
+        other => other,
+    };
+    match &row[member] {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => printable(text),
+        Value::Array(texts) => {
+            let texts: Vec<_> = texts.iter().filter_map(Value::as_str).map(printable).collect();
+            texts.join(" ")
+        }
+        Value::Object(counts) => {
+            let sum: u64 = counts.values().filter_map(Value::as_u64).sum();
+            sum.to_string()
+        }
+        other => other.to_string(),
+    }
+}

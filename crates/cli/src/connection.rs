@@ -1,0 +1,514 @@
+//! How a program reaches its server: the flags of every subcommand that connects,
+//! else the environment, else the user's context; and the wait for what comes.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
+use ssntp::pki::{Identity, Trust};
+#[cfg(feature = "full")]
+use ssntp::proto::TraceParent;
+use ssntp::transport::Address;
+use uuid::Uuid;
+
+use crate::context::{Context, Contexts, OneOrSeveral};
+use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
+use crate::failure::Failure;
+use crate::output::note;
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+use crate::watched::{self, Watched};
+
+/// Which server, and the files that both sides are known by. Each by its flag,
+/// else by the environment, else by the context.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ServerArgs {
+    /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, joined with
+    /// commas, the first that answers [default: the context's, else the names in
+    /// the CA certificate, else localhost]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        global = true,
+        env = "SSNTP_CONNECT",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    connect: Vec<Address>,
+    /// The authority that the server's certificate has to come from
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CA",
+        hide_env_values = true
+    )]
+    ca: Option<PathBuf>,
+    /// This client's certificate and key
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_CERT",
+        hide_env_values = true
+    )]
+    cert: Option<PathBuf>,
+    #[command(flatten)]
+    crl: CrlArgs,
+    /// The name that the server's certificate has to hold [default: the one
+    /// connected to]
+    #[arg(long, value_name = "NAME", global = true)]
+    server_name: Option<String>,
+    /// The context that says what is not said here, see `ssntp context`
+    /// [default: the current one]
+    #[arg(
+        long,
+        value_name = "NAME",
+        global = true,
+        env = "SSNTP_CONTEXT",
+        hide_env_values = true
+    )]
+    context: Option<String>,
+}
+
+/// What [`ServerArgs`] come to.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    pub(crate) connect: Vec<Address>,
+    pub(crate) files: CredentialFiles,
+    pub(crate) server_name: Option<String>,
+}
+
+/// How long a command waits for a context where it is told of no server at all:
+/// `ssntp server --dev`, started just before it, is about to make one.
+const MAKING: Duration = Duration::from_secs(10);
+/// Between two looks at the contexts.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl ServerArgs {
+    /// Looks everything up. Where nothing at all is said, it waits for a context
+    /// for some seconds, and says so.
+    pub(crate) fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
+        let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
+        // Then a file adds nothing, and need not be right.
+        let found = match complete && self.context.is_none() {
+            true => None,
+            false => self.find_context(stop)?,
+        };
+        let context = found.unwrap_or_default();
+        let path = |given: &Option<PathBuf>, in_context: &str, flag: &str, variable: &str| match given {
+            Some(path) => Ok(path.clone()),
+            None if in_context.is_empty() => Err(Failure::usage(format!(
+                "--{flag} is needed: on the command line, as {variable}, or by a context \
+                 (`ssntp context add`, `ssntp server --dev`)"
+            ))),
+            None => Ok(PathBuf::from(in_context)),
+        };
+        let mut crl = self.crl.clone();
+        // A list belongs to its authority.
+        if crl.crl.is_empty() && self.ca.is_none() {
+            let lists = context.crl.texts().iter();
+            crl.crl = lists.filter(|file| !file.is_empty()).map(PathBuf::from).collect();
+        }
+        Ok(Reached {
+            files: CredentialFiles {
+                ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
+                cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
+                crl,
+            },
+            connect: match self.connect.is_empty() {
+                true => context.connect.parse()?,
+                false => self.connect.clone(),
+            },
+            server_name: self
+                .server_name
+                .clone()
+                .or_else(|| Some(context.server_name).filter(|name| !name.is_empty())),
+        })
+    }
+
+    fn find_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
+        let says_nothing = self.ca.is_none() && self.cert.is_none() && self.context.is_none();
+        let began = now();
+        let mut told = false;
+        loop {
+            let found = Contexts::load()?.find(self.context.as_deref())?;
+            if found.is_some() || !says_nothing || began.elapsed() > MAKING {
+                return Ok(found);
+            }
+            if !told {
+                note(format_args!(
+                    "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
+                    MAKING.as_secs()
+                ));
+                told = true;
+            }
+            if stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
+                return Err(stop.interrupted());
+            }
+        }
+    }
+
+    /// Whether the command line or the environment says anything of a server.
+    pub(crate) fn says_something(&self) -> bool {
+        self.ca.is_some() || self.cert.is_some() || !self.connect.is_empty() || self.context.is_some()
+    }
+
+    /// Makes a context of what is given, with whole file names, whose content is
+    /// there and will do.
+    pub(crate) fn to_context(&self) -> Result<Context, Failure> {
+        let whole = |path: &PathBuf| {
+            let whole = std::path::absolute(path);
+            whole.map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+        };
+        let needed = |path: &Option<PathBuf>, flag: &str| match path {
+            Some(path) => whole(path),
+            None => Err(Failure::usage(format!("--{flag} is needed"))),
+        };
+        let files = CredentialFiles {
+            ca: needed(&self.ca, "ca")?,
+            cert: needed(&self.cert, "cert")?,
+            crl: CrlArgs {
+                crl: self.crl.crl.iter().map(whole).collect::<Result<_, _>>()?,
+                ..self.crl
+            },
+        };
+        files.load()?;
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        Ok(Context {
+            connect: OneOrSeveral::Several(self.connect.iter().map(Address::to_string).collect()),
+            ca: text(&files.ca),
+            cert: text(&files.cert),
+            crl: OneOrSeveral::Several(files.crl.crl.iter().map(text).collect()),
+            server_name: self.server_name.clone().unwrap_or_default(),
+        })
+    }
+}
+
+impl Reached {
+    /// A client's configuration with all of it; `role` says which of a certificate's
+    /// roles it advertises.
+    pub(crate) fn config(
+        self,
+        role: impl FnOnce(&Identity) -> Result<Role, Failure>,
+    ) -> Result<(ClientConfig, Renewal), Failure> {
+        let watched = Watched::of(self.files.paths());
+        let (identity, trust) = self.files.load()?;
+        let role = role(&identity)?;
+        let renewal = Renewal {
+            lifetimes: self.files.lifetimes(&identity, &trust),
+            files: self.files,
+            watched,
+        };
+        let mut config = ClientConfig::new(identity, trust)
+            .addresses(self.connect)
+            .role(role);
+        if let Some(name) = self.server_name {
+            config = config.server_name(name);
+        }
+        Ok((config, renewal))
+    }
+}
+
+/// The files of a client that runs for long, which are read again.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    files: CredentialFiles,
+    /// As they were before they were read.
+    watched: Watched,
+    lifetimes: Vec<Lifetime>,
+}
+
+impl Renewal {
+    /// The files, as they were before they were read first.
+    pub(crate) fn watched(&self) -> Watched {
+        self.watched.clone()
+    }
+
+    /// How long what they held counts.
+    pub(crate) fn lifetimes(&self) -> Vec<Lifetime> {
+        self.lifetimes.clone()
+    }
+
+    /// Reads all of them again, and has `renew` go by what they hold.
+    pub(crate) fn reload(
+        &mut self,
+        renew: impl FnOnce(&Identity, &Trust) -> Result<(), ClientError>,
+    ) -> Result<(), Failure> {
+        let (identity, trust) = self.files.load()?;
+        renew(&identity, &trust).map_err(Failure::new)?;
+        self.lifetimes = self.files.lifetimes(&identity, &trust);
+        Ok(())
+    }
+
+    /// To be called now and then by a command: has its client go by files that have
+    /// changed. What will not do is told, and changes nothing.
+    pub(crate) fn look(&mut self, client: &ClientHandle) {
+        if self.watched.have_changed()
+            && let Err(why) = self.reload(|identity, trust| client.renew(identity, trust))
+        {
+            note(format_args!(
+                "ssntp: files have changed, which is not taken: {why}"
+            ));
+        }
+    }
+}
+
+/// When a command has its [`Renewal::look`].
+pub(crate) fn looks() -> Receiver<Instant> {
+    crossbeam_channel::tick(watched::LOOK)
+}
+
+/// How to reach a server, and as whom.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Connection {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// The roles to advertise [default: all that the certificate holds]
+    #[arg(long)]
+    role: Option<Role>,
+    /// This client's UUID [default: its certificate's, else a random one]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+}
+
+impl Connection {
+    /// The files that flags and environment name: certificate, authority and lists.
+    #[cfg(feature = "full")]
+    pub(crate) fn files(&self) -> (&Option<PathBuf>, &Option<PathBuf>, &CrlArgs) {
+        (&self.server.cert, &self.server.ca, &self.server.crl)
+    }
+
+    /// The client's configuration so far, and what it was read from.
+    pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
+        self.config_choosing(stop, |held| held)
+    }
+
+    /// The same, where `choose` picks those of the certificate's roles that are
+    /// advertised if nobody says.
+    pub(crate) fn config_choosing(
+        &self,
+        stop: &Stop,
+        choose: impl FnOnce(Role) -> Role,
+    ) -> Result<(ClientConfig, Renewal), Failure> {
+        self.config_of(self.server.reach(stop)?, |identity| {
+            Ok(self.role.unwrap_or_else(|| choose(identity.roles())))
+        })
+    }
+
+    /// The same for a program that is nothing but `roles`: of them, it
+    /// advertises those that its certificate holds.
+    pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
+        let reached = self.server.reach(stop)?;
+        let cert = reached.files.cert.clone();
+        self.config_of(reached, |identity| {
+            let held = identity.roles();
+            let advertised = self.role.unwrap_or(held & roles);
+            if advertised.is_empty() || !roles.contains(advertised) {
+                let (cert, any) = (cert.display(), roles.to_string().replace(',', " or "));
+                let found = self.role.unwrap_or(held);
+                return Err(Failure::new(format!(
+                    "{cert}: the role is {found}, it has to be {any}"
+                )));
+            }
+            Ok(advertised)
+        })
+    }
+
+    fn config_of(
+        &self,
+        reached: Reached,
+        role: impl FnOnce(&Identity) -> Result<Role, Failure>,
+    ) -> Result<(ClientConfig, Renewal), Failure> {
+        let (config, renewal) = reached.config(role)?;
+        Ok(match self.uuid {
+            Some(uuid) => (config.uuid(uuid), renewal),
+            None => (config, renewal),
+        })
+    }
+
+    /// The identity and the trust, for what listens beside the client.
+    #[cfg(feature = "full")]
+    pub(crate) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
+        self.server.reach(stop)?.files.load()
+    }
+
+    /// The identity, the trust and the one address, for what is no client of
+    /// the library's.
+    pub(crate) fn parts(&self, stop: &Stop) -> Result<(Identity, Trust, Address), Failure> {
+        let reached = self.server.reach(stop)?;
+        let [address] = &reached.connect[..] else {
+            return Err(Failure::usage("--connect is needed, with one address"));
+        };
+        let (identity, trust) = reached.files.load()?;
+        Ok((identity, trust, address.clone()))
+    }
+
+    /// Whether the command line says the UUID.
+    pub(crate) fn has_uuid(&self) -> bool {
+        self.uuid.is_some()
+    }
+
+    /// Whether the command line or the certificate says the UUID.
+    pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
+        let bound = || {
+            Ok::<_, Failure>(
+                Identity::load(self.server.reach(stop)?.files.cert)?
+                    .uuid()
+                    .is_some(),
+            )
+        };
+        Ok(self.uuid.is_some() || bound()?)
+    }
+}
+
+/// What a program waited for.
+#[derive(Debug)]
+pub(crate) enum Waited {
+    Event(ClientEvent),
+    /// A signal asks the program to end.
+    Stopped,
+    /// The time is over.
+    TimedOut,
+}
+
+/// What comes from a client, with a word to the user as soon as its server cannot
+/// be reached. Meanwhile its files are looked at.
+#[derive(Debug)]
+pub(crate) struct Watch<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) stop: &'a Stop,
+    complaint: Complaint,
+    renewal: Renewal,
+    looks: Receiver<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(client: &'a Client, stop: &'a Stop, renewal: Renewal) -> Self {
+        Self {
+            client,
+            stop,
+            complaint: Complaint::default(),
+            renewal,
+            looks: looks(),
+        }
+    }
+
+    /// The next event, or a signal, or the end of the time.
+    ///
+    /// Fails when the client is over for good, with its reason.
+    pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
+        let client = self.client;
+        let event = |event| match event {
+            Some(ClientEvent::Closed(why)) => Err(closed(why)),
+            Some(event) => Ok(Waited::Event(event)),
+            None => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
+        };
+        if self.stop.requested() {
+            return Ok(Waited::Stopped);
+        }
+        if self.looks.try_recv().is_ok() {
+            self.renewal.look(&client.handle());
+        }
+        // Where frames come fast, nothing else is needed.
+        match client.events().try_recv() {
+            Ok(came) => return event(Some(came)),
+            Err(TryRecvError::Disconnected) => return event(None),
+            Err(TryRecvError::Empty) => {}
+        }
+        let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
+        loop {
+            let look = match client.is_connected() {
+                true => crossbeam_channel::never(),
+                false => crossbeam_channel::after(LOOK),
+            };
+            crossbeam_channel::select! {
+                recv(client.events()) -> came => return event(came.ok()),
+                recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
+                recv(timeout) -> _ => return Ok(Waited::TimedOut),
+                recv(look) -> _ => self.complaint.tell(&client.handle()),
+                recv(self.looks) -> _ => self.renewal.look(&client.handle()),
+            }
+        }
+    }
+
+    /// Waits for the first session, for at most so long.
+    pub(crate) fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
+        let limit = Duration::from(limit);
+        match self.wait(Some(limit))? {
+            Waited::Event(_) => Ok(()),
+            Waited::Stopped => Err(self.stop.interrupted()),
+            Waited::TimedOut => Err(unanswered(&self.client.handle(), "server", limit)),
+        }
+    }
+}
+
+/// Tells of a server that cannot be reached at once, and again when the reason is
+/// another one.
+#[derive(Debug, Default)]
+pub(crate) struct Complaint {
+    told: String,
+}
+
+impl Complaint {
+    /// Call it now and then while no session stands.
+    pub(crate) fn tell(&mut self, client: &ClientHandle) {
+        let why = reasons(&client.failures());
+        // The end of a client is told by its own error.
+        if why.is_empty() || why == self.told || client.ended().is_some() {
+            return;
+        }
+        note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
+        self.told = why;
+    }
+}
+
+#[cfg(feature = "full")]
+/// The trace that whoever started the program says it is part of. One that is none
+/// is said, and otherwise as if it were not there.
+pub(crate) fn traceparent() -> Option<TraceParent> {
+    let value = std::env::var("TRACEPARENT").ok()?;
+    let parsed = value.parse();
+    if let Err(why) = &parsed {
+        note(format_args!("ssntp: TRACEPARENT: {why}: left out"));
+    }
+    parsed.ok()
+}
+
+/// Nobody has answered in time.
+pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> Failure {
+    let why = reasons(&client.failures());
+    let separator = if why.is_empty() { "" } else { ": " };
+    Failure::new(format!(
+        "cannot connect: no {who} has answered in {} s{separator}{why}",
+        limit.as_secs_f64()
+    ))
+}
+
+fn reasons(failures: &[DialError]) -> String {
+    failures
+        .iter()
+        .map(DialError::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+/// A client that ended for good ends its program.
+pub(crate) fn closed(why: ClientError) -> Failure {
+    Failure::new(why)
+}
+
+/// What a client that is its program's work does, for whoever looks after it.
+pub(crate) fn shown(client: &ClientFigures) -> String {
+    match &client.server {
+        Some(server) => format!("connected to {server}"),
+        None => "not connected".to_owned(),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,66 @@
+//! The `ssntp` program: makes certificates, runs the entities of a cluster,
+//! and looks into what they say.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `admin` | pages about a daemon, over HTTP |
+//! | `args` | the command line, one variant a subcommand |
+//! | `cmd` | the subcommands, one file each |
+//! | `connection` | the flags of whoever connects to a server |
+//! | `context` | what these flags need not say: the user's contexts |
+//! | `credentials` | the files of certificates, and how long they count |
+//! | `daemon` | what every daemon does beside its work |
+//! | `failure` | how a subcommand fails: message and exit code |
+//! | `logging` | the log on the standard error, which nobody waits for |
+//! | `output` | the standard output, which may be closed at any time |
+//! | `receipt` | how a server tells a sender who received a frame |
+//! | `seconds` | times on the command line |
+//! | `service_manager` | what systemd is told of a daemon |
+//! | `settings/` | what daemons are told by flags, environment and file |
+//! | `signal_stacks` | memory maps for twice as many sessions |
+//! | `signals` | SIGINT and SIGTERM |
+//! | `watched` | files that are read again when they change |
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "full"),
+    allow(dead_code, reason = "the agent alone needs a part of what is here")
+)]
+
+#[cfg(feature = "full")]
+mod admin;
+#[cfg(feature = "full")]
+mod application;
+mod args;
+mod cmd;
+mod connection;
+mod context;
+mod credentials;
+mod daemon;
+mod failure;
+mod logging;
+mod output;
+#[cfg(feature = "full")]
+mod receipt;
+mod seconds;
+mod service_manager;
+mod settings;
+#[cfg(feature = "full")]
+mod signal_stacks;
+mod signals;
+mod watched;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Before anything else: a supervisor of an instance is to stay small.
+    if let Some(code) = ssntp_cluster::agent::driver::supervise() {
+        return code;
+    }
+    let (args, settings) = args::Args::of_this_process();
+    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    match cmd::run(args.command, settings) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => logging.last_word(failure),
+    }
+}

@@ -1,0 +1,151 @@
+//! The standard output. Whoever reads it may go away at any time, as in
+//! `ssntp … | head -1`, and `println!` would panic then.
+
+use std::fmt::Display;
+use std::io::{self, BufWriter, StdoutLock, Write};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub(crate) use ssntp_transport::{printable, printable_json};
+
+use crate::failure::Failure;
+use crate::logging;
+
+/// The standard output, held for the time of a subcommand. What is buffered
+/// is written when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Output(BufWriter<StdoutLock<'static>>);
+
+impl Output {
+    pub(crate) fn new() -> Self {
+        Self(BufWriter::new(io::stdout().lock()))
+    }
+
+    /// Writes one line.
+    pub(crate) fn line(&mut self, line: impl Display) -> Result<(), Failure> {
+        writeln!(self.0, "{line}").map_err(|error| Failure::output(&error))
+    }
+
+    /// Writes a JSON value in one line, with what does not show escaped.
+    pub(crate) fn json(&mut self, value: impl Display) -> Result<(), Failure> {
+        self.line(printable_json(&value.to_string()))
+    }
+
+    /// Writes text as it is.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
+        self.0
+            .write_all(text.as_bytes())
+            .map_err(|error| Failure::output(&error))
+    }
+
+    /// Writes bytes as they are.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.0.write_all(bytes).map_err(|error| Failure::output(&error))
+    }
+
+    /// Writes out what is buffered; call it at the end to hear of errors.
+    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
+        self.0.flush().map_err(|error| Failure::output(&error))
+    }
+}
+
+/// Rows as lines of columns, two blanks between them, the first row as their
+/// heading. On a terminal that is too narrow each row becomes lines of its own.
+#[cfg(feature = "full")]
+pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let whole = widths.iter().sum::<usize>() + 2 * N.saturating_sub(1);
+    if terminal_width().is_some_and(|width| whole > width) {
+        return records(rows.iter().map(|row| row.as_slice()));
+    }
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (width, cell) in widths.iter().zip(row) {
+            let gap = if line.is_empty() && *width == 0 { "" } else { "  " };
+            line.push_str(&format!("{cell:<width$}{gap}"));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Rows as blocks of `heading: value` lines, where there is no room for columns.
+/// The first row is the headings.
+#[cfg(feature = "full")]
+pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> String {
+    let headings = rows.next().unwrap_or_default();
+    let blocks = rows.map(|row| {
+        let filled = headings.iter().zip(row).filter(|(_, value)| !value.is_empty());
+        let lines = filled.map(|(heading, value)| match heading.as_str() {
+            "" => format!("{value}\n"),
+            heading => format!("{heading}: {value}\n"),
+        });
+        lines.collect::<String>()
+    });
+    blocks.collect::<Vec<_>>().join("\n")
+}
+
+/// How many characters fit into a line of the terminal that the standard output
+/// is; none where it is another thing.
+#[cfg(feature = "full")]
+pub(crate) fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+/// Prints a line of a program that goes on, for people or as JSON. Flushed and
+/// let go of, since somebody may wait for it.
+pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
+    let mut output = Output::new();
+    match as_json {
+        Some(json) => output.json(json)?,
+        None => output.line(text)?,
+    }
+    output.flush()
+}
+
+/// Whether nobody reads the standard output any more, as after `| head -1`:
+/// for programs that would otherwise not hear of it before their next line.
+pub(crate) fn reader_is_gone() -> bool {
+    let stdout = io::stdout();
+    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+    let at_once = Timespec::default();
+    poll(&mut polled, Some(&at_once)).is_ok()
+        && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
+/// Writes one line to the standard error, which may be closed as well:
+/// `eprintln!` would panic then. What does not show is escaped. Where a program
+/// reads it, the line is one of the log.
+pub(crate) fn note(line: impl Display) {
+    let line = line.to_string();
+    if !logging::tell(&line) {
+        let _ = writeln!(io::stderr(), "{}", printable(&line));
+    }
+}
+
+#[cfg(all(test, feature = "full"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_columns_where_there_is_room_and_lines_elsewhere() {
+        let row = |cells: [&str; 3]| cells.map(String::from);
+        let rows = [
+            row(["", "name", "at"]),
+            row(["*", "one", "a"]),
+            row(["", "three", ""]),
+        ];
+        // The output of a test is no terminal, and so as wide as need be.
+        assert_eq!(columns(&rows), "   name   at\n*  one    a\n   three\n");
+        let lines = records(rows.iter().map(|row| row.as_slice()));
+        assert_eq!(lines, "*\nname: one\nat: a\n\nname: three\n");
+    }
+}

@@ -1,0 +1,323 @@
+//! From START to DELETE.
+
+use std::fs;
+use std::time::Duration;
+
+use ssntp::payload::*;
+use ssntp_cluster::agent::driver::SimulateDriver;
+use uuid::Uuid;
+
+use crate::agent::cluster::*;
+
+#[test]
+fn a_persistent_process_is_started_stopped_restarted_and_deleted() {
+    let mut cluster = Cluster::new();
+    let mut start = cluster.script("echo \"$GREETING from $SSNTP_INSTANCE\"; exec sleep 1000");
+    start.env.insert("GREETING".into(), "hello".into());
+    let id = start.instance_uuid;
+    cluster.send(&start);
+    cluster.wait_state(id, InstanceState::Active);
+    assert_eq!(cluster.output(id, 1), format!("hello from {id}\n"));
+
+    cluster.send(&stop(id));
+    cluster.wait_state(id, InstanceState::Exited);
+    cluster.send(&stop(id));
+    assert_eq!(
+        cluster.next(|_: &StopFailure| true).reason,
+        StopFailureReason::AlreadyStopped
+    );
+
+    cluster.send(&restart(id));
+    cluster.wait_state(id, InstanceState::Active);
+    cluster.output(id, 2);
+    cluster.send(&restart(id));
+    let failure: RestartFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, RestartFailureReason::AlreadyRunning);
+
+    cluster.send(&start);
+    let failure: StartFailure = cluster.next(|_| true);
+    assert_eq!(
+        (failure.reason, failure.node_uuid),
+        (StartFailureReason::AlreadyRunning, NODE.into())
+    );
+
+    let pid = cluster.pid(id);
+    cluster.send(&delete(id));
+    cluster.next(|deleted: &InstanceDeleted| deleted.instance_uuid == id);
+    assert!(!cluster.instance_dir(id).exists());
+    assert!(!fs::exists(format!("/proc/{pid}")).unwrap());
+    cluster.next(|stats: &Stats| stats.instances.is_empty());
+}
+
+#[test]
+fn a_process_that_is_not_persistent_is_deleted_when_it_is_stopped() {
+    let mut cluster = Cluster::new();
+    let mut start = cluster.script("exec sleep 1000");
+    start.persistence = Persistence::Unset;
+    cluster.send(&start);
+    cluster.wait_state(start.instance_uuid, InstanceState::Active);
+    cluster.send(&stop(start.instance_uuid));
+    cluster.next(|deleted: &InstanceDeleted| deleted.instance_uuid == start.instance_uuid);
+    cluster.send(&stop(start.instance_uuid));
+    assert_eq!(
+        cluster.next(|_: &StopFailure| true).reason,
+        StopFailureReason::NoInstance
+    );
+}
+
+#[test]
+fn a_program_that_is_not_there_fails_and_one_that_dies_at_once_has_exited() {
+    let mut cluster = Cluster::new();
+    for change in [
+        |start: &mut Start| start.command = vec!["no-such-program".into()],
+        |start: &mut Start| start.command = vec!["/etc/passwd".into()],
+        |start: &mut Start| start.dir = "/no/such/directory".into(),
+        |start: &mut Start| start.vm_type = VmType::Qemu,
+    ] {
+        let mut start = cluster.script("exit 3");
+        change(&mut start);
+        cluster.send(&start);
+        let failure: StartFailure = cluster.next(|_| true);
+        assert_eq!(failure.reason, StartFailureReason::LaunchFailure);
+        assert_eq!(failure.instance_uuid, start.instance_uuid);
+        assert!(!cluster.instance_dir(start.instance_uuid).exists());
+    }
+    let start = cluster.script("exit 3");
+    cluster.send(&start);
+    cluster.wait_state(start.instance_uuid, InstanceState::Exited);
+    let record = wait_for(|| {
+        let record = fs::read_to_string(cluster.instance_dir(start.instance_uuid).join("instance.yaml"));
+        record.ok().filter(|record| record.contains("phase: stopped"))
+    });
+    assert!(record.contains("exit_code: 3\n"), "{record}");
+    cluster.send(&start);
+    assert_eq!(
+        cluster.next(|_: &StartFailure| true).reason,
+        StartFailureReason::InstanceExists
+    );
+}
+
+#[test]
+fn one_that_refuses_to_end_is_killed() {
+    let mut cluster = Cluster::empty();
+    cluster.agent(|config| config.grace(Duration::from_millis(300)));
+    let id = cluster.run("trap '' TERM; echo up; while :; do sleep 1; done");
+    cluster.output(id, 1);
+    cluster.send(&stop(id));
+    cluster.wait_state(id, InstanceState::Stopping);
+    cluster.wait_state(id, InstanceState::Exited);
+}
+
+#[test]
+fn what_an_instance_writes_is_kept_within_bounds() {
+    use ssntp_cluster::agent::AgentConfig;
+
+    let mut cluster = Cluster::empty();
+    let config = AgentConfig::new(cluster.client())
+        .state(cluster.path("state"))
+        .driver(driver().log_mb(1));
+    cluster.agent(|_| config);
+    let id = cluster.run("head -c 8000000 /dev/zero | tr '\\0' x; echo; echo end; exec sleep 1000");
+    let (log, before) = ["stdout.log", "stdout.log.1"]
+        .map(|name| cluster.instance_dir(id).join(name))
+        .into();
+    wait_for(|| {
+        let written = [&before, &log]
+            .map(|path| fs::read(path).unwrap_or_default())
+            .concat();
+        (written.ends_with(b"xx\nend\n") && written.len() <= 1 << 20).then_some(())
+    });
+    assert!(before.exists());
+}
+
+#[test]
+fn volumes_are_links_that_the_process_sees() {
+    let mut cluster = Cluster::new();
+    let (volume, made) = (Uuid::new_v4(), Uuid::new_v4());
+    fs::create_dir_all(cluster.path("volumes").join(volume.to_string())).unwrap();
+    let mut start = cluster
+        .script("while :; do ls \"$SSNTP_VOLUMES\" | wc -l >count.new; mv count.new count; sleep 1; done");
+    start.storage.push(Storage {
+        id: made.into(),
+        local: true,
+        size: 1,
+        ..Storage::default()
+    });
+    let id = start.instance_uuid;
+    let count = |cluster: &Cluster| {
+        let text = fs::read_to_string(cluster.instance_dir(id).join("work/count"));
+        text.unwrap_or_default().trim().to_owned()
+    };
+    cluster.send(&start);
+    let stats = cluster.wait_state(id, InstanceState::Active);
+    assert_eq!(stats.volumes, [Id::from(made)]);
+    cluster.send(&attach(id, volume));
+    let has = |n: usize| {
+        move |stats: &Stats| {
+            stats
+                .instances
+                .first()
+                .is_some_and(|instance| instance.volumes.len() == n)
+        }
+    };
+    cluster.next(has(2));
+    wait_for(|| (count(&cluster) == "2").then_some(()));
+    fs::write(
+        cluster
+            .instance_dir(id)
+            .join("volumes")
+            .join(volume.to_string())
+            .join("x"),
+        "",
+    )
+    .unwrap();
+
+    cluster.send(&attach(id, volume));
+    let failure: AttachVolumeFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, AttachVolumeFailureReason::AlreadyAttached);
+    cluster.send(&attach(id, Uuid::new_v4()));
+    let failure: AttachVolumeFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, AttachVolumeFailureReason::AttachFailure);
+    cluster.send(&detach(id, volume));
+    cluster.next(has(1));
+    cluster.send(&detach(id, volume));
+    let failure: DetachVolumeFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, DetachVolumeFailureReason::NotAttached);
+
+    // Volumes outlive their instances.
+    cluster.send(&delete(id));
+    cluster.next(|_: &InstanceDeleted| true);
+    assert!(
+        cluster
+            .path("volumes")
+            .join(volume.to_string())
+            .join("x")
+            .exists()
+    );
+    assert!(cluster.path("volumes").join(made.to_string()).is_dir());
+
+    let mut start = cluster.script("sleep 1000");
+    start.storage.push(Storage {
+        id: Uuid::new_v4().into(),
+        ..Storage::default()
+    });
+    cluster.send(&start);
+    assert_eq!(
+        cluster.next(|_: &StartFailure| true).reason,
+        StartFailureReason::ImageFailure
+    );
+}
+
+#[test]
+fn a_node_is_evacuated_and_restored() {
+    let mut cluster = Cluster::new();
+    let kept = cluster.run("exec sleep 1000");
+    let mut start = cluster.script("exec sleep 1000");
+    start.persistence = Persistence::Unset;
+    cluster.send(&start);
+    cluster.wait_state(start.instance_uuid, InstanceState::Active);
+    cluster.send(&evacuate());
+    for _ in 0..2 {
+        cluster.next(|_: &InstanceStopped| true);
+    }
+    // STATS from before the end say MAINTENANCE, too.
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance && stats.instances.len() == 1);
+    cluster.send(&restart(kept));
+    assert_eq!(
+        cluster.next(|_: &RestartFailure| true).reason,
+        RestartFailureReason::LaunchFailure
+    );
+    cluster.send(&restore());
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Ready);
+    cluster.send(&restart(kept));
+    cluster.wait_state(kept, InstanceState::Active);
+    cluster.run("exec sleep 1000");
+}
+
+#[test]
+fn an_offline_node_keeps_reporting() {
+    let mut cluster = Cluster::new();
+    let id = cluster.run("exec sleep 1000");
+    cluster.toggle_offline();
+    let stats: Stats = cluster.next(|stats: &Stats| stats.status == NodeStatus::Offline);
+    assert_eq!(stats.instances[0].state, InstanceState::Active);
+    cluster.send(&stop(id));
+    assert_eq!(
+        cluster.next(|_: &StopFailure| true).reason,
+        StopFailureReason::NoInstance
+    );
+    cluster.toggle_offline();
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Ready);
+    cluster.send(&stop(id));
+    cluster.wait_state(id, InstanceState::Exited);
+}
+
+#[test]
+fn capacity_given_by_flags_is_what_the_scheduler_sees() {
+    let mut cluster = Cluster::empty();
+    cluster.agent(|config| config.mem_mb(1000).disk_mb(5000).max_instances(2));
+    let stats: Stats = cluster.next(|_| true);
+    assert_eq!((stats.mem_total_mb, stats.disk_total_mb), (1000, 5000));
+    let mut start = cluster.script("exec sleep 1000");
+    start.requirements.mem_mb = 600;
+    cluster.send(&start);
+    cluster.wait_state(start.instance_uuid, InstanceState::Active);
+    start.instance_uuid = Uuid::new_v4();
+    cluster.send(&start);
+    assert_eq!(
+        cluster.next(|_: &StartFailure| true).reason,
+        StartFailureReason::FullCloud
+    );
+    start.requirements.mem_mb = 400;
+    cluster.send(&start);
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Full && stats.mem_available_mb == 0);
+}
+
+#[test]
+fn an_agent_without_state_reports_and_starts_nothing() {
+    use ssntp_cluster::agent::{Agent, AgentConfig};
+
+    let mut cluster = Cluster::empty();
+    let agent = Agent::start(AgentConfig::new(cluster.client())).unwrap();
+    let stats: Stats = cluster.next(|_| true);
+    assert!(stats.mem_total_mb > 0 && stats.instances.is_empty());
+    let start = cluster.script("true");
+    cluster.send(&start);
+    assert_eq!(
+        cluster.next(|_: &StartFailure| true).reason,
+        StartFailureReason::LaunchFailure
+    );
+    agent.stop();
+}
+
+#[test]
+fn simulated_instances_use_what_is_plausible() {
+    let mut cluster = Cluster::empty();
+    let interval = Duration::from_millis(100);
+    cluster.agent(|config| {
+        config
+            .driver(SimulateDriver::new())
+            .mem_mb(4000)
+            .interval(interval)
+    });
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        let mut start = cluster.script("true");
+        start.vm_type = VmType::Unset;
+        start.requirements.mem_mb = 100;
+        ids.push(start.instance_uuid);
+        cluster.send(&start);
+    }
+    let all_active = |stats: &Stats| {
+        let active = stats
+            .instances
+            .iter()
+            .filter(|i| i.state == InstanceState::Active);
+        active.filter(|i| (20..=80).contains(&i.memory_usage_mb)).count() == 20
+    };
+    cluster.next(all_active);
+    for id in &ids {
+        cluster.send(&stop(*id));
+    }
+    cluster.next(|stats: &Stats| stats.instances.iter().all(|i| i.state == InstanceState::Exited));
+}

@@ -1,0 +1,175 @@
+//! Agents that end and come back, and state that is damaged.
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+use ssntp::payload::*;
+use uuid::Uuid;
+
+use crate::agent::cluster::*;
+
+#[test]
+fn instances_outlive_their_agent_and_are_found_again() {
+    let mut cluster = Cluster::new();
+    let lives = cluster.run("exec sleep 1000");
+    let ends = cluster.run("trap 'exit 7' TERM; echo up; while :; do sleep 1; done");
+    cluster.output(ends, 1);
+    let (lives_pid, ends_pid) = (cluster.pid(lives), cluster.pid(ends));
+    cluster.end_agent();
+    cluster.next::<NodeDisconnected>(|_| true);
+    assert!(fs::exists(format!("/proc/{lives_pid}")).unwrap());
+
+    // Its supervisor asks it.
+    kill_process(Pid::from_raw(ends_pid).unwrap(), Signal::TERM).unwrap();
+    wait_for(|| {
+        let state = fs::read_to_string(cluster.instance_dir(ends).join("run/state")).unwrap();
+        state.contains(" code=7 ").then_some(())
+    });
+    cluster.agent(|config| config);
+    let stats: Stats = cluster.next(|_| true);
+    let states: Vec<_> = [lives, ends]
+        .iter()
+        .map(|id| {
+            &stats
+                .instances
+                .iter()
+                .find(|i| i.instance_uuid == *id)
+                .unwrap()
+                .state
+        })
+        .collect();
+    assert_eq!(states, [&InstanceState::Active, &InstanceState::Exited]);
+    assert_eq!(cluster.pid(lives), lives_pid);
+    let record = wait_for(|| {
+        let record = fs::read_to_string(cluster.instance_dir(ends).join("instance.yaml")).ok();
+        record.filter(|record| record.contains("phase: stopped"))
+    });
+    assert!(record.contains("exit_code: 7\n"), "{record}");
+
+    // It is ours again: its end is noticed, and it obeys.
+    cluster.send(&stop(lives));
+    cluster.wait_state(lives, InstanceState::Exited);
+    cluster.send(&restart(ends));
+    cluster.wait_state(ends, InstanceState::Active);
+}
+
+#[test]
+fn a_damaged_record_costs_nothing_and_a_damaged_start_the_restart() {
+    let mut cluster = Cluster::new();
+    let (record, start) = (cluster.run("exec sleep 1000"), cluster.run("exec sleep 1000"));
+    let pid = cluster.pid(record);
+    cluster.end_agent();
+    let tear = |id: Uuid, file: &str| {
+        let path = cluster.instance_dir(id).join(file);
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    };
+    tear(record, "instance.yaml");
+    tear(start, "start.yaml");
+    cluster.agent(|config| config);
+    cluster.next(|stats: &Stats| {
+        stats.instances.len() == 2 && stats.instances.iter().all(|i| i.state == InstanceState::Active)
+    });
+    assert_eq!(cluster.pid(record), pid);
+    assert_eq!(fs::read_dir(cluster.path("state/set-aside")).unwrap().count(), 2);
+
+    cluster.send(&stop(start));
+    cluster.wait_state(start, InstanceState::Missing);
+    cluster.send(&restart(start));
+    let failure: RestartFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, RestartFailureReason::InstanceCorrupt);
+    cluster.send(&delete(start));
+    cluster.next(|_: &InstanceDeleted| true);
+}
+
+#[test]
+fn maintenance_survives_the_agent() {
+    let mut cluster = Cluster::new();
+    cluster.send(&evacuate());
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Maintenance);
+    cluster.end_agent();
+    cluster.next::<NodeDisconnected>(|_| true);
+    cluster.agent(|config| config);
+    let stats: Stats = cluster.next(|_| true);
+    assert_eq!(stats.status, NodeStatus::Maintenance);
+    cluster.send(&restore());
+    cluster.next(|stats: &Stats| stats.status == NodeStatus::Ready);
+}
+
+#[test]
+fn a_state_directory_that_takes_nothing_any_more_fails_commands_and_nothing_else() {
+    let mut cluster = Cluster::new();
+    let id = cluster.run("exec sleep 1000");
+    let volume = Uuid::new_v4();
+    fs::create_dir_all(cluster.path("volumes").join(volume.to_string())).unwrap();
+    // Root may write everywhere: files in the place of directories stop it, too.
+    let (volumes, instances) = (
+        cluster.instance_dir(id).join("volumes"),
+        cluster.path("state/instances"),
+    );
+    fs::remove_dir(&volumes).unwrap();
+    fs::write(&volumes, "").unwrap();
+    cluster.send(&attach(id, volume));
+    let failure: AttachVolumeFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, AttachVolumeFailureReason::StateFailure);
+
+    let aside = cluster.path("state/elsewhere");
+    fs::rename(&instances, &aside).unwrap();
+    fs::write(&instances, "").unwrap();
+    let start = cluster.script("exec sleep 1000");
+    cluster.send(&start);
+    let failure: StartFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, StartFailureReason::LaunchFailure);
+    // What runs is stopped all the same.
+    cluster.send(&stop(id));
+    cluster.wait_state(id, InstanceState::Exited);
+    cluster.send(&delete(id));
+    let failure: DeleteFailure = cluster.next(|_| true);
+    assert_eq!(failure.reason, DeleteFailureReason::InvalidData);
+
+    fs::remove_file(&instances).unwrap();
+    fs::rename(&aside, &instances).unwrap();
+    cluster.send(&delete(id));
+    cluster.next(|_: &InstanceDeleted| true);
+    cluster.run("exec sleep 1000");
+}
+
+#[test]
+fn a_state_directory_in_use_or_of_another_kind_is_refused() {
+    use ssntp_cluster::agent::{Agent, AgentConfig};
+
+    let cluster = Cluster::new();
+    let other = AgentConfig::new(cluster.client().uuid(Uuid::new_v4())).state(cluster.path("state"));
+    let error = Agent::start(other).unwrap_err().to_string();
+    assert!(
+        error.contains("state") && error.contains("another agent"),
+        "{error}"
+    );
+    fs::write(cluster.path("file"), "").unwrap();
+    let file = AgentConfig::new(cluster.client().uuid(Uuid::new_v4())).state(cluster.path("file"));
+    assert!(Agent::start(file).unwrap_err().to_string().contains("file"));
+}
+
+#[test]
+fn instances_do_not_notice_that_their_agents_certificate_is_renewed() {
+    let mut cluster = Cluster::new();
+    let id = cluster.run("echo once; exec sleep 1000");
+    let pid = cluster.pid(id);
+    for _ in 0..3 {
+        let under_way = cluster.script("exec sleep 1000");
+        cluster.send(&under_way);
+        cluster.renew_agent();
+        // As a compute node and as a network node.
+        for _role in 0..2 {
+            cluster.next::<NodeConnected>(|_| true);
+        }
+        // What was started just before is not given up, and stays one instance.
+        let runs = |stats: &Stats, id: Uuid| {
+            let of = |i: &InstanceStats| i.instance_uuid == id && i.state == InstanceState::Active;
+            stats.instances.iter().any(of)
+        };
+        cluster.next(|stats: &Stats| runs(stats, id) && runs(stats, under_way.instance_uuid));
+    }
+    assert_eq!(cluster.pid(id), pid);
+    assert_eq!(cluster.output(id, 1), "once\n");
+}

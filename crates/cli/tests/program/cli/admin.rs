@@ -1,0 +1,696 @@
+//! The pages of `--admin`, as curl and Prometheus meet them, and under attack.
+
+#![cfg(any(feature = "aws-lc-rs", feature = "ring"))]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use ssntp::client::{Client, ClientConfig};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::proto::{Command as Operand, Frame};
+use ssntp::transport::tls::{Connector, ServerCheck};
+use ssntp::{Role, transport};
+use ssntp_transport::{BufferPool, Outgoing, connect_tcp};
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Certificates of an authority to throw away.
+fn certificates() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    authority.save(dir.path(), false).unwrap();
+    for (name, roles) in [
+        ("server", Role::SERVER),
+        ("scheduler", Role::SCHEDULER),
+        ("agent", Role::AGENT),
+        ("cnci", Role::CNCIAGENT),
+        ("controller", Role::CONTROLLER),
+    ] {
+        let issued = authority.issue(&CertificateRequest::new(roles)).unwrap();
+        issued.save(dir.path().join(format!("{name}.pem"))).unwrap();
+    }
+    dir
+}
+
+fn ssntp(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    command.current_dir(dir).args(line.split_whitespace());
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A daemon with pages, and its output.
+struct Daemon {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    /// What it says first: where it listens, or who it is.
+    first: String,
+    /// Where its pages are.
+    pages: String,
+}
+
+impl Daemon {
+    fn start(dir: &Path, line: &str) -> Self {
+        let mut child = ssntp(dir, line).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = [String::new(), String::new()];
+        for line in &mut lines {
+            output.read_line(line).unwrap();
+        }
+        let [first, pages] = lines.map(|line| line.trim_end().to_owned());
+        let pages = pages.strip_prefix("pages at ").unwrap_or_else(|| {
+            let _ = child.kill();
+            let mut why = String::new();
+            let _ = child.stderr.take().unwrap().read_to_string(&mut why);
+            panic!("{first}{why}")
+        });
+        let pages = pages.to_owned();
+        Self {
+            child,
+            output,
+            first,
+            pages,
+        }
+    }
+
+    /// A server, and where it listens.
+    fn server(dir: &Path, more: &str) -> (Self, String) {
+        let line = format!("server --ca ca.pem --cert server.pem --listen 127.0.0.1:0 {more}");
+        let server = Self::start(dir, &line);
+        let address = server.first.strip_prefix("listening at ").unwrap().to_owned();
+        (server, address)
+    }
+
+    fn connect(&self) -> Box<dyn Connection> {
+        match self.pages.strip_prefix("unix:") {
+            Some(path) => Box::new(UnixStream::connect(path).unwrap()),
+            None => Box::new(TcpStream::connect(self.pages.strip_prefix("http://").unwrap()).unwrap()),
+        }
+    }
+
+    /// The page's code and body.
+    #[track_caller]
+    fn get(&self, target: &str) -> (u16, String) {
+        self.ask(&format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+    }
+
+    #[track_caller]
+    fn ask(&self, request: &str) -> (u16, String) {
+        let mut stream = self.connect();
+        stream.limit(Some(LIMIT));
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        parts(&answer)
+    }
+
+    #[track_caller]
+    fn json(&self, target: &str) -> Value {
+        let (code, body) = self.get(target);
+        assert_eq!(code, 200, "{target}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// Asks until it says so.
+    #[track_caller]
+    fn wait(&self, target: &str, mut will_do: impl FnMut(u16, &str) -> bool) -> (u16, String) {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let (code, body) = self.get(target);
+            if will_do(code, &body) {
+                return (code, body);
+            }
+            assert!(Instant::now() < deadline, "{target}: {code} {body}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Ends it in order.
+    #[track_caller]
+    fn end(mut self) {
+        self.signal(Signal::TERM);
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+trait Connection: Read + Write + Send {
+    fn limit(&self, limit: Option<Duration>);
+}
+
+impl Connection for TcpStream {
+    fn limit(&self, limit: Option<Duration>) {
+        self.set_read_timeout(limit).unwrap();
+    }
+}
+
+impl Connection for UnixStream {
+    fn limit(&self, limit: Option<Duration>) {
+        self.set_read_timeout(limit).unwrap();
+    }
+}
+
+/// Code and body. The length that was announced is the body's.
+#[track_caller]
+fn parts(answer: &str) -> (u16, String) {
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .unwrap_or_else(|| panic!("{answer:?}"));
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("Content-Length: "));
+    let length: usize = length.unwrap().parse().unwrap();
+    assert!(body.is_empty() || body.len() == length, "{head}");
+    (code, body.to_owned())
+}
+
+fn client(dir: &Path, address: &str, name: &str) -> Client {
+    let identity = Identity::load(dir.join(format!("{name}.pem"))).unwrap();
+    let trust = Trust::load(dir.join("ca.pem")).unwrap();
+    Client::connect(ClientConfig::new(identity, trust).address(address.parse().unwrap())).unwrap()
+}
+
+#[test]
+fn each_page_shows_what_a_server_is_and_who_is_connected() {
+    let dir = certificates();
+    let (server, address) = Daemon::server(dir.path(), "--forward STATS=controller --admin 127.0.0.1:0");
+    let (agent, controller) = (
+        client(dir.path(), &address, "agent"),
+        client(dir.path(), &address, "controller"),
+    );
+    for _ in 0..5 {
+        agent
+            .send(Frame::with_payload(Operand::STATS, "load: 1\n"))
+            .unwrap();
+        controller.recv_frame_timeout(LIMIT).unwrap();
+    }
+    assert_eq!(server.json("/healthz")["status"], "ok");
+    assert_eq!(server.json("/readyz")["ready"], true);
+    let info = server.json("/info");
+    assert_eq!(info["daemon"], "server");
+    assert_eq!(info["listening"][0], *address);
+    assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
+    assert!(info["limits"]["sessions"].as_u64().unwrap() >= 2);
+    assert!(server.get("/").1.contains("/metrics"));
+    let certificates = info["certificates"].as_array().unwrap();
+    let kinds: BTreeSet<_> = certificates
+        .iter()
+        .map(|one| one["what"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, BTreeSet::from(["authority", "certificate"]), "{info}");
+    assert!(
+        certificates
+            .iter()
+            .all(|one| one["days_left"].as_i64().unwrap() > 300),
+        "{info}"
+    );
+
+    server.wait("/sessions", |_, body| body.contains("\"frames_received\": 5"));
+    let all = server.json("/sessions");
+    assert_eq!(all["connected"], 2);
+    assert_eq!(all["next"], Value::Null);
+    let agents = server.json("/sessions?role=agent,netagent");
+    let [one] = &agents["sessions"].as_array().unwrap()[..] else {
+        panic!("{agents}");
+    };
+    assert_eq!(one["uuid"], agent.uuid().to_string());
+    assert_eq!(one["counters"]["frames_received"], 5);
+    assert_eq!(one["queue"]["bytes"], 0);
+    let certificate = &one["certificate"];
+    assert!(certificate["days_left"].as_i64().unwrap() > 300, "{certificate}");
+    assert!(certificate["serial"].as_str().unwrap().contains(':'));
+    let by_uuid = server.json(&format!("/sessions?uuid={}", controller.uuid()));
+    assert_eq!(by_uuid["sessions"][0]["role"], "controller");
+    // Page by page, each is shown once, in the order in which they came.
+    let first = server.json("/sessions?limit=1");
+    let next = first["next"].as_u64().unwrap();
+    let second = server.json(&format!("/sessions?limit=1&after={next}"));
+    assert_eq!(first["sessions"][0], all["sessions"][0]);
+    assert_eq!(second["sessions"][0]["session"], all["sessions"][1]["session"]);
+    assert_eq!(second["next"], Value::Null);
+
+    let uuid = agent.uuid();
+    drop(agent);
+    server.wait("/closed", |_, body| body.contains(&uuid.to_string()));
+    let closed = &server.json("/closed")["closed"][0];
+    assert_eq!(closed["counters"]["frames_received"], 5, "{closed}");
+    assert!(
+        closed["reason"].is_string() && closed["why"].is_string(),
+        "{closed}"
+    );
+    let text = server.get("/metrics").1;
+    assert!(
+        text.contains("ssntp_certificate_expiry_timestamp_seconds{what=\"certificate\""),
+        "{text}"
+    );
+    assert!(text.contains("ssntp_sessions{role=\"controller\"} 1\n"), "{text}");
+    assert!(
+        text.contains("ssntp_received_frames_total{type=\"COMMAND\",operand=\"STATS\"} 5\n"),
+        "{text}"
+    );
+    server.end();
+}
+
+#[test]
+fn what_is_no_request_for_a_page_is_refused_with_its_code() {
+    let dir = certificates();
+    let (server, _) = Daemon::server(dir.path(), "--admin 127.0.0.1:0");
+    let host = "Host: localhost\r\n\r\n";
+    let long = format!("GET / HTTP/1.1\r\nX: {}\r\n{host}", "y".repeat(100_000));
+    let posted = format!(
+        "POST /healthz HTTP/1.1\r\nContent-Length: 1000000\r\n{host}{}",
+        "z".repeat(1_000_000)
+    );
+    for (request, code) in [
+        (format!("HEAD /healthz HTTP/1.1\r\n{host}"), 200),
+        (format!("GET /nothing HTTP/1.1\r\n{host}"), 404),
+        (format!("GET /healthz?x=1 HTTP/1.1\r\n{host}"), 400),
+        (format!("GET /sessions?limit=100000 HTTP/1.1\r\n{host}"), 400),
+        (format!("GET /sessions?role=king HTTP/1.1\r\n{host}"), 400),
+        (format!("DELETE /sessions HTTP/1.1\r\n{host}"), 405),
+        (
+            "GET /healthz HTTP/1.1\r\nHost: pages.example:80\r\n\r\n".into(),
+            403,
+        ),
+        ("GET /healthz HTTP/1.0\r\n\r\n".into(), 200),
+        ("\u{16}\u{3}\u{1}\r\n\r\n".into(), 400),
+        (long, 431),
+        (posted, 405),
+        // What follows a request is not another one.
+        (
+            format!("GET /healthz HTTP/1.1\r\n{host}GET /info HTTP/1.1\r\n{host}"),
+            200,
+        ),
+    ] {
+        let (found, body) = server.ask(&request);
+        assert_eq!(found, code, "{request:.80}: {body}");
+        assert_eq!(body.is_empty(), request.starts_with("HEAD"), "{request:.80}");
+        assert!(!body.contains("daemon"), "{body}");
+    }
+    server.end();
+}
+
+/// Everything at once: connections without a word, bytes that drip, heads without an
+/// end, and answers that nobody reads.
+#[test]
+fn an_attack_on_the_pages_stops_neither_frames_nor_an_honest_client() {
+    let dir = certificates();
+    let (server, address) = Daemon::server(dir.path(), "--forward STATS=controller --admin 127.0.0.1:0");
+    let (agent, controller) = (
+        client(dir.path(), &address, "agent"),
+        client(dir.path(), &address, "controller"),
+    );
+    let mut silent: Vec<_> = (0..200).map(|_| server.connect()).collect();
+    for (at, stream) in silent.iter_mut().enumerate() {
+        let said: &[u8] = match at % 4 {
+            0 => b"",
+            1 => b"GET /metr",
+            // Nobody reads the answer.
+            2 => b"GET /metrics HTTP/1.1\r\n\r\n",
+            _ => b"GET /sessions HTTP/1.1\r\nX: y\r\n",
+        };
+        let _ = stream.write_all(said);
+    }
+    let place = server.pages.strip_prefix("http://").unwrap().to_owned();
+    let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
+    let dripping: Vec<_> = (0..8)
+        .map(|_| {
+            let (place, stopped) = (place.clone(), stopped.clone());
+            thread::spawn(move || {
+                while stopped.try_recv() == Err(crossbeam_channel::TryRecvError::Empty) {
+                    let Ok(mut stream) = TcpStream::connect(&place) else {
+                        continue;
+                    };
+                    let head = b"GET / HTTP/1.1\r\nX: ".iter().chain(std::iter::repeat(&b'y'));
+                    for byte in head.take(20_000) {
+                        if stopped.try_recv() != Err(crossbeam_channel::TryRecvError::Empty)
+                            || stream.write_all(&[*byte]).is_err()
+                        {
+                            break;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    for round in 0..20 {
+        agent
+            .send(Frame::with_payload(Operand::STATS, format!("load: {round}\n")))
+            .unwrap();
+        controller.recv_frame_timeout(LIMIT).unwrap();
+        assert_eq!(server.json("/healthz")["status"], "ok");
+    }
+    let text = server.get("/metrics").1;
+    let threads = text
+        .lines()
+        .find_map(|line| line.strip_prefix("process_threads "));
+    // 32 connections, and what a server with two sessions has.
+    assert!(
+        threads.is_none_or(|threads| threads.parse::<u32>().unwrap() < 64),
+        "{threads:?}"
+    );
+    drop(stop);
+    dripping.into_iter().for_each(|thread| thread.join().unwrap());
+    // It ends in order, though some still take nothing.
+    server.end();
+    drop(silent);
+}
+
+#[test]
+fn a_process_ends_though_nobody_reads_its_answers() {
+    let dir = certificates();
+    let (server, address) = Daemon::server(dir.path(), "--admin unix:pages");
+    let path = dir.path().join("pages");
+    let _clients: Vec<_> = (0..8).map(|_| client(dir.path(), &address, "agent")).collect();
+    let mut readers: Vec<_> = (0..8).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    for reader in &mut readers {
+        reader
+            .write_all(b"GET /sessions?limit=1000 HTTP/1.1\r\n\r\n")
+            .unwrap();
+    }
+    server.end();
+    assert!(!path.exists());
+}
+
+#[test]
+fn only_this_host_sees_pages_without_tls() {
+    let dir = certificates();
+    let line = "opflex serve --listen 127.0.0.1:0 --admin 0.0.0.0:0";
+    let refused = ssntp(dir.path(), line).output().unwrap();
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{why}");
+    assert!(
+        why.contains("--admin") && why.contains("need mutual TLS"),
+        "{why}"
+    );
+
+    let (server, _) = Daemon::server(dir.path(), "--admin 0.0.0.0:0");
+    let port = server
+        .pages
+        .strip_prefix("https://0.0.0.0:")
+        .unwrap()
+        .parse()
+        .unwrap();
+    let ask = |name: Option<&str>| secure_get(dir.path(), port, name, "/healthz");
+    // Whether the request comes with the end of the handshake or after it.
+    for _ in 0..20 {
+        assert_eq!(ask(Some("controller")).unwrap().0, 200);
+    }
+    let (code, body) = ask(Some("agent")).unwrap();
+    assert_eq!(code, 403);
+    assert!(body.contains("agent"), "{body}");
+    assert!(ask(None).is_err());
+    let mut plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    plain.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
+    plain.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+    server.end();
+
+    let (server, _) = Daemon::server(dir.path(), "--admin 0.0.0.0:0 --admin-role agent");
+    let port = server
+        .pages
+        .strip_prefix("https://0.0.0.0:")
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(
+        secure_get(dir.path(), port, Some("agent"), "/metrics").unwrap().0,
+        200
+    );
+    server.end();
+}
+
+/// What `curl --cert` does.
+fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::io::Result<(u16, String)> {
+    let identity = name.map(|name| Identity::load(dir.join(format!("{name}.pem"))).unwrap());
+    let trust = Trust::load(dir.join("ca.pem")).unwrap();
+    let connector = Connector::checking(ServerCheck::Authority(&trust), identity.as_ref()).unwrap();
+    let stream = connect_tcp("127.0.0.1", port, &transport::TcpOptions::default(), LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let secured = connector.connect(
+        Arc::new(stream),
+        "localhost",
+        &BufferPool::new(),
+        Instant::now() + LIMIT,
+    );
+    let mut halves = secured.map_err(std::io::Error::other)?.halves;
+    let request = format!("GET {target} HTTP/1.1\r\nHost: pages.example\r\n\r\n");
+    halves
+        .transmit
+        .transmit(&[Outgoing::whole(Bytes::from(request), 1)])?;
+    while !halves.receive.receive(&mut halves.inbox)?.end {}
+    Ok(parts(&String::from_utf8_lossy(halves.inbox.bytes_mut())))
+}
+
+#[test]
+fn a_socket_that_a_killed_process_left_is_replaced_and_a_live_one_is_not() {
+    let dir = certificates();
+    let path = dir.path().join("pages");
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    let admin = format!("--admin unix:{}", path.display());
+    let (server, _) = Daemon::server(dir.path(), &admin);
+    assert_eq!(mode(), 0o600);
+    let line = format!("server --ca ca.pem --cert server.pem --listen 127.0.0.1:0 {admin}");
+    let refused = ssntp(dir.path(), &line).output().unwrap();
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{why}");
+    assert!(why.contains("--admin: cannot listen at unix:"), "{why}");
+    assert_eq!(server.json("/readyz")["ready"], true);
+
+    // Killed: its file stays.
+    drop(server);
+    assert!(path.exists());
+    let (server, _) = Daemon::server(dir.path(), &format!("{admin} --admin-group"));
+    assert_eq!(mode(), 0o660);
+    server.end();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_reload_that_fails_shows_until_one_succeeds() {
+    let dir = certificates();
+    let (server, _) = Daemon::server(dir.path(), "--admin 127.0.0.1:0");
+    let cert = dir.path().join("server.pem");
+    let good = fs::read(&cert).unwrap();
+    fs::write(&cert, "nothing of use").unwrap();
+    server.signal(Signal::HUP);
+    let (_, body) = server.wait("/healthz", |_, body| body.contains("degraded"));
+    assert!(body.contains("server.pem"), "{body}");
+    let (_, text) = server.get("/metrics");
+    assert!(text.contains("ssntp_last_reload_success 0\n"), "{text}");
+    assert!(!server.json("/info")["last_reload"]["failure"].is_null());
+    fs::write(&cert, good).unwrap();
+    server.signal(Signal::HUP);
+    server.wait("/healthz", |_, body| body.contains("ok"));
+    server.end();
+}
+
+#[test]
+fn a_client_is_ready_while_it_is_connected() {
+    let dir = certificates();
+    let line = "scheduler --ca ca.pem --cert scheduler.pem --admin 127.0.0.1:0 --listen 127.0.0.1:0";
+    let scheduler = Daemon::start(dir.path(), line);
+    let address = scheduler.first.strip_prefix("listening at ").unwrap().to_owned();
+    let line = format!("agent --ca ca.pem --cert agent.pem --connect {address} --admin 127.0.0.1:0");
+    let agent = Daemon::start(dir.path(), &line);
+    let line = format!(
+        "cnci --ca ca.pem --cert cnci.pem --connect {address} --admin 127.0.0.1:0 --uuid {} --tenant {} \
+         --ip 10.0.0.9",
+        uuid::Uuid::new_v4(),
+        uuid::Uuid::new_v4()
+    );
+    let cnci = Daemon::start(dir.path(), &line);
+    for daemon in [&agent, &cnci] {
+        daemon.wait("/readyz", |code, _| code == 200);
+        let info = daemon.json("/info");
+        assert_eq!(info["server"]["role"], "scheduler", "{info}");
+        assert!(daemon.first.ends_with(info["uuid"].as_str().unwrap()), "{info}");
+        check_text(&daemon.get("/metrics").1);
+    }
+    scheduler.wait("/metrics", |_, text| {
+        text.contains("ssntp_scheduler_nodes{status=\"ready\"} 1\n")
+    });
+    check_text(&scheduler.get("/metrics").1);
+    assert_eq!(scheduler.json("/sessions")["connected"], 2);
+    scheduler.end();
+    for daemon in [agent, cnci] {
+        let (_, why) = daemon.wait("/readyz", |code, _| code == 503);
+        assert!(why.contains("not connected"), "{why}");
+        // It does its work all the same.
+        assert_eq!(daemon.get("/healthz").0, 200);
+        daemon.end();
+    }
+}
+
+#[cfg(feature = "opflex")]
+#[test]
+fn an_opflex_server_has_pages_of_its_own() {
+    let dir = certificates();
+    let line = "opflex serve --listen 127.0.0.1:0 --admin 127.0.0.1:0";
+    let server = Daemon::start(dir.path(), line);
+    assert_eq!(server.json("/readyz")["ready"], true);
+    assert_eq!(server.json("/sessions")["connected"], 0);
+    assert_eq!(server.json("/info")["daemon"], "opflex");
+    check_text(&server.get("/metrics").1);
+    server.end();
+}
+
+/// Each metric that a server shows is one that docs/metrics.md lists, with its type,
+/// and both our own grammar and promtool's take the text.
+#[test]
+fn prometheus_reads_the_metrics() {
+    let dir = certificates();
+    let (server, address) = Daemon::server(dir.path(), "--admin 127.0.0.1:0");
+    drop(client(dir.path(), &address, "agent"));
+    let (_, text) = server.wait("/metrics", |_, text| text.contains("ssntp_sessions_ended_total{"));
+    check_text(&text);
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    match promtool {
+        Err(e) => eprintln!("skipped: promtool: {e}"),
+        Ok(mut promtool) => {
+            promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+            let said = promtool.wait_with_output().unwrap();
+            let said = [said.stdout, said.stderr].concat();
+            assert_eq!(String::from_utf8_lossy(&said), "");
+        }
+    }
+    server.end();
+}
+
+/// The grammar of the text format: HELP and TYPE before the samples of a family, each
+/// family once, each series once, and names as Prometheus wants them.
+#[track_caller]
+fn check_text(text: &str) {
+    let documented = documented();
+    let (mut family, mut kind) = (String::new(), String::new());
+    let (mut families, mut series) = (BTreeSet::new(), BTreeSet::new());
+    assert!(text.ends_with('\n'));
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap();
+            let of_type = lines.next().unwrap().strip_prefix("# TYPE ").unwrap();
+            let (same, found) = of_type.split_once(' ').unwrap();
+            assert_eq!(name, same);
+            assert!(!help.is_empty() && families.insert(name.to_owned()), "{line}");
+            (family, kind) = (name.to_owned(), found.to_owned());
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            let entry = (family.clone(), kind.clone());
+            assert!(documented.contains(&entry), "docs/metrics.md has no {entry:?}");
+            continue;
+        }
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        value.parse::<f64>().unwrap();
+        assert!(series.insert(name.to_owned()), "{name}");
+        let base = name.split('{').next().unwrap();
+        let own = match &kind[..] {
+            "histogram" => ["_sum", "_count", "_bucket"]
+                .map(|end| format!("{family}{end}"))
+                .to_vec(),
+            _ => vec![family.clone()],
+        };
+        assert!(own.iter().any(|own| own == base), "{line} in {family}");
+        if let Some(labels) = name.strip_prefix(base).and_then(|rest| rest.strip_prefix('{')) {
+            let labels = labels.strip_suffix('}').unwrap();
+            for label in labels.split("\",") {
+                let (label, value) = label.split_once("=\"").unwrap();
+                assert!(
+                    label.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
+                    "{line}"
+                );
+                assert!(!value.trim_end_matches('"').contains('"'), "{line}");
+            }
+        }
+    }
+}
+
+/// What docs/metrics.md lists: each metric with its type.
+fn documented() -> BTreeSet<(String, String)> {
+    let page = include_str!("../../../../../docs/metrics.md");
+    let rows = page.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let name = cells.next()?.split(['`', '{']).next()?;
+        Some((name.to_owned(), cells.next()?.to_owned()))
+    });
+    rows.filter(|(name, _)| name.starts_with("ssntp_") || name.starts_with("process_"))
+        .collect()
+}
+
+/// The names in the sources, on the page, and in the dashboard are the same ones.
+#[test]
+fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let mut names = BTreeSet::new();
+    let mut files: Vec<_> = fs::read_dir(root.join("src/admin"))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
+    files.push(root.join("src/bin/ssntp/admin.rs"));
+    for file in files {
+        let text = fs::read_to_string(file).unwrap();
+        for prefix in ["\"ssntp_", "\"process_"] {
+            for (at, _) in text.match_indices(prefix) {
+                let word = &text[at + 1..];
+                let name: String = word.chars().take_while(|c| is_of_name(*c)).collect();
+                if word[name.len()..].starts_with('"') {
+                    names.insert(name);
+                }
+            }
+        }
+    }
+    let documented: BTreeSet<_> = documented().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, documented);
+
+    let dashboard = include_str!("../../../../../docs/grafana-ssntp.json");
+    let dashboard: Value = serde_json::from_str(dashboard).unwrap();
+    let mut shown = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"].as_str().unwrap();
+            for word in expression.split(|c| !is_of_name(c)) {
+                if word.starts_with("ssntp_") || word.starts_with("process_") {
+                    let base = word.strip_suffix("_bucket").unwrap_or(word);
+                    assert!(names.contains(base), "{word} in {expression}");
+                    shown += 1;
+                }
+            }
+        }
+    }
+    assert!(shown > 20, "{shown}");
+}

@@ -1,0 +1,22 @@
+//! The program as a user meets it: processes of its own, their output, their
+//! exit codes, and signals.
+//!
+
+mod admin;
+mod agent;
+mod bridge;
+mod cert;
+mod cnci;
+mod credentials;
+mod decode;
+mod logs;
+mod machine;
+mod opflex;
+mod readme;
+mod scheduler;
+mod service_manager;
+mod session;
+mod settings;
+mod shell;
+mod signal_stacks;
+mod signals;

@@ -1,0 +1,180 @@
+//! The README's `sh` blocks, pasted one after the other into one shell.
+
+use std::fs::{self, File, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tempfile::TempDir;
+
+/// How long all of it may take: some seconds where nothing else runs.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// A user's home, with the program in the path and what the README finds in the
+/// repository. Dropping it ends whatever was started.
+struct Pasted {
+    home: TempDir,
+    shell: Option<Child>,
+}
+
+impl Pasted {
+    fn new(script: &str) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        // Instances have users of their own where the agent is root.
+        fs::set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = |name: &str| home.path().join(name);
+        fs::create_dir_all(path("bin")).unwrap();
+        fs::create_dir_all(path("examples")).unwrap();
+        symlink(env!("CARGO_BIN_EXE_ssntp"), path("bin/ssntp")).unwrap();
+        let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        fs::copy(
+            repository.join("examples/policy.json"),
+            path("examples/policy.json"),
+        )
+        .unwrap();
+        fs::write(path("script"), script).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-eu", "script"]).current_dir(home.path());
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if name.starts_with("SSNTP_") || name.starts_with("XDG_") || name == "RUST_LOG" {
+                command.env_remove(name);
+            }
+        }
+        let directories = std::env::var("PATH").unwrap_or_default();
+        let output = File::create(path("output")).unwrap();
+        let shell = command
+            .env("HOME", home.path())
+            .env("PATH", format!("{}:{directories}", path("bin").display()))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            // Whatever it leaves in the background ends with the group.
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Self {
+            home,
+            shell: Some(shell),
+        }
+    }
+
+    fn output(&self) -> String {
+        fs::read_to_string(self.home.path().join("output")).unwrap()
+    }
+
+    #[track_caller]
+    fn succeeds(&mut self) {
+        let deadline = Instant::now() + LIMIT;
+        let shell = self.shell.as_mut().unwrap();
+        let status = loop {
+            match shell.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "it goes on: {}", self.output()),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert!(status.success(), "{status}: {}", self.output());
+    }
+
+    /// What a program in the background is still to say.
+    #[track_caller]
+    fn await_output(&self, part: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.output().contains(part) {
+            assert!(Instant::now() < deadline, "no {part:?}: {}", self.output());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Pasted {
+    fn drop(&mut self) {
+        if let Some(mut shell) = self.shell.take() {
+            let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
+            let _ = shell.wait();
+        }
+        // An instance outlives its agent, where the script did not come to its end.
+        let instances = fs::read_dir(self.home.path().join("agent-state/instances"));
+        for entry in instances.into_iter().flatten().flatten() {
+            let record = fs::read_to_string(entry.path().join("instance.yaml")).unwrap_or_default();
+            let pid = record
+                .lines()
+                .find_map(|line| line.strip_prefix("pid: ")?.parse().ok());
+            if let Some(pid) = pid.filter(|pid| *pid > 1).and_then(Pid::from_raw) {
+                let _ = kill_process_group(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// The `sh` blocks of a document, in order.
+fn blocks(document: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut block: Option<String> = None;
+    for line in document.lines() {
+        match (&mut block, line) {
+            (None, "```sh") => block = Some(String::new()),
+            (Some(_), "```") => blocks.extend(block.take()),
+            (Some(text), line) => {
+                text.push_str(line);
+                text.push('\n');
+            }
+            (None, _) => {}
+        }
+    }
+    blocks
+}
+
+/// A port that nobody uses.
+fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port().to_string()
+}
+
+#[test]
+fn the_readme_can_be_pasted_into_a_shell() {
+    let readme =
+        fs::read_to_string(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("README.md"))
+            .unwrap();
+    let mut blocks = blocks(&readme);
+    assert!(blocks.len() >= 5, "{blocks:?}");
+    for block in &mut blocks {
+        // Ports of its own, since tests run beside each other, and fewer nodes than
+        // a debug build has to be given time for.
+        *block = block
+            .replace(
+                "ssntp server --dev &",
+                "ssntp server --dev --listen 127.0.0.1:0 &",
+            )
+            .replace("--count 2000", "--count 40")
+            .replace("--count 1000", "--count 100");
+    }
+    let mut script = blocks.join("\n");
+    for port in ["8890", "8891", "8892", "8009", "8010"] {
+        assert!(script.contains(&format!(":{port}")), "{port} is not used");
+        script = script.replace(&format!(":{port}"), &format!(":{}", free_port()));
+    }
+    assert!(!script.contains(":8888"), "another test may use that port");
+    let mut pasted = Pasted::new(&script);
+    pasted.succeeds();
+    for part in [
+        "STATS was sent, and went to 1 session",
+        "  load: 1",
+        "  load: 2",
+        "1 object changed",
+        "\"data\":\"front\"",
+    ] {
+        pasted.await_output(part);
+    }
+    let output = pasted.output();
+    assert_eq!(
+        output.matches("STATS was sent, and went to 1 session").count(),
+        2,
+        "{output}"
+    );
+}

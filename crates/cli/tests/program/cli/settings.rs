@@ -1,0 +1,446 @@
+//! What daemons are told by files, how their log looks, and the traces of others that
+//! frames are part of.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::shell::{Program, User};
+
+/// Each daemon with a file in packaging/etc, and its subcommand.
+const DAEMONS: [(&str, &[&str]); 5] = [
+    ("server", &["server"]),
+    ("scheduler", &["scheduler"]),
+    ("agent", &["agent"]),
+    ("cnci", &["cnci"]),
+    ("opflex", &["opflex", "serve"]),
+];
+
+/// A user with an authority and a certificate for each role, in `certs`.
+fn user() -> User {
+    let user = User::new();
+    user.done(&["cert", "ca", "--dir", "certs"]);
+    for (name, role) in [
+        ("server", "server"),
+        ("scheduler", "scheduler"),
+        ("agent", "agent"),
+        ("controller", "controller"),
+        ("cnci", "cnciagent"),
+    ] {
+        user.done(&["cert", "issue", "--dir", "certs", "--role", role, "--name", name]);
+    }
+    user
+}
+
+fn write(user: &User, name: &str, text: &str) {
+    fs::write(user.path(name), text).unwrap();
+}
+
+fn server_file(user: &User, more: &str) {
+    let text = format!("listen: ['127.0.0.1:0']\nca: certs/ca.pem\ncert: certs/server.pem\n{more}");
+    write(user, "server.yaml", &text);
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text.trim()).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn each_packaged_file_has_every_flag_of_its_daemon_and_is_right() {
+    let user = user();
+    for (name, words) in DAEMONS {
+        let path = format!("{}/../../packaging/etc/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let text = fs::read_to_string(path).unwrap();
+        let written = user.done(&["config", "example", name]);
+        assert!(
+            text == written,
+            "packaging/etc/{name}.yaml is to be what `ssntp config example {name}` prints:\n{written}"
+        );
+        let help = user.done(&[words, &["--help"]].concat());
+        // Their names begin in the seventh column; what is said of them, later.
+        let flags = help.lines().filter_map(|line| line.strip_prefix("      --"));
+        let flags = flags.filter_map(|flag| flag.split_whitespace().next());
+        let flags: Vec<_> = flags.filter(|flag| *flag != "config-file").collect();
+        assert!(flags.len() > 5, "{flags:?}");
+        for flag in flags {
+            let key = format!("{flag}:");
+            let is_key = |line: &str| line.trim_start_matches("# ").starts_with(&key);
+            assert!(text.lines().any(is_key), "{name}: no {flag}");
+        }
+        let own = text
+            .replace("/etc/ssntp", "certs")
+            .replace("/var/lib/ssntp", "lib");
+        write(&user, "own.yaml", &own);
+        assert_eq!(
+            user.done(&["config", "check", name, "own.yaml"]),
+            "own.yaml: OK\n"
+        );
+    }
+}
+
+#[test]
+fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
+    let user = user();
+    let wrong = "lissten: [':1']\n\
+        max_sessions: 1\n\
+        max-sessions: many\n\
+        filter: specc\n\
+        listen:\n\
+        - ':0'\n\
+        - {a: 1}\n\
+        json: maybe\n\
+        forward: STATS=controller\n\
+        forward: X\n\
+        handshake-timeout: [1]\n\
+        ca: certs/ca.pem\n\
+        cert: certs/agent.pem\n\
+        until-stdin-ends: true\n\
+        config-file: x\n\
+        uuid:\n";
+    write(&user, "wrong.yaml", wrong);
+    let told = [
+        "1:1: lissten: there is no such key; is listen meant?",
+        "2:1: max_sessions: there is no such key; is max-sessions meant?",
+        "3:15: max-sessions: \"many\": invalid digit found in string",
+        "4:9: filter: \"specc\" is none of allow-all, spec",
+        "7:3: a map or list within another is not taken here: a key has a value or a list of values",
+        "8:7: json: it is true or false",
+        "10:1: forward: it stands twice, in line 9 as well",
+        "11:1: handshake-timeout: it takes one value, not a list",
+        "13:1: cert: certs/agent.pem: the role is agent, it has to be server",
+        "14:1: until-stdin-ends: there is no such key",
+        "15:1: config-file: there is no such key",
+        "16:1: uuid: it has no value: leave it out for the default",
+    ];
+    let output = user.run(&["config", "check", "server", "wrong.yaml"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let told: Vec<_> = told.iter().map(|line| format!("wrong.yaml:{line}")).collect();
+    assert_eq!(said.lines().collect::<Vec<_>>(), told);
+    assert_eq!(output.status.code(), Some(1));
+    // A daemon tells the first, and does not start.
+    let why = user.fails(&["server", "--config-file", "wrong.yaml"], 2);
+    assert!(
+        why.starts_with(&format!("ssntp: {}; and 10 more", told[0])),
+        "{why}"
+    );
+    let lines = user.run(&["config", "check", "server", "wrong.yaml", "--json"]);
+    let first = json(String::from_utf8(lines.stdout).unwrap().lines().next().unwrap());
+    assert_eq!((&first["line"], &first["column"]), (&1.into(), &1.into()));
+
+    for (text, why) in [
+        ("a: 'b\n", "not YAML"),
+        ("- a\n", "1:1: a map of keys and values is expected"),
+        ("dev: &a true\n", "an anchor is not taken here"),
+        ("max-sessions: 0\n", "1:15: max-sessions: \"0\": 0 is not in 1.."),
+        ("listen: []\n", "1:1: listen: the list is empty"),
+        (&"#".repeat(200_000), "it is longer than 131072 bytes"),
+    ] {
+        write(&user, "other.yaml", text);
+        let output = user.run(&["config", "check", "server", "other.yaml"]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            said.starts_with("other.yaml:") && said.contains(why),
+            "{text:?}: {said}"
+        );
+    }
+    let why = user.fails(&["server", "--config-file", "nowhere.yaml"], 2);
+    assert!(why.starts_with("ssntp: nowhere.yaml: No such file"), "{why}");
+    // Who asks for help gets it.
+    user.done(&["server", "--config-file", "nowhere.yaml", "--help"]);
+}
+
+#[test]
+fn a_flag_counts_more_than_the_environment_that_more_than_the_file() {
+    let user = user();
+    write(
+        &user,
+        "agent.yaml",
+        "connect: [one:1, two:2]\nca: file.pem\ncert: file.pem\nmem: 1\ndisk: 2\nemulation: true\njson: false\n",
+    );
+    let mut command = user.command(&["config", "show", "agent", "agent.yaml", "--json", "--"]);
+    command.args(["--mem", "7"]).env("SSNTP_CERT", "environment.pem");
+    let output = command.output().unwrap();
+    let shown = json(&String::from_utf8(output.stdout).unwrap());
+    for (key, values, origin) in [
+        ("connect", &["one:1", "two:2"][..], "file:1:1"),
+        ("ca", &["file.pem"], "file:2:1"),
+        ("cert", &["environment.pem"], "environment"),
+        ("mem", &["7"], "flag"),
+        ("disk", &["2"], "file:5:1"),
+        ("emulation", &["true"], "file:6:1"),
+        ("json", &["false"], "default"),
+        ("interval", &["30"], "default"),
+    ] {
+        let said = &shown[key];
+        assert_eq!(said["origin"], origin, "{key}: {said}");
+        assert_eq!(said["values"], serde_json::json!(values), "{key}");
+    }
+    let people = user.done(&["config", "show", "agent", "agent.yaml"]);
+    assert!(
+        people
+            .lines()
+            .any(|line| line.split_whitespace().eq(["ca", "file.pem", "file:2:1"])),
+        "{people}"
+    );
+}
+
+#[test]
+fn what_goes_with_what_is_as_on_the_command_line_and_the_file_is_named() {
+    let user = user();
+    server_file(&user, "");
+    let why = user.fails(&["server", "--dev", "--config-file", "server.yaml"], 2);
+    assert!(
+        why.starts_with("ssntp: server.yaml:2:1: ca: the argument '--dev' cannot be used with"),
+        "{why}"
+    );
+    write(&user, "part.yaml", "listen: ':0'\nca: certs/ca.pem\n");
+    let why = user.fails(&["server", "--config-file", "part.yaml"], 2);
+    assert!(
+        why.starts_with("ssntp: part.yaml: ") && why.contains("--cert <FILE>"),
+        "{why}"
+    );
+    // A flag may have what the file lacks, and the other way round.
+    write(&user, "agent.yaml", "state: here\n");
+    for flags in [&["--volumes", "there"][..], &[]] {
+        let words = [&["config", "check", "agent", "agent.yaml", "--"], flags].concat();
+        assert_eq!(user.done(&words), "agent.yaml: OK\n");
+    }
+    write(&user, "agent.yaml", "volumes: there\n");
+    let output = user.run(&["config", "check", "agent", "agent.yaml"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("--state <DIR>"), "{said}");
+    // Nothing of the file stands behind a bare `--`.
+    let output = user.run(&["config", "check", "server", "server.yaml", "--", "--json", "--"]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "server.yaml: OK\n");
+    // A configuration that fits into no frame is refused before it is anybody's.
+    let fixture = "/tests/fixtures/payloads/CONFIGURE_and_CONNECTED.yaml";
+    let fixture =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../").to_owned() + fixture).unwrap();
+    write(
+        &user,
+        "cluster.yaml",
+        &format!("{fixture}# {}\n", "x".repeat(5000)),
+    );
+    server_file(&user, "config: cluster.yaml\nmax-payload: 4096\n");
+    let why = user.fails(&["server", "--config-file", "server.yaml"], 1);
+    assert!(
+        why.contains("cluster.yaml: its ") && why.contains("--max-payload"),
+        "{why}"
+    );
+    server_file(&user, "");
+    // Wrong flags are told as ever.
+    let why = user.fails(
+        &["server", "--config-file", "server.yaml", "--max-sessions", "x"],
+        2,
+    );
+    assert!(
+        why.starts_with("error: invalid value 'x' for '--max-sessions"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_hang_up_takes_rules_and_filter_from_the_file_and_tells_what_waits_for_a_restart() {
+    let user = user();
+    server_file(&user, "max-sessions: 10\n");
+    let server = user.start(&["server", "--config-file", "server.yaml"]);
+    let at = server.line("listening at ");
+    let with = |words: &[&str], name: &str| {
+        let cert = format!("certs/{name}.pem");
+        let flags = ["--connect", &at, "--ca", "certs/ca.pem", "--cert", &cert];
+        [words, &flags]
+            .concat()
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let done = |words: Vec<String>| user.done(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let listen = with(&["listen"], "controller");
+    let listener = user.start(&listen.iter().map(String::as_str).collect::<Vec<_>>());
+    listener.error_line("connected to ");
+    let receivers = || json(&done(with(&["send", "STATS", "--json"], "agent")))["receivers"].clone();
+    assert_eq!(receivers(), 0);
+
+    server_file(&user, "max-sessions: many\nforward: STATS=controller\n");
+    server.signal(Signal::HUP);
+    server.error_with("SIGHUP: not reloaded: server.yaml:4:15: max-sessions: \"many\"");
+    assert_eq!(receivers(), 0);
+
+    server_file(&user, "max-sessions: 20\nforward: STATS=controller\n");
+    server.signal(Signal::HUP);
+    server.error_with("server.yaml: changed, and needs a restart to count: max-sessions");
+    assert_eq!(receivers(), 1);
+
+    // A file that changes needs no signal; the filter is taken with it.
+    server_file(&user, "forward: STATS=controller\nfilter: spec\n");
+    server.error_with("needs a restart to count: max-sessions");
+    let refused = with(&["send", "STATS"], "controller");
+    let why = user.fails(&refused.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+    assert!(why.contains("STATS"), "{why}");
+}
+
+#[test]
+fn in_json_each_line_of_the_standard_error_is_an_object() {
+    let user = user();
+    server_file(&user, "log-format: json\n");
+    let mut command = user.command(&["server", "--config-file", "server.yaml"]);
+    command.env("RUST_LOG", "info");
+    let server = Program::of(command);
+    server.line("listening at ");
+    server_file(&user, "log-format: text\nlisten: x\n");
+    server.signal(Signal::HUP);
+    let line = json(&server.error_with("not reloaded"));
+    assert_eq!(
+        (&line["level"], &line["thread"]),
+        (&"warn".into(), &"main".into())
+    );
+    assert!(
+        line["message"]
+            .as_str()
+            .unwrap()
+            .contains("server.yaml:5:1: listen: it stands twice"),
+        "{line}"
+    );
+    // How it failed is one, too, and what was said on the way.
+    let mut command = user.command(&["send", "STATS", "--connect", "127.0.0.1:1", "--timeout", "0.3"]);
+    command.args(["--ca", "certs/ca.pem", "--cert", "certs/agent.pem"]);
+    let output = command.env("SSNTP_LOG_FORMAT", "json").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<_> = errors.lines().map(json).collect();
+    let last = lines.last().unwrap();
+    assert!(
+        last["message"].as_str().unwrap().starts_with("cannot connect"),
+        "{errors}"
+    );
+    assert_eq!(last["level"], "error");
+}
+
+#[test]
+fn the_journal_gets_priorities_in_place_of_times() {
+    let user = user();
+    server_file(&user, "");
+    let log = File::create(user.path("log")).unwrap();
+    let journal = |of: &fs::Metadata| format!("{}:{}", of.dev(), of.ino());
+    let is = journal(&log.metadata().unwrap());
+    let other = journal(&fs::metadata(user.path("certs")).unwrap());
+    for (stream, begin) in [(is, "<6>ssntp::server: "), (other, "[20")] {
+        log.set_len(0).unwrap();
+        let mut command = user.command(&["server", "--config-file", "server.yaml", "--until-stdin-ends"]);
+        command.env("RUST_LOG", "info").env("JOURNAL_STREAM", stream);
+        command.stderr(Stdio::from(
+            File::options().append(true).open(user.path("log")).unwrap(),
+        ));
+        assert!(command.status().unwrap().success());
+        let text = fs::read_to_string(user.path("log")).unwrap();
+        assert!(
+            !text.is_empty() && text.lines().all(|line| line.starts_with(begin)),
+            "{text}"
+        );
+    }
+}
+
+const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+#[test]
+fn a_frame_says_which_trace_it_is_part_of() {
+    let user = User::new();
+    let server = user.start(&["server", "--dev", "--listen", "127.0.0.1:0"]);
+    server.line("listening at ");
+    let listener = user.start(&["listen", "--json", "--trace"]);
+    listener.error_line("connected to ");
+    let sent = |words: &[&str], parent: Option<&str>| {
+        let mut command = user.command(&[&["send", "STATS", "--wait-for", "controller"], words].concat());
+        parent.into_iter().for_each(|value| {
+            command.env("TRACEPARENT", value);
+        });
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        (
+            said,
+            String::from_utf8(output.stderr).unwrap(),
+            json(&listener.line(""))["trace"].clone(),
+        )
+    };
+    let (said, _, trace) = sent(&["--traceparent", PARENT], None);
+    assert_eq!(trace["trace_id"], "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(trace["span_id"], "b7ad6b7169203331");
+    // Who received it is told all the same.
+    assert!(said.contains("went to 1 session"), "{said}");
+    let (_, _, trace) = sent(&["--trace", "job-17"], Some(PARENT));
+    assert_eq!(trace["label"], format!("job-17 traceparent={PARENT}"));
+    assert_eq!(trace["span_id"], "b7ad6b7169203331");
+    let (_, errors, trace) = sent(&[], Some("00-wrong"));
+    assert!(errors.contains("ssntp: TRACEPARENT: "), "{errors}");
+    assert!(trace.get("trace_id").is_none(), "{trace}");
+    let upper = PARENT.to_uppercase();
+    for wrong in [
+        &*upper,
+        "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "",
+    ] {
+        let why = user.fails(&["send", "STATS", "--traceparent", wrong], 2);
+        assert!(why.contains("--traceparent"), "{why}");
+    }
+}
+
+#[test]
+fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_report() {
+    let user = user();
+    let start = |words: &[&str]| user.start(words);
+    let scheduler = start(&[
+        "scheduler",
+        "--listen",
+        "127.0.0.1:0",
+        "--ca",
+        "certs/ca.pem",
+        "--cert",
+        "certs/scheduler.pem",
+    ]);
+    let at = scheduler.line("listening at ");
+    let with = |words: &[&str], name: &str| {
+        let mut command = user.command(words);
+        let cert = format!("certs/{name}.pem");
+        command.args(["--connect", &at, "--ca", "certs/ca.pem", "--cert", &cert]);
+        command
+    };
+    let events = Program::of(with(&["ctl", "events", "--json"], "controller"));
+    let agent = Program::of(with(&["agent", "--users", "agent"], "agent"));
+    let node = agent.line("agent ");
+    // The scheduler knows it, and the controller is there.
+    loop {
+        if json(&events.line(""))["node"] == *node {
+            break;
+        }
+    }
+    let restore = format!("restore:\n  workload_agent_uuid: {node}\n");
+    let sent = with(
+        &["send", "Restore", &restore, "--traceparent", PARENT],
+        "controller",
+    )
+    .output();
+    assert!(sent.unwrap().status.success());
+    let traced = loop {
+        let event = json(&events.line(""));
+        if event["event"] == "traced" {
+            break event;
+        }
+    };
+    assert_eq!(traced["trace_id"], "0af7651916cd43dd8448eb211c80319c", "{traced}");
+    assert_eq!(traced["span_id"], "b7ad6b7169203331");
+    assert!(traced["nodes"].as_array().unwrap().len() >= 3, "{traced}");
+    // A command of `ssntp ctl` is part of what its caller is part of.
+    let mut restore = with(&["ctl", "restore", &node], "controller");
+    restore.env("TRACEPARENT", PARENT.replace("0af7", "1bf8"));
+    assert!(restore.output().unwrap().status.success());
+    loop {
+        let event = json(&events.line(""));
+        if event["trace_id"] == "1bf8651916cd43dd8448eb211c80319c" {
+            break;
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! kill -9 of an agent, and of the scheduler.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use ssntp::payload::InstanceState;
+use ssntp_cluster::controller::View;
+use uuid::Uuid;
+
+use crate::cluster::processes::{Cluster, Done, LIMIT, processes_inside, wait_for};
+
+#[test]
+fn workloads_outlive_their_agent() {
+    let mut cluster = Cluster::with_agents(1);
+    let controller = cluster.controller_sees(1);
+    let node = controller.look(|view| view.nodes().next().unwrap().uuid);
+    let lasts = cluster.start("");
+    let go = cluster.path("go");
+    let until_go = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    let ends = Uuid::new_v4();
+    let start = [
+        "start",
+        "--persistent",
+        "--uuid",
+        &ends.to_string(),
+        "--",
+        "sh",
+        "-c",
+        &until_go,
+    ];
+    assert_eq!(cluster.ctl_words(&start).code, Some(0));
+    let running = || processes_inside(&cluster.path("state-0/instances").join(ends.to_string())).len();
+    assert_ne!(running(), 0);
+    cluster.kill_node(0);
+    let gone = |view: &View| (!view.node(node)?.connected).then_some(());
+    controller.wait(LIMIT, gone).expect("the node is gone");
+    // One of them ends while no agent looks.
+    fs::write(&go, "").unwrap();
+    let running = || processes_inside(&cluster.path("state-0/instances").join(ends.to_string())).len();
+    let deadline = Instant::now() + LIMIT;
+    while running() != 0 {
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It runs on, and cannot be reached.
+    let said = cluster.fails(&format!("stop {lasts}"));
+    assert_eq!(said, format!("no node is known to have instance {lasts}"));
+
+    let again = cluster.start_node(0, "agent", "--volumes volumes");
+    assert_eq!(again, node, "it is the same node");
+    wait_for(&controller, lasts, &InstanceState::Active);
+    wait_for(&controller, ends, &InstanceState::Exited);
+    cluster.done(&format!("stop {lasts}"));
+    cluster.done(&format!("restart {lasts}"));
+    cluster.done(&format!("delete {lasts} {ends}"));
+}
+
+#[test]
+fn the_scheduler_may_be_killed_under_load() {
+    let mut cluster = Cluster::with_agents(2);
+    let controller = cluster.controller_sees(2);
+    let yaml = "configure:\n  launcher:\n    mgmt_net: [10.1.0.0/16]\n";
+    fs::write(cluster.path("new.yaml"), yaml).unwrap();
+    cluster.done("configure new.yaml");
+    let before: Vec<Uuid> = (0..4).map(|_| cluster.start("--mem 8")).collect();
+
+    // STARTs are under way when it dies. Each may be lost with it, or not.
+    let mut load = cluster.command(&[
+        "ctl",
+        "start",
+        "--no-wait",
+        "--count",
+        "20",
+        "--mem",
+        "8",
+        "--",
+        "sleep",
+        "1000",
+    ]);
+    let load = load
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let some_more = |view: &View| (view.instances().count() > before.len()).then_some(());
+    controller.wait(LIMIT, some_more).expect("the load has begun");
+    cluster.kill_scheduler();
+    controller
+        .wait(LIMIT, |view| (!view.is_online()).then_some(()))
+        .expect("it is noticed");
+    let _ = Done::of_child(load);
+    cluster.start_scheduler();
+
+    let back = |view: &View| {
+        let nodes = view
+            .nodes()
+            .filter(|node| node.connected && node.seen.is_some())
+            .count();
+        (nodes == 2 && view.is_complete()).then_some(())
+    };
+    controller
+        .wait(LIMIT, back)
+        .expect("agents and controller connect again");
+    for instance in before {
+        wait_for(&controller, instance, &InstanceState::Active);
+    }
+    assert_eq!(cluster.controller_sees(2).client().configuration().unwrap(), yaml);
+    // Commands go through as before, through the old controller too.
+    let instance = cluster.start("");
+    wait_for(&controller, instance, &InstanceState::Active);
+    controller.stop(instance).unwrap().wait(LIMIT).unwrap();
+    // Whatever was started meanwhile is there, and can be deleted.
+    let all = controller.look(|view| view.instances().map(|i| i.uuid.to_string()).collect::<Vec<_>>());
+    assert_eq!(
+        cluster.done(&format!("delete {}", all.join(" "))).lines().count(),
+        all.len()
+    );
+    let none = |view: &View| (view.instances().count() == 0).then_some(());
+    controller
+        .wait(Duration::from_secs(20), none)
+        .expect("all are gone");
+}

@@ -1,0 +1,211 @@
+//! `ssntp demo` sees every step, and leaves nothing behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp};
+
+/// A demo whose directory for temporary files is its own.
+fn demo(place: &TempDir, words: &[&str]) -> Process {
+    let mut command = ssntp(place.path(), &[&["demo"], words].concat());
+    command.env("TMPDIR", temporary(place));
+    Process::of(command, place.path(), "demo")
+}
+
+fn temporary(place: &TempDir) -> std::path::PathBuf {
+    let path = place.path().join("tmp");
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[track_caller]
+fn nothing_is_left(place: &TempDir) {
+    let left: Vec<_> = fs::read_dir(temporary(place)).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(processes_inside(&temporary(place)), []);
+}
+
+#[test]
+fn the_demo_sees_every_step_and_leaves_nothing_behind() {
+    let place = tempfile::tempdir().unwrap();
+    let mut demo = demo(&place, &["--agents", "3"]);
+    for step in [
+        "a scheduler listens at 127.0.0.1:",
+        "3 agents and a network agent are READY",
+        "the cluster has a configuration",
+        "workload web (",
+        "workload database (",
+        "workload batch (",
+        "a concentrator, CNCI (",
+        "the concentrator has assigned 198.51.100.20 to web (",
+        ") was stopped, and its node keeps it",
+        ") was restarted",
+        "'s log, from its node: hello from process ",
+        " was evacuated: it is in maintenance, and web (",
+        " was restored, and web (",
+        ", failed, and its node has started it again",
+        ") has ended by itself: exited 3",
+        "a program that is not there does not start:",
+        "/no/such/program",
+        "a START that needs 1000000 MB fails, as it should:",
+        "no node has the room (full_cloud)",
+        "the way of a frame, \"START ",
+        "Controller ",
+        "Scheduler ",
+        "CNAgent ",
+        "198.51.100.20 was released",
+        "all 5 instances were deleted",
+        "no process and no file is left",
+    ] {
+        demo.line_with(step);
+    }
+    assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+    assert_eq!(demo.log(), "");
+    nothing_is_left(&place);
+}
+
+#[test]
+fn the_demo_lasts_as_long_as_it_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    let began = Instant::now();
+    let mut demo = demo(&place, &["--seconds", "8"]);
+    demo.line_with("no process and no file is left");
+    assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+    assert!(began.elapsed() >= Duration::from_secs(8));
+}
+
+#[test]
+fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
+    let place = tempfile::tempdir().unwrap();
+    let mut demo = demo(&place, &["--hold"]);
+    let ctl = commander(&demo);
+    assert_eq!(ctl(&["nodes"]).matches("READY").count(), 3);
+    // What the lines that are told begin with can be done.
+    ctl(&["start", "--count", "2", "--persistent", "--", "sleep", "1000"]);
+    let stop = demo.line_with(" ctl stop ");
+    ctl(&["stop", stop.rsplit(' ').next().unwrap()]);
+    assert!(ctl(&["cncis"]).contains("198.51.100.20"));
+    demo.signal(Signal::INT);
+    // Those that somebody else has started are deleted as well.
+    demo.line_with("all 7 instances were deleted");
+    assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+    nothing_is_left(&place);
+}
+
+/// Runs `ssntp ctl` in a demo that is held, by what it says to try.
+fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
+    let connect = variable(&demo.line_with("export SSNTP_CONNECT="), "SSNTP_CONNECT=");
+    let line = demo.line_with("export SSNTP_CA=");
+    let (ca, cert) = (variable(&line, "SSNTP_CA="), variable(&line, "SSNTP_CERT="));
+    move |words| {
+        let mut command = ssntp(Path::new("/"), &[&["ctl"], words].concat());
+        command
+            .env("SSNTP_CONNECT", &connect)
+            .env("SSNTP_CA", &ca)
+            .env("SSNTP_CERT", &cert);
+        let done = Done::of(command);
+        assert_eq!(done.code, Some(0), "{words:?}: {}", done.stderr);
+        done.stdout
+    }
+}
+
+fn variable(line: &str, name: &str) -> String {
+    let value = line.split_once(name).unwrap().1;
+    value.split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn a_signal_at_any_time_leaves_nothing_behind() {
+    for (step, signal) in [
+        ("a scheduler listens", Signal::TERM),
+        ("are READY", Signal::INT),
+        ("workload batch (", Signal::HUP),
+        ("was evacuated", Signal::TERM),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let mut demo = demo(&place, &[]);
+        demo.line_with(step);
+        demo.signal(signal);
+        assert_eq!(demo.end(LIMIT), Some(1), "{step}: {}", demo.log());
+        assert!(
+            demo.log().contains("interrupted before every step was seen"),
+            "{step}: {}",
+            demo.log()
+        );
+        nothing_is_left(&place);
+    }
+}
+
+#[test]
+fn a_demo_that_is_killed_leaves_nothing_behind() {
+    for held in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let mut demo = demo(&place, &["--hold"]);
+        if held {
+            // With a workload that runs elsewhere, and holds nothing open.
+            let named = temporary(&place).join("workload").display().to_string();
+            let quiet = "exec >/dev/null 2>&1; sleep 1000; true";
+            commander(&demo)(&["start", "--dir", "/", "--", "sh", "-c", quiet, &named]);
+        } else {
+            demo.line_with("a scheduler listens");
+        }
+        demo.signal(Signal::KILL);
+        assert_eq!(demo.end(LIMIT), None, "{}", demo.log());
+        let deadline = Instant::now() + LIMIT;
+        let left =
+            || fs::read_dir(temporary(&place)).unwrap().count() + processes_inside(&temporary(&place)).len();
+        while left() > 0 {
+            assert!(Instant::now() < deadline, "held: {held}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn a_demo_that_nobody_watches_has_not_been_seen() {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = ssntp(place.path(), &["demo"]);
+    command.env("TMPDIR", temporary(&place));
+    let log = place.path().join("log");
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(end_of(&mut child, LIMIT).code(), Some(1));
+    assert_eq!(
+        fs::read_to_string(&log).unwrap(),
+        "ssntp: the standard output was closed before every step was seen\n"
+    );
+    nothing_is_left(&place);
+}
+
+#[test]
+fn a_demo_whose_agent_dies_says_so_and_leaves_nothing_behind() {
+    let place = tempfile::tempdir().unwrap();
+    let mut demo = demo(&place, &["--hold"]);
+    let ready = demo.line_with("are READY (processes ");
+    let pid = ready
+        .split("(processes ")
+        .nth(1)
+        .unwrap()
+        .split(',')
+        .next()
+        .unwrap();
+    demo.line_with(" ctl events ");
+    let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    assert_eq!(demo.end(LIMIT), Some(1), "{}", demo.log());
+    assert!(
+        demo.log().contains("ssntp: the agent-1 has ended"),
+        "{}",
+        demo.log()
+    );
+    nothing_is_left(&place);
+}

@@ -1,0 +1,308 @@
+//! How workloads ended, and what they are called, as `ssntp ctl` shows it.
+
+use std::fs;
+
+use serde_json::Value;
+use ssntp::payload::InstanceState;
+use uuid::Uuid;
+
+use crate::cluster::processes::{Cluster, Done, LIMIT, Process, wait_for};
+
+/// Starts a workload and gives its UUID, whatever becomes of it.
+#[track_caller]
+fn start(cluster: &Cluster, flags: &str, script: &str) -> Uuid {
+    let words: Vec<_> = ["start", "--json"]
+        .into_iter()
+        .chain(flags.split_whitespace())
+        .collect();
+    let done = cluster.ctl_words(&[&words[..], &["--", "sh", "-c", script]].concat());
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    let said: Value = serde_json::from_str(&done.stdout).unwrap();
+    said["subject"].as_str().unwrap().parse().unwrap()
+}
+
+#[track_caller]
+fn described(cluster: &Cluster, what: &str) -> Value {
+    serde_json::from_str(&cluster.done(&format!("describe {what} --json"))).unwrap()
+}
+
+fn listed(cluster: &Cluster, flags: &str) -> Vec<Uuid> {
+    let listed: Vec<Value> =
+        serde_json::from_str(&cluster.done(&format!("instances --json {flags}"))).unwrap();
+    let uuid = |instance: &Value| instance["uuid"].as_str().unwrap().parse().unwrap();
+    listed.iter().map(uuid).collect()
+}
+
+#[test]
+fn how_a_workload_ended_is_shown_and_outlives_its_agent() {
+    let mut cluster = Cluster::with_agents(1);
+    let failed = start(&cluster, "--name failing --label tier=front", "exit 3");
+    let killed = start(&cluster, "", "kill -9 $$");
+    let fine = start(&cluster, "", "true");
+    for (instance, end, code) in [
+        (failed, "exited 3", 3),
+        (killed, "killed SIGKILL", 3),
+        (fine, "exited 0", 0),
+    ] {
+        let done = cluster.ctl(&format!("wait {instance} --timeout 60"));
+        assert_eq!(done.code, Some(code), "{}", done.stderr);
+        assert_eq!(
+            (done.stdout, done.stderr),
+            (format!("instance {instance} has ended: {end}\n"), String::new())
+        );
+        let table = cluster.done("instances");
+        let line = table
+            .lines()
+            .find(|line| line.contains(&instance.to_string()))
+            .unwrap();
+        assert!(line.contains(end), "{table}");
+    }
+    let check = |cluster: &Cluster| {
+        let shown = described(cluster, "failing");
+        assert_eq!(
+            (&shown["uuid"], &shown["name"]),
+            (&failed.to_string().into(), &"failing".into())
+        );
+        assert_eq!(shown["labels"]["tier"], "front");
+        assert_eq!(
+            (&shown["end"]["exit_code"], &shown["end"]["text"]),
+            (&3.into(), &"exited 3".into())
+        );
+        assert_eq!(shown["end"]["signal"], Value::Null);
+        let (started, ended) = (
+            shown["started"].as_str().unwrap(),
+            shown["ended"].as_str().unwrap(),
+        );
+        // A fraction has no zeros at its end, so without the Z one may begin the other.
+        let is_before = started.trim_end_matches('Z') <= ended.trim_end_matches('Z');
+        assert!(started.starts_with("20") && is_before, "{started} {ended}");
+        let shown = described(cluster, &killed.to_string());
+        assert_eq!(
+            (&shown["end"]["signal"], &shown["end"]["signal_name"]),
+            (&9.into(), &"SIGKILL".into())
+        );
+    };
+    check(&cluster);
+    let sheet = cluster.done("describe failing");
+    for line in [
+        "  name        failing\n",
+        "  labels      tier=front\n",
+        "  end         exited 3\n",
+    ] {
+        assert!(sheet.contains(line), "{sheet}");
+    }
+    let node = described(&cluster, "failing")["node"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert_eq!(described(&cluster, &node)["status"], "READY");
+    let sheet = cluster.done(&format!("describe {node}"));
+    assert!(
+        sheet.contains("READY") && sheet.contains(&format!("{failed} exited exited 3 failing")),
+        "{sheet}"
+    );
+    assert!(
+        cluster
+            .fails("describe nothing")
+            .contains("no instance and no node is known as \"nothing\"")
+    );
+
+    cluster.kill_node(0);
+    cluster.start_node(0, "agent", "--volumes volumes");
+    let controller = cluster.controller_sees(1);
+    wait_for(&controller, failed, &InstanceState::Exited);
+    check(&cluster);
+}
+
+#[test]
+fn a_start_that_ends_at_once_says_how() {
+    let cluster = Cluster::with_agents(1);
+    // Whether it was seen to run is a matter of time: it may take some attempts.
+    for _ in 0..20 {
+        let done = cluster.ctl_words(&["start", "--json", "--", "sh", "-c", "exit 7"]);
+        assert_eq!(done.code, Some(0), "it was started: {}", done.stderr);
+        let said: Value = serde_json::from_str(&done.stdout).unwrap();
+        if said["node"].is_null() {
+            assert_eq!(said["end"]["exit_code"], 7, "{said}");
+            assert!(
+                said["text"]
+                    .as_str()
+                    .unwrap()
+                    .ends_with(" was started and has ended: exited 7"),
+                "{said}"
+            );
+            return;
+        }
+    }
+    panic!("each was seen to run");
+}
+
+#[test]
+fn what_does_not_end_when_asked_says_that_it_was_killed() {
+    let cluster = Cluster::with_agents(1);
+    let stubborn = start(
+        &cluster,
+        "--persistent --name stubborn",
+        "trap : TERM; while :; do sleep 1; done",
+    );
+    cluster.done("stop stubborn");
+    let shown = described(&cluster, &stubborn.to_string());
+    assert_eq!(shown["end"]["text"], "killed SIGKILL", "{shown}");
+    assert!(
+        shown["end"]["detail"]
+            .as_str()
+            .unwrap()
+            .contains("did not end when it was asked to")
+    );
+}
+
+#[test]
+fn a_wait_ends_with_what_it_waits_for() {
+    let cluster = Cluster::with_agents(1);
+    let lasting = start(&cluster, "--persistent --name lasting", "sleep 1000");
+    let said = cluster.done("wait lasting --for running");
+    assert!(
+        said.starts_with(&format!("instance {lasting} runs on node ")),
+        "{said}"
+    );
+    let why = cluster.fails("wait lasting --timeout 0.3");
+    assert!(
+        why.starts_with(&format!(
+            "instance {lasting} has not ended in time: it is active on node "
+        )),
+        "{why}"
+    );
+
+    let mut wait = Process::of(
+        cluster.command(&["ctl", "wait", "lasting", "--json"]),
+        &cluster.path(""),
+        "wait",
+    );
+    wait.handles_signals();
+    cluster.done("stop lasting");
+    let said: Value = serde_json::from_str(&wait.line()).unwrap();
+    assert_eq!(
+        (&said["result"], &said["end"]["signal_name"]),
+        (&"ended".into(), &"SIGTERM".into())
+    );
+    assert_eq!(wait.end(LIMIT), Some(3), "{}", wait.log());
+    let done = cluster.ctl("wait lasting --for running");
+    assert_eq!(done.code, Some(3), "it has ended: {}", done.stderr);
+
+    // That the first one has ended is told once both are found.
+    let over = start(&cluster, "", "true");
+    cluster.done("restart lasting");
+    let line = ["ctl", "wait", "lasting", &over.to_string()];
+    let mut wait = Process::of(cluster.command(&line), &cluster.path(""), "wait");
+    assert_eq!(wait.line(), format!("instance {over} has ended: exited 0"));
+    cluster.done("delete lasting");
+    assert_eq!(wait.line(), format!("instance {lasting} is gone"));
+    assert_eq!(wait.end(LIMIT), Some(1));
+}
+
+#[test]
+fn names_stand_for_uuids_and_several_of_one_name_are_listed() {
+    let cluster = Cluster::with_agents(2);
+    let said = cluster.done("start --persistent --name web --label tier=front --count 2 -- sleep 1000");
+    assert_eq!(said.lines().count(), 2);
+    let db = start(
+        &cluster,
+        "--persistent --name db --label tier=back --label keep=yes",
+        "sleep 1000",
+    );
+    assert_eq!(listed(&cluster, "--label tier").len(), 3);
+    assert_eq!(listed(&cluster, "--label tier=front").len(), 2);
+    assert_eq!(listed(&cluster, "--label tier=back --label keep"), [db]);
+    assert!(listed(&cluster, "--label tier=back --label keep=no").is_empty());
+    cluster.done("stop web-1");
+    let stopped = listed(&cluster, "--state exited");
+    assert_eq!(stopped.len(), 1);
+    assert_eq!(described(&cluster, "web-1")["uuid"], stopped[0].to_string());
+    let node = described(&cluster, "db")["node"].as_str().unwrap().to_owned();
+    assert!(listed(&cluster, &format!("--node {node}")).contains(&db));
+    let nodes: Vec<Value> = serde_json::from_str(&cluster.done("nodes --state ready --json")).unwrap();
+    assert_eq!(nodes.len(), 2);
+    assert_eq!(cluster.done("nodes --state gone --json"), "[]\n");
+
+    let other = start(&cluster, "--persistent --name db", "sleep 1000");
+    let why = cluster.fails("stop db");
+    assert!(why.starts_with("2 instances are called db: "), "{why}");
+    assert!(
+        why.contains(&db.to_string()) && why.contains(&other.to_string()),
+        "{why}"
+    );
+    assert_eq!(cluster.ctl("start --name a/b -- sleep 1").code, Some(2));
+    assert_eq!(cluster.ctl("start --label a -- sleep 1").code, Some(2));
+    assert_eq!(cluster.ctl("instances --state mad").code, Some(2));
+}
+
+#[test]
+fn prune_deletes_what_has_ended_and_nothing_else() {
+    let cluster = Cluster::with_agents(1);
+    let lasting = start(&cluster, "", "sleep 1000");
+    let front = start(&cluster, "--label tier=front", "exit 1");
+    let back = start(&cluster, "--label tier=back", "exit 0");
+    for instance in [front, back] {
+        cluster.ctl(&format!("wait {instance}"));
+    }
+    assert_eq!(cluster.done("prune --older-than 1h").trim(), "nothing to delete");
+    assert_eq!(cluster.done("prune --json --older-than 1h"), "");
+    let said: Value = serde_json::from_str(&cluster.done("prune --label tier=front --json")).unwrap();
+    assert_eq!(
+        (&said["subject"], &said["result"]),
+        (&front.to_string().into(), &"done".into())
+    );
+    assert_eq!(cluster.done("prune --older-than 0s").lines().count(), 1);
+    assert_eq!(listed(&cluster, ""), [lasting]);
+}
+
+#[test]
+fn the_environment_comes_from_files_and_flags() {
+    let cluster = Cluster::with_agents(1);
+    fs::write(cluster.path("one.env"), "# both\nA=one\nB=one\nC=a b\n").unwrap();
+    fs::write(cluster.path("two.env"), "B=two\n").unwrap();
+    let flags = "--env-file one.env --env-file two.env --env A=flag --name told";
+    start(&cluster, flags, "[ \"$A $B $C\" = 'flag two a b' ]");
+    assert_eq!(
+        cluster.ctl("wait told").code,
+        Some(0),
+        "{}",
+        cluster.done("describe told")
+    );
+    fs::write(cluster.path("bad.env"), "A=1\nB\n").unwrap();
+    let why = cluster.fails("start --env-file bad.env -- sleep 1");
+    assert_eq!(why, "bad.env: line 2: it is not NAME=VALUE");
+}
+
+#[test]
+fn errors_are_json_where_that_is_asked_for() {
+    let cluster = Cluster::with_agents(1);
+    let error = |done: Done, code: i32| -> String {
+        assert_eq!(
+            (done.code, done.stderr.lines().count()),
+            (Some(code), 1),
+            "{}",
+            done.stderr
+        );
+        let error: Value = serde_json::from_str(&done.stderr).unwrap();
+        assert_eq!(error["exit_code"], code, "{error}");
+        error["error"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(
+        error(cluster.ctl("stop zz --json"), 1),
+        "no instance is called \"zz\""
+    );
+    let done = cluster.ctl("start --json -- /nonexistent");
+    let said: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(
+        (&said["result"], &said["reason"]),
+        (&"failed".into(), &"launch_failure".into())
+    );
+    assert!(
+        said["detail"].as_str().unwrap().contains("/nonexistent"),
+        "{said}"
+    );
+    error(done, 1);
+    assert!(error(cluster.ctl("wait --json"), 2).contains("INSTANCE"));
+    error(cluster.ctl("nodes --json --ca missing.pem"), 1);
+}

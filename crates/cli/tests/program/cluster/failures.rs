@@ -1,0 +1,552 @@
+//! Each failure of docs/cluster.md's tables that a cluster of processes can be
+//! brought to is told in words.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use ssntp::payload::{
+    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NodeStatus,
+    ReleasePublicIp, Restart, Restore, Start, Stop, VmType,
+};
+use ssntp_cluster::controller::{Controller, OrderError, Orderable};
+use uuid::Uuid;
+
+use crate::cluster::processes::{Cluster, LIMIT, wait_for};
+
+/// The failure of an order, as a sentence.
+#[track_caller]
+fn failed<C: Orderable>(controller: &Controller, command: &C) -> String {
+    match controller.order(command).unwrap().wait(LIMIT) {
+        Err(OrderError::Failed(failure)) => failure.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn process(command: &[&str]) -> Start {
+    Start {
+        instance_uuid: Uuid::new_v4(),
+        vm_type: VmType::Process,
+        command: command.iter().map(|word| (*word).to_owned()).collect(),
+        ..Start::default()
+    }
+}
+
+#[test]
+fn a_start_that_no_node_can_take_says_why() {
+    let mut cluster = Cluster::new("");
+    for (line, why) in [
+        (
+            "start --timeout 1 -- sleep 1",
+            "no compute node is connected (no_cn)",
+        ),
+        (
+            "start --timeout 1 --network-node -- sleep 1",
+            "no network node is connected (no_net_cn)",
+        ),
+    ] {
+        let said = cluster.fails(line);
+        assert!(said.ends_with(&format!(" was not started: {why}")), "{said}");
+    }
+    cluster.agent("");
+    cluster.controller_sees(1);
+    let said = cluster.fails("start --mem 100000000 -- sleep 1");
+    assert!(
+        said.ends_with(" was not started: no node has the room (full_cloud)"),
+        "{said}"
+    );
+    let said = cluster.fails("start --node 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001 -- sleep 1");
+    assert!(said.ends_with("(full_cloud)"), "{said}");
+    // Of several, all are told.
+    let done = cluster.ctl("start --count 2 --mem 100000000 -- sleep 1");
+    assert_eq!(done.code, Some(1));
+    assert_eq!(done.stderr.matches("(full_cloud)").count(), 2, "{}", done.stderr);
+    assert!(done.stderr.ends_with("ssntp: 2 of 2 failed\n"), "{}", done.stderr);
+    let done = cluster.ctl("start --json --mem 100000000 -- sleep 1");
+    assert_eq!(done.code, Some(1));
+    let said: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(
+        (&said["result"], &said["reason"]),
+        (&"failed".into(), &"full_cloud".into())
+    );
+}
+
+#[test]
+fn a_start_that_the_node_refuses_says_why() {
+    let cluster = Cluster::with_agents(1);
+    let said = cluster.fails("start -- /nonexistent");
+    let why = "it cannot be launched: there is no program /nonexistent (launch_failure)";
+    assert!(said.ends_with(why), "{said}");
+    let said = cluster.fails("start --dir /nonexistent -- sleep 1");
+    assert!(
+        said.ends_with("(launch_failure)") && said.contains("/nonexistent"),
+        "{said}"
+    );
+
+    let running = cluster.start("");
+    let said = cluster.fails(&format!("start --uuid {running} -- sleep 1"));
+    assert!(said.ends_with("it runs already (already_running)"), "{said}");
+    cluster.done(&format!("stop {running}"));
+    let said = cluster.fails(&format!("start --uuid {running} -- sleep 1"));
+    assert!(
+        said.ends_with("it is there already, and stopped (instance_exists)"),
+        "{said}"
+    );
+
+    let nowhere = format!("command: [sleep, 1]\nvolumes: [{}]\n", Uuid::new_v4());
+    fs::write(cluster.path("volume.yaml"), nowhere).unwrap();
+    let said = cluster.fails("start -f volume.yaml");
+    assert!(
+        said.contains("its image is not available: there is no volume ") && said.ends_with("(image_failure)"),
+        "{said}"
+    );
+    fs::write(
+        cluster.path("network.yaml"),
+        "command: [sleep, 1]\nnetworking: {subnet: everywhere}\n",
+    )
+    .unwrap();
+    let said = cluster.fails("start -f network.yaml");
+    assert!(
+        said.ends_with("it cannot be wired: \"everywhere\" is no subnet (network_failure)"),
+        "{said}"
+    );
+    fs::write(cluster.path("data.yaml"), "command: [sleep, 1]\nmem_mb: -5\n").unwrap();
+    let said = cluster.fails("start -f data.yaml");
+    assert!(
+        said.contains("the payload is not what its schema says: ")
+            && said.ends_with(" is below zero (invalid_data)"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_program_that_ends_at_once_was_started() {
+    let cluster = Cluster::with_agents(1);
+    // Whether it was seen to run before it ended is a matter of luck.
+    let said: serde_json::Value = serde_json::from_str(&cluster.done("start --json -- false")).unwrap();
+    assert_eq!(said["result"], "done");
+    let instance = said["subject"].as_str().unwrap().parse().unwrap();
+    wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
+}
+
+#[test]
+fn a_restarted_program_that_ends_at_once_was_restarted() {
+    let cluster = Cluster::with_agents(1);
+    let said: serde_json::Value =
+        serde_json::from_str(&cluster.done("start --persistent --json -- true")).unwrap();
+    let instance: Uuid = said["subject"].as_str().unwrap().parse().unwrap();
+    wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
+    for _ in 0..5 {
+        let said = cluster.done(&format!("restart {instance}"));
+        assert!(
+            said.contains("was started and has ended") || said.contains(" runs on node "),
+            "{said}"
+        );
+        // It is over only once STATS say so.
+        wait_for(&cluster.controller_sees(1), instance, &InstanceState::Exited);
+    }
+}
+
+#[test]
+fn commands_for_instances_in_the_wrong_state_say_why() {
+    let cluster = Cluster::with_agents(1);
+    let instance = cluster.start("");
+    let said = cluster.fails(&format!("restart {instance}"));
+    assert_eq!(
+        said,
+        format!("instance {instance} was not restarted: it runs already (already_running)")
+    );
+    cluster.done(&format!("stop {instance}"));
+    let said = cluster.fails(&format!("stop {instance}"));
+    assert_eq!(
+        said,
+        format!("instance {instance} was not stopped: it has stopped already (already_stopped)")
+    );
+
+    let volume = cluster.volume();
+    cluster.done(&format!("attach {instance} {volume}"));
+    let said = cluster.fails(&format!("attach {instance} {volume}"));
+    assert_eq!(
+        said,
+        format!(
+            "volume {volume} was not attached to instance {instance}: it is attached already (already_attached)"
+        )
+    );
+    let other = Uuid::new_v4();
+    let said = cluster.fails(&format!("detach {instance} {other}"));
+    assert!(said.ends_with("it is not attached (not_attached)"), "{said}");
+    let said = cluster.fails(&format!("attach {instance} {other}"));
+    assert!(said.ends_with("attaching failed (attach_failure)"), "{said}");
+}
+
+#[test]
+fn a_node_without_volumes_says_so() {
+    let mut cluster = Cluster::new("");
+    cluster.agent("");
+    cluster.controller_sees(1);
+    let instance = cluster.start("");
+    let said = cluster.fails(&format!("attach {instance} {}", Uuid::new_v4()));
+    assert!(
+        said.ends_with("instances of its kind take no volumes (not_supported)"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_nobody_knows_is_told_before_anything_is_sent() {
+    let cluster = Cluster::with_agents(1);
+    let unknown = Uuid::new_v4();
+    for verb in ["stop", "restart", "delete"] {
+        let said = cluster.fails(&format!("{verb} {unknown}"));
+        assert_eq!(said, format!("no node is known to have instance {unknown}"));
+    }
+    for verb in ["attach", "detach"] {
+        let said = cluster.fails(&format!("{verb} {unknown} {unknown}"));
+        assert_eq!(said, format!("no node is known to have instance {unknown}"));
+    }
+    assert_eq!(cluster.fails("stop zz"), "no instance is called \"zz\"");
+    assert_eq!(
+        cluster.fails("evacuate rack1"),
+        "\"rack1\" names no node: it is not the beginning of a UUID"
+    );
+    assert_eq!(
+        cluster.fails(&format!("assign-ip {unknown} 198.51.100.20")),
+        "no CNCI is known: name it with --cnci"
+    );
+    // One of several that is unknown: none of them is touched.
+    let instance = cluster.start("");
+    cluster.fails(&format!("stop {instance} {unknown}"));
+    cluster.fails(&format!("restart {instance}"));
+}
+
+#[test]
+fn a_uuid_of_something_else_is_told_as_what_it_is() {
+    let cluster = Cluster::with_agents(1);
+    let node = cluster
+        .controller_sees(1)
+        .look(|view| view.nodes().next().unwrap().uuid);
+    let instance = cluster.start("");
+    for (line, why) in [
+        (
+            format!("stop {node}"),
+            format!("{node} is no instance: it is a node"),
+        ),
+        (
+            format!("attach {instance} {node}"),
+            format!("{node} is no volume: it is a node"),
+        ),
+        (
+            format!("attach {instance} {instance}"),
+            format!("{instance} is no volume: it is an instance"),
+        ),
+        (
+            format!("evacuate {instance}"),
+            format!("{instance} is no node: it is an instance"),
+        ),
+        (
+            format!("start --node {instance} -- true"),
+            format!("{instance} is no node: it is an instance"),
+        ),
+        (
+            format!("assign-ip {instance} 198.51.100.20 --cnci {node}"),
+            format!("{node} is no CNCI: it is a node"),
+        ),
+    ] {
+        assert_eq!(cluster.fails(&line), why, "{line}");
+    }
+}
+
+#[test]
+fn beginnings_that_name_several_list_them() {
+    let cluster = Cluster::with_agents(1);
+    // As many as are needed for two that begin alike.
+    let said = cluster.done("start --count 17 --mem 1 --json -- sleep 1000");
+    assert_eq!(said.lines().count(), 17);
+    let instances = cluster.controller_sees(1).look(|view| {
+        let uuids: Vec<_> = view.instances().map(|i| i.uuid.to_string()).collect();
+        uuids
+    });
+    let alike = instances
+        .windows(2)
+        .find(|two| two[0][..1] == two[1][..1])
+        .unwrap();
+    let said = cluster.fails(&format!("stop {}", &alike[0][..1]));
+    assert!(
+        said.contains("is the beginning of") && said.contains(&alike[0]) && said.contains(&alike[1]),
+        "{said}"
+    );
+}
+
+/// What the view would not let through, sent anyway.
+#[test]
+fn the_scheduler_and_the_agents_say_why_themselves() {
+    let cluster = Cluster::with_agents(1);
+    let controller = cluster.controller_sees(1);
+    let node = controller.look(|view| view.nodes().next().unwrap().uuid);
+    for (node, what) in [
+        (node, "an instance that the node does not have"),
+        (Uuid::new_v4(), "no such node"),
+    ] {
+        let (instance_uuid, workload_agent_uuid) = (Id::from(Uuid::new_v4()), Id::from(node));
+        let stop = Stop {
+            instance_uuid: instance_uuid.clone(),
+            workload_agent_uuid: workload_agent_uuid.clone(),
+            stop: false,
+        };
+        let delete = Delete {
+            instance_uuid: instance_uuid.clone(),
+            workload_agent_uuid: workload_agent_uuid.clone(),
+            stop: false,
+        };
+        let restart = Restart {
+            instance_uuid: instance_uuid.clone(),
+            workload_agent_uuid: workload_agent_uuid.clone(),
+            ..Restart::default()
+        };
+        let attach = AttachVolume {
+            instance_uuid: instance_uuid.clone(),
+            volume_uuid: Uuid::new_v4().into(),
+            workload_agent_uuid: workload_agent_uuid.clone(),
+        };
+        let detach = DetachVolume {
+            instance_uuid: instance_uuid.clone(),
+            volume_uuid: Uuid::new_v4().into(),
+            workload_agent_uuid,
+        };
+        for said in [
+            failed(&controller, &stop),
+            failed(&controller, &delete),
+            failed(&controller, &restart),
+            failed(&controller, &attach),
+            failed(&controller, &detach),
+        ] {
+            let words = "the node has no such instance, or is not connected (no_instance)";
+            assert!(said.ends_with(words), "{what}: {said}");
+        }
+    }
+    let nobody = Uuid::new_v4();
+    let assign = AssignPublicIp {
+        concentrator_uuid: nobody.into(),
+        instance_uuid: nobody.into(),
+        public_ip: "198.51.100.20".into(),
+        ..AssignPublicIp::default()
+    };
+    let words = "there is no such instance, or its concentrator is not connected (no_instance)";
+    assert_eq!(
+        failed(&controller, &assign),
+        format!("198.51.100.20 was not assigned to instance {nobody}: {words}")
+    );
+    let release = ReleasePublicIp {
+        concentrator_uuid: nobody.into(),
+        instance_uuid: nobody.into(),
+        public_ip: "198.51.100.20".into(),
+        ..ReleasePublicIp::default()
+    };
+    assert!(failed(&controller, &release).ends_with(words));
+    let evacuate = Evacuate {
+        workload_agent_uuid: nobody.into(),
+        ..Evacuate::default()
+    };
+    let restore = Restore {
+        workload_agent_uuid: nobody.into(),
+    };
+    let words = "was refused: whom it names is not connected (not_connected)";
+    let refused = |command: &str, node: Uuid| format!("{command} of node {node} {words}");
+    assert_eq!(failed(&controller, &evacuate), refused("EVACUATE", nobody));
+    assert_eq!(failed(&controller, &restore), refused("Restore", nobody));
+    // A node of the wrong kind: a controller is none.
+    let own = controller.client().uuid();
+    let evacuate = Evacuate {
+        workload_agent_uuid: own.into(),
+        ..Evacuate::default()
+    };
+    assert_eq!(failed(&controller, &evacuate), refused("EVACUATE", own));
+}
+
+#[test]
+fn nodes_that_take_nothing_say_so() {
+    let mut cluster = Cluster::new("");
+    let number = cluster.agent("--max-instances 1");
+    let controller = cluster.controller_sees(1);
+    let node = controller.look(|view| view.nodes().next().unwrap().uuid);
+    let reaches = |status: NodeStatus| {
+        let reached =
+            |view: &ssntp_cluster::controller::View| (view.node(node)?.status == status).then_some(());
+        controller
+            .wait(LIMIT, reached)
+            .unwrap_or_else(|| panic!("{status} is not reached"));
+    };
+    let instance = cluster.start("");
+    reaches(NodeStatus::Full);
+    assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
+    // FULL takes everything but STARTs.
+    cluster.done(&format!("stop {instance}"));
+
+    cluster.done(&format!("evacuate {node}"));
+    assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
+    let said = cluster.fails(&format!("restart {instance}"));
+    assert!(
+        said.contains("it cannot be launched: the node is OFFLINE or in maintenance"),
+        "{said}"
+    );
+    cluster.done(&format!("restore {node}"));
+
+    cluster.signal_node(number, Signal::USR1);
+    reaches(NodeStatus::Offline);
+    assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
+    let said = cluster.fails(&format!("stop {instance}"));
+    assert!(said.ends_with("(no_instance)"), "{said}");
+    let said = cluster.fails(&format!("restart {instance}"));
+    assert!(said.ends_with("(launch_failure)"), "{said}");
+    cluster.signal_node(number, Signal::USR1);
+    reaches(NodeStatus::Full);
+    cluster.done(&format!("delete {instance}"));
+    reaches(NodeStatus::Ready);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
+    let cluster = Cluster::with_agents(1);
+    for (yaml, why) in [
+        ("configure: [", "bad.yaml: "),
+        (
+            "configure:\n  controller:\n    ciao_port: 99999\n",
+            "configure.controller.ciao_port",
+        ),
+        (
+            "configure:\n  launcher:\n    compute_net: [everywhere]\n",
+            "configure.launcher.compute_net[0]",
+        ),
+    ] {
+        fs::write(cluster.path("bad.yaml"), yaml).unwrap();
+        let said = cluster.fails("configure bad.yaml");
+        assert!(said.contains(why), "{said}");
+        // The scheduler refuses it as well.
+        let controller = cluster.controller_sees(1);
+        let order = controller.configure(yaml).unwrap();
+        match order.wait(LIMIT) {
+            Err(OrderError::Failed(failure)) => {
+                assert!(
+                    failure.to_string().starts_with("the configuration was refused: "),
+                    "{failure}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!cluster.path("cluster.yaml").exists());
+    // Some other document would set everything back.
+    fs::write(cluster.path("workload.yaml"), "command: [sleep, 1000]\n").unwrap();
+    assert_eq!(
+        cluster.fails("configure workload.yaml"),
+        "workload.yaml: it has no configure: at the top"
+    );
+    assert!(!cluster.path("cluster.yaml").exists());
+    fs::write(cluster.path("empty.yaml"), "").unwrap();
+    assert_eq!(
+        cluster.done("configure --no-wait empty.yaml").trim(),
+        "the configuration was sent"
+    );
+}
+
+#[test]
+fn a_backup_may_not_command() {
+    let mut cluster = Cluster::new("--controllers master");
+    cluster.agent("");
+    let master = cluster.controller_sees(1);
+    // START is refused by InvalidFrameType as well as all others.
+    let said = cluster.fails("start -- sleep 1");
+    assert!(
+        said.starts_with("START was refused: this controller may not command"),
+        "{said}"
+    );
+    assert!(said.ends_with("(role_not_allowed)"), "{said}");
+    drop(master);
+    // Promoted, it may.
+    let deadline = std::time::Instant::now() + LIMIT;
+    while cluster.ctl("start -- sleep 1000").code != Some(0) {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_agent_that_vanishes_with_a_start_answers_for_it() {
+    let mut cluster = Cluster::new("");
+    let number = cluster.agent("");
+    let controller = cluster.controller_sees(1);
+    cluster.signal_node(number, Signal::STOP);
+    let order = controller.order(&process(&["sleep", "1000"])).unwrap();
+    // The scheduler has handed it over before the node goes.
+    assert!(controller.flush(LIMIT));
+    let probe = Stop {
+        instance_uuid: Uuid::new_v4().into(),
+        workload_agent_uuid: Uuid::new_v4().into(),
+        stop: false,
+    };
+    failed(&controller, &probe);
+    cluster.kill_node(number);
+    match order.wait(LIMIT) {
+        Err(OrderError::Failed(failure)) => assert_eq!(failure.reason, "launch_failure"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_node_that_is_frozen_is_stale_and_gets_nothing_until_it_goes_on() {
+    let mut cluster = Cluster::new("");
+    let number = cluster.agent("--interval 1");
+    let controller = cluster.controller_sees(1);
+    let instance = cluster.start("");
+    cluster.signal_node(number, Signal::STOP);
+    let is = |status: NodeStatus| {
+        let reached =
+            |view: &ssntp_cluster::controller::View| (view.nodes().next()?.status == status).then_some(());
+        controller
+            .wait(LIMIT, reached)
+            .unwrap_or_else(|| panic!("{status} is not reached"));
+    };
+    is(NodeStatus::Stale);
+    assert!(cluster.done("nodes").contains("STALE"));
+    let listed = cluster.done("instances");
+    assert!(
+        listed.contains(&instance.to_string()) && listed.contains("active?"),
+        "{listed}"
+    );
+    assert!(cluster.fails("start -- sleep 1").ends_with("(full_cloud)"));
+    cluster.signal_node(number, Signal::CONT);
+    is(NodeStatus::Ready);
+    cluster.start("");
+}
+
+#[test]
+fn a_uuid_that_runs_on_one_node_is_not_started_on_another() {
+    let cluster = Cluster::with_agents(2);
+    let instance = cluster.start("");
+    for _ in 0..4 {
+        let said = cluster.fails(&format!("start --uuid {instance} -- sleep 1000"));
+        assert!(said.ends_with("it runs already (already_running)"), "{said}");
+    }
+    let controller = cluster.controller_sees(2);
+    assert_eq!(controller.look(|view| view.instances().count()), 1);
+}
+
+#[test]
+fn a_start_that_takes_too_long_is_answered_and_ended() {
+    let mut cluster = Cluster::new("--start-limit 0.5");
+    let number = cluster.agent("");
+    cluster.controller_sees(1);
+    cluster.signal_node(number, Signal::STOP);
+    let said = cluster.fails("start -- sleep 1000");
+    cluster.signal_node(number, Signal::CONT);
+    assert!(
+        said.contains("it cannot be launched: its node has not said"),
+        "{said}"
+    );
+    // What was answered with a failure does not run.
+    let controller = cluster.controller_sees(1);
+    controller
+        .wait(LIMIT, |view| (view.instances().count() == 0).then_some(()))
+        .expect("it is ended");
+    cluster.start("");
+}

@@ -1,0 +1,89 @@
+//! nodes, instances, events: tables, JSON, --watch.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::cluster::processes::{Cluster, LIMIT, Process};
+
+fn watch(cluster: &Cluster, words: &[&str]) -> Process {
+    Process::of(cluster.command(words), &cluster.path(""), "ctl")
+}
+
+#[test]
+fn a_new_controller_lists_what_is_there_the_first_time() {
+    let mut cluster = Cluster::with_agents(2);
+    cluster.netagent("");
+    cluster.controller_sees(3);
+    let instance = cluster.start("");
+    for _ in 0..5 {
+        let nodes: Vec<Value> = serde_json::from_str(&cluster.done("nodes --json")).unwrap();
+        assert_eq!(nodes.len(), 3);
+        assert!(
+            nodes
+                .iter()
+                .all(|node| node["connected"] == true && node["status"] == "READY")
+        );
+        let types = |kind: &str| nodes.iter().filter(|node| node["types"][0] == kind).count();
+        assert_eq!((types("compute_node"), types("network_node")), (2, 1));
+        let instances: Vec<Value> = serde_json::from_str(&cluster.done("--json instances")).unwrap();
+        assert_eq!(instances[0]["uuid"], instance.to_string());
+    }
+    let table = cluster.done("nodes");
+    assert_eq!(table.lines().count(), 4, "{table}");
+    assert!(table.lines().next().unwrap().contains("status"), "{table}");
+    assert_eq!(table.matches("READY").count(), 3, "{table}");
+    assert!(cluster.done("instances").contains(&instance.to_string()));
+}
+
+#[test]
+fn an_empty_cluster_has_empty_lists() {
+    let cluster = Cluster::new("");
+    for list in ["nodes", "instances", "cncis"] {
+        assert_eq!(cluster.done(&format!("{list} --json")), "[]\n");
+        assert_eq!(cluster.done(list).lines().count(), 1, "the header");
+    }
+}
+
+#[test]
+fn a_watched_list_is_shown_again_when_it_changes() {
+    let cluster = Cluster::with_agents(1);
+    let mut watch = watch(&cluster, &["ctl", "instances", "--json", "--watch"]);
+    assert_eq!(watch.line(), "[]");
+    let instance = cluster.start("");
+    watch.line_with(&format!("\"{instance}\""));
+    cluster.done(&format!("delete {instance}"));
+    watch.line_with("[]");
+    watch.signal(Signal::INT);
+    assert_eq!(watch.end(LIMIT), Some(0));
+}
+
+#[test]
+fn events_are_told_as_they_happen() {
+    let mut cluster = Cluster::with_agents(1);
+    let json = watch(&cluster, &["ctl", "events", "--json"]);
+    let text = watch(&cluster, &["ctl", "events"]);
+    let next = |event: &str| -> Value {
+        serde_json::from_str(&json.line_with(&format!("\"event\":\"{event}\""))).unwrap()
+    };
+    // What the scheduler knows already comes first.
+    next("online");
+    let node = next("node_connected")["node"].as_str().unwrap().to_owned();
+    text.line_with(&format!("compute node {node} is connected"));
+
+    let instance = cluster.start("").to_string();
+    assert_eq!(next("instance_added")["instance"], instance);
+    text.line_with(&format!("instance {instance} is "));
+    cluster.fails("start --mem 100000000 -- sleep 1");
+    let failed = next("failed");
+    assert_eq!(
+        (&failed["command"], &failed["reason"]),
+        (&"START".into(), &"full_cloud".into())
+    );
+    assert_eq!(failed["words"], "no node has the room");
+    text.line_with("no node has the room (full_cloud)");
+    cluster.done(&format!("delete {instance}"));
+    assert_eq!(next("instance_deleted")["instance"], instance);
+    cluster.kill_node(0);
+    assert_eq!(next("node_disconnected")["node"], node);
+    text.line_with(&format!("compute node {node} has disconnected"));
+}

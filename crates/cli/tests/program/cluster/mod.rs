@@ -1,0 +1,26 @@
+//! A whole cluster in separate processes, as a user meets it: `ssntp
+//! scheduler`, `ssntp agent`, `ssntp ctl`.
+//!
+//! | file | rules |
+//! |---|---|
+//! | `verbs` | each command of `ssntp ctl` does what it says |
+//! | `failures` | each failure is told in words |
+//! | `ends` | how workloads ended: start, instances, describe, wait, prune; names and labels |
+//! | `lists` | nodes, instances, events: tables, JSON, --watch |
+//! | `logs` | what instances write |
+//! | `operators` | sessions, kick, bans, unban |
+//! | `program` | flags, environment, file, exit codes, signals |
+//! | `crashes` | kill -9 of an agent, and of the scheduler |
+//! | `demo` | `ssntp demo` |
+//! | `processes` | the cluster, and its end whatever happens |
+
+mod crashes;
+mod demo;
+mod ends;
+mod failures;
+mod lists;
+mod logs;
+mod operators;
+mod processes;
+mod program;
+mod verbs;

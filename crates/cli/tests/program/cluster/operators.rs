@@ -1,0 +1,121 @@
+//! sessions, kick, bans, unban.
+
+use serde_json::Value;
+
+use crate::cluster::processes::Cluster;
+
+fn list(cluster: &Cluster, line: &str) -> Vec<Value> {
+    serde_json::from_str(&cluster.done(&format!("{line} --json"))).unwrap()
+}
+
+#[test]
+fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
+    let cluster = Cluster::with_agents(1);
+    let sessions = list(&cluster, "sessions");
+    let of = |role: &'static str| sessions.iter().filter(move |one| one["roles"][0] == role);
+    assert_eq!(
+        (of("agent").count(), of("controller").count()),
+        (1, 1),
+        "{sessions:?}"
+    );
+    let agent = of("agent").next().unwrap();
+    let text = |key: &str| agent[key].as_str().unwrap().to_owned();
+    let (uuid, serial) = (text("uuid"), text("serial"));
+    assert!(text("address").starts_with("127.0.0.1:") && text("since").ends_with('Z'));
+    assert!(agent["frames_received"].as_u64() > Some(0), "{agent}");
+    let table = cluster.done("sessions --role agent");
+    assert_eq!(table.lines().count(), 2, "{table}");
+    assert!(
+        table.contains(&uuid) && table.contains(&serial.replace(':', "")),
+        "{table}"
+    );
+
+    // Without a ban it comes again.
+    assert_eq!(
+        cluster.done(&format!("kick {uuid}")),
+        format!("{uuid}: 1 session was ended\n")
+    );
+    cluster.controller_sees(1);
+    let again = &list(&cluster, "sessions --role agent")[0];
+    assert!(again["uuid"] == agent["uuid"] && again["number"].as_u64() > agent["number"].as_u64());
+
+    let kicked: Value =
+        serde_json::from_str(&cluster.done(&format!("kick {serial} --ban 1h --json"))).unwrap();
+    assert!(
+        kicked["ended"] == 1 && kicked["ban_s"] == 3600 && kicked["serial"] == serial.as_str(),
+        "{kicked}"
+    );
+    assert!(list(&cluster, "sessions --role agent").is_empty());
+    assert_eq!(list(&cluster, "nodes").len(), 0);
+    let bans = list(&cluster, "bans");
+    assert!(
+        bans.len() == 1 && bans[0]["serial"] == serial.as_str() && bans[0]["uuid"].is_null(),
+        "{bans:?}"
+    );
+    assert_eq!(cluster.done("bans").lines().count(), 2);
+
+    // By the beginning of what is shown, too: of a UUID.
+    let compact = serial.replace(':', "");
+    assert_eq!(
+        cluster.done(&format!("unban {compact}")),
+        format!("{compact}: it may come again\n")
+    );
+    assert!(cluster.done("bans --json").starts_with("[]"));
+    cluster.controller_sees(1);
+    let prefix = &uuid[..8];
+    assert!(
+        cluster
+            .ctl(&format!("kick {prefix} --ban 1h"))
+            .stdout
+            .contains("banned for 1h")
+    );
+    cluster.done(&format!("unban {prefix}"));
+    cluster.controller_sees(1);
+}
+
+#[test]
+fn what_an_operator_may_not_do_is_told_in_words() {
+    let cluster = Cluster::new("");
+    let nobody = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";
+    assert_eq!(
+        cluster.fails(&format!("kick {nobody}")),
+        "no session has that UUID"
+    );
+    assert!(cluster.fails("kick zzz").contains("begins with zzz"));
+    assert!(cluster.fails("unban 0f").contains("no ban has"));
+    assert!(
+        cluster
+            .fails(&format!("unban {nobody}"))
+            .contains("there is no such ban")
+    );
+    let own = list(&cluster, "sessions --role controller")[0]["serial"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(cluster.fails(&format!("kick {own}")).contains("own session"));
+    assert!(
+        cluster
+            .fails(&format!("kick {nobody} --ban 366d"))
+            .contains("a year at most")
+    );
+    assert_eq!(cluster.ctl(&format!("kick {nobody} --ban 0")).code, Some(2));
+}
+
+#[test]
+fn a_backup_sees_and_ends_nobody() {
+    let mut cluster = Cluster::new("--controllers master");
+    cluster.agent("");
+    let master = cluster.controller_sees(1);
+    let agent = list(&cluster, "sessions --role agent")[0]["uuid"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(list(&cluster, "bans").is_empty());
+    for line in ["kick", "unban"] {
+        let why = cluster.fails(&format!("{line} {agent}"));
+        assert!(why.contains("another controller is the master"), "{why}");
+    }
+    drop(master);
+    while list(&cluster, "sessions --role controller").len() > 1 {}
+    assert!(cluster.ctl(&format!("kick {agent}")).stdout.contains("1 session"));
+}

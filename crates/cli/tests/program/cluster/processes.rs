@@ -1,0 +1,530 @@
+//! A cluster of processes in a directory of its own. Whatever becomes of the
+//! test, all of them end, instances included, and the directory goes.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use ssntp::payload::{InstanceState, NodeStatus};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::{ClientConfig, Role};
+use ssntp_cluster::controller::{Controller, ControllerConfig, View};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+/// How long anything may take before a test fails.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+const ROLES: [(Role, &str); 5] = [
+    (Role::SCHEDULER, "scheduler"),
+    (Role::CONTROLLER, "controller"),
+    (Role::AGENT, "agent"),
+    (Role::NETAGENT, "netagent"),
+    (Role::CNCIAGENT, "cnciagent"),
+];
+
+pub struct Cluster {
+    directory: TempDir,
+    scheduler: Option<Process>,
+    address: String,
+    flags: Vec<String>,
+    nodes: Vec<Option<Process>>,
+}
+
+impl Cluster {
+    /// A scheduler, with further flags.
+    pub fn new(flags: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        save_certificates(directory.path());
+        let mut cluster = Self {
+            directory,
+            scheduler: None,
+            address: "127.0.0.1:0".into(),
+            flags: flags.split_whitespace().map(str::to_owned).collect(),
+            nodes: Vec::new(),
+        };
+        cluster.start_scheduler();
+        cluster
+    }
+
+    /// A scheduler, and agents of compute nodes that have volumes.
+    pub fn with_agents(agents: usize) -> Self {
+        let mut cluster = Self::new("");
+        for _ in 0..agents {
+            cluster.agent("--volumes volumes");
+        }
+        cluster.controller_sees(agents);
+        cluster
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Starts the scheduler, again at the same address.
+    pub fn start_scheduler(&mut self) {
+        let mut line = vec![
+            "scheduler",
+            "--listen",
+            &self.address,
+            "--ca",
+            "ca.pem",
+            "--cert",
+            "scheduler.pem",
+        ];
+        line.extend(["--config", "cluster.yaml"]);
+        line.extend(self.flags.iter().map(String::as_str));
+        let process = Process::start(self.directory.path(), &line);
+        let said = process.line();
+        self.address = said.trim().strip_prefix("listening at ").unwrap().to_owned();
+        self.scheduler = Some(process);
+    }
+
+    /// kill -9.
+    pub fn kill_scheduler(&mut self) {
+        self.scheduler.take().unwrap().kill();
+    }
+
+    /// Starts a compute node's agent, and gives its number.
+    pub fn agent(&mut self, flags: &str) -> usize {
+        self.node("agent", flags)
+    }
+
+    pub fn netagent(&mut self, flags: &str) -> usize {
+        self.node("netagent", flags)
+    }
+
+    fn node(&mut self, subcommand: &str, flags: &str) -> usize {
+        let number = self.nodes.len();
+        fs::create_dir_all(self.path("volumes")).unwrap();
+        self.nodes.push(None);
+        self.start_node(number, subcommand, flags);
+        number
+    }
+
+    /// Starts an agent, again in the same state directory; gives its UUID.
+    pub fn start_node(&mut self, number: usize, subcommand: &str, flags: &str) -> Uuid {
+        let (cert, state) = (format!("{subcommand}.pem"), format!("state-{number}"));
+        let mut line = vec![
+            subcommand,
+            "--users",
+            "agent",
+            "--connect",
+            &self.address,
+            "--ca",
+            "ca.pem",
+            "--cert",
+            &cert,
+        ];
+        // Control groups would outlive a test that fails.
+        line.extend(["--state", &state, "--grace", "2", "--confinement", "rlimits"]);
+        line.extend(flags.split_whitespace());
+        let process = Process::start(self.directory.path(), &line);
+        let uuid = process
+            .line()
+            .trim()
+            .strip_prefix("agent ")
+            .unwrap()
+            .parse()
+            .unwrap();
+        self.nodes[number] = Some(process);
+        uuid
+    }
+
+    /// kill -9.
+    pub fn kill_node(&mut self, number: usize) {
+        self.nodes[number].take().unwrap().kill();
+    }
+
+    /// A signal to an agent.
+    pub fn signal_node(&self, number: usize, signal: Signal) {
+        self.nodes[number].as_ref().unwrap().signal(signal);
+    }
+
+    /// A controller in this process that sees so many nodes ready.
+    pub fn controller_sees(&self, nodes: usize) -> Controller {
+        self.controller_as("controller.pem", nodes)
+    }
+
+    pub fn controller_as(&self, cert: &str, nodes: usize) -> Controller {
+        let identity = Identity::load(self.path(cert)).unwrap();
+        let client = ClientConfig::new(identity, Trust::load(self.path("ca.pem")).unwrap())
+            .address(self.address.parse().unwrap());
+        let controller = Controller::connect(ControllerConfig::new(client)).unwrap();
+        let ready = |view: &View| {
+            let ready = view
+                .nodes()
+                .filter(|node| node.connected && node.status == NodeStatus::Ready);
+            (ready.count() >= nodes).then_some(())
+        };
+        controller
+            .wait(LIMIT, ready)
+            .expect("the nodes are not ready in time");
+        controller
+    }
+
+    /// The environment in which `ssntp ctl` finds this cluster.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = ssntp(self.directory.path(), words);
+        command
+            .env("SSNTP_CONNECT", &self.address)
+            .env("SSNTP_CA", "ca.pem")
+            .env("SSNTP_CERT", "controller.pem");
+        command
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Runs `ssntp ctl` with these words.
+    pub fn ctl_words(&self, words: &[&str]) -> Done {
+        Done::of(self.command(&[&["ctl"], words].concat()))
+    }
+
+    /// Runs `ssntp ctl` with the words of a line.
+    pub fn ctl(&self, line: &str) -> Done {
+        self.ctl_words(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs `ssntp ctl`, which has to succeed; gives its standard output.
+    #[track_caller]
+    pub fn done(&self, line: &str) -> String {
+        let done = self.ctl(line);
+        assert_eq!(
+            (done.code, done.stderr.as_str()),
+            (Some(0), ""),
+            "{line}: {}",
+            done.stdout
+        );
+        done.stdout
+    }
+
+    /// Runs `ssntp ctl`, which has to fail; gives the one line that says why.
+    #[track_caller]
+    pub fn fails(&self, line: &str) -> String {
+        let done = self.ctl(line);
+        assert_eq!(done.code, Some(1), "{line}: {}{}", done.stdout, done.stderr);
+        // What it waited for, and why it failed.
+        let waited = |said: &&str| {
+            said.starts_with("ssntp: cannot connect yet")
+                || said.starts_with("ssntp: no node for it is connected yet")
+        };
+        let said: Vec<_> = done.stderr.lines().filter(|said| !waited(said)).collect();
+        let [why] = said[..] else {
+            panic!("{line}: {}", done.stderr);
+        };
+        why.strip_prefix("ssntp: ").unwrap().trim().to_owned()
+    }
+
+    /// Starts a persistent workload that lasts.
+    #[track_caller]
+    pub fn start(&self, flags: &str) -> Uuid {
+        let line = format!("start --persistent {flags} --json -- sleep 1000");
+        let said: serde_json::Value = serde_json::from_str(&self.done(&line)).unwrap();
+        assert_eq!(said["result"], "done", "{said}");
+        said["subject"].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Starts a concentrator on a network node.
+    #[track_caller]
+    pub fn start_cnci(&self, tenant: Uuid, ip: &str) -> Uuid {
+        let uuid = Uuid::new_v4();
+        let path = |name: &str| self.path(name).display().to_string();
+        let (ca, cert, program) = (path("ca.pem"), path("cnciagent.pem"), env!("CARGO_BIN_EXE_ssntp"));
+        let line = format!(
+            "start --network-node --uuid {uuid} --tenant {tenant} -- {program} cnci --connect {} --ca {ca} \
+             --cert {cert} --uuid {uuid} --tenant {tenant} --ip {ip} --state tables",
+            self.address
+        );
+        assert!(self.done(&line).contains("runs on node"));
+        let controller = self.controller_sees(1);
+        let announced = |view: &View| view.cnci(uuid).and_then(|cnci| cnci.since).map(drop);
+        controller
+            .wait(LIMIT, announced)
+            .expect("the concentrator announces itself");
+        uuid
+    }
+
+    /// A volume that every agent has.
+    pub fn volume(&self) -> Uuid {
+        let uuid = Uuid::new_v4();
+        fs::create_dir_all(self.path("volumes").join(uuid.to_string())).unwrap();
+        uuid
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let all = self.nodes.iter().chain([&self.scheduler]).flatten();
+            for process in all {
+                eprintln!(
+                    "{}: {}",
+                    process.name,
+                    fs::read_to_string(&process.log).unwrap_or_default()
+                );
+            }
+        }
+        self.nodes.clear();
+        self.scheduler = None;
+        kill_inside(self.directory.path());
+    }
+}
+
+/// Waits until an instance is in a state.
+#[track_caller]
+pub fn wait_for(controller: &Controller, instance: Uuid, state: &InstanceState) {
+    let reached = |view: &View| {
+        let node = view.instance(instance).and_then(|i| view.node(i.node))?;
+        (node.connected && view.instance(instance)?.state == *state).then_some(())
+    };
+    controller
+        .wait(LIMIT, reached)
+        .unwrap_or_else(|| panic!("{instance} is not {state} in time"));
+}
+
+/// What a program came to.
+#[derive(Debug)]
+pub struct Done {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Done {
+    /// Runs a program to its end, which has to come in time.
+    pub fn of(mut command: Command) -> Self {
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self::of_child(child)
+    }
+
+    pub fn of_child(mut child: Child) -> Self {
+        let (stdout, stderr) = (
+            reader(child.stdout.take().unwrap()),
+            reader(child.stderr.take().unwrap()),
+        );
+        let code = end_of(&mut child, LIMIT).code();
+        Self {
+            code,
+            stdout: stdout.recv().unwrap(),
+            stderr: stderr.recv().unwrap(),
+        }
+    }
+}
+
+/// Waits for a child, which is killed when its time is over.
+pub fn end_of(child: &mut Child, limit: Duration) -> std::process::ExitStatus {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("a program did not end in {limit:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = from.read_to_string(&mut text);
+        let _ = send.send(text);
+    });
+    receive
+}
+
+/// `ssntp` without what the test's own environment says.
+pub fn ssntp(directory: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    command
+        .args(words)
+        .current_dir(directory)
+        .env("HOME", directory)
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .stdin(Stdio::null());
+    for variable in [
+        "RUST_LOG",
+        "XDG_CONFIG_HOME",
+        "SSNTP_CONNECT",
+        "SSNTP_CA",
+        "SSNTP_CERT",
+    ] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// A program that goes on: its standard output line by line, its standard
+/// error in a file.
+pub struct Process {
+    name: String,
+    log: PathBuf,
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Process {
+    pub fn start(directory: &Path, words: &[&str]) -> Self {
+        Self::of(ssntp(directory, words), directory, words[0])
+    }
+
+    pub fn of(mut command: Command, directory: &Path, name: &str) -> Self {
+        let log = directory.join(format!("{name}-{}.log", Uuid::new_v4()));
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn();
+        let mut child = child.unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (send, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            stdout
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| send.send(line))
+        });
+        Self {
+            name: name.to_owned(),
+            log,
+            child,
+            lines,
+        }
+    }
+
+    /// The next line of the standard output.
+    #[track_caller]
+    pub fn line(&self) -> String {
+        let line = self.lines.recv_timeout(LIMIT);
+        let log = || fs::read_to_string(&self.log).unwrap_or_default();
+        line.unwrap_or_else(|e| panic!("{} says nothing: {e}: {}", self.name, log()))
+    }
+
+    /// Passes over lines until one holds `text`, and gives it.
+    #[track_caller]
+    pub fn line_with(&self, text: &str) -> String {
+        loop {
+            let line = self.line();
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end, which has to come in time; gives the exit code.
+    pub fn end(&mut self, limit: Duration) -> Option<i32> {
+        end_of(&mut self.child, limit).code()
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The processes that run inside a directory, or were given it.
+pub fn processes_inside(directory: &Path) -> Vec<Pid> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        let inside = fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let named = String::from_utf8_lossy(&line).contains(directory.to_str().unwrap());
+        if (inside || named) && pid != i32::try_from(std::process::id()).unwrap() {
+            found.extend(Pid::from_raw(pid));
+        }
+    }
+    found
+}
+
+/// Ends the instances, which outlive their agents: all that runs inside the
+/// directory.
+fn kill_inside(directory: &Path) {
+    for _ in 0..10 {
+        let processes = processes_inside(directory);
+        if processes.is_empty() {
+            return;
+        }
+        for pid in processes {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// One authority for all tests.
+fn save_certificates(directory: &Path) {
+    static FILES: OnceLock<Vec<(String, String)>> = OnceLock::new();
+    let files = FILES.get_or_init(|| {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = |(role, name): (Role, &str)| {
+            let issued = authority.issue(&CertificateRequest::new(role)).unwrap();
+            (format!("{name}.pem"), issued.to_pem())
+        };
+        let mut files: Vec<_> = ROLES.into_iter().map(issue).collect();
+        let bound = CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::from_u128(0xb0));
+        files.push(("bound.pem".into(), authority.issue(&bound).unwrap().to_pem()));
+        files.push(("ca.pem".into(), authority.certificate_pem().to_owned()));
+        files
+    });
+    for (name, content) in files {
+        let path = directory.join(name);
+        fs::write(&path, content).unwrap();
+        // Keys are refused where others may read them.
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
+}
+
+impl Process {
+    /// Waits until SIGINT is caught.
+    pub fn handles_signals(&self) {
+        let deadline = Instant::now() + LIMIT;
+        let caught = || {
+            let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+            let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+            // SIGINT is 2, SIGTERM 15.
+            (mask >> 1 & 1 == 1 && mask >> 14 & 1 == 1).then_some(())
+        };
+        while caught().is_none() {
+            assert!(Instant::now() < deadline, "{} handles no signals", self.name);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}

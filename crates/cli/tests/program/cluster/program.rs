@@ -1,0 +1,254 @@
+//! Flags, environment, file, exit codes, signals.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::cluster::processes::{Cluster, Done, Process, ssntp};
+
+#[test]
+fn the_scheduler_is_found_by_flags_environment_or_file() {
+    let cluster = Cluster::with_agents(1);
+    let directory = cluster.path("");
+    let run = |words: &[&str]| Done::of(ssntp(&directory, words));
+    let (address, nodes) = (cluster.address(), ["ctl", "nodes"]);
+
+    let missing = run(&nodes);
+    assert_eq!(missing.code, Some(2), "{}", missing.stderr);
+    assert!(
+        missing
+            .stderr
+            .contains("--ca is needed: on the command line, as SSNTP_CA, or by a context")
+    );
+
+    // Anywhere on the line.
+    for line in [
+        format!("--connect {address} --ca ca.pem --cert controller.pem ctl nodes"),
+        format!("ctl --connect {address} --ca ca.pem nodes --cert controller.pem"),
+        format!("ctl nodes --connect={address} --ca ca.pem --cert controller.pem"),
+    ] {
+        let done = run(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(done.code, Some(0), "{line}: {}", done.stderr);
+        assert!(done.stdout.contains("READY"), "{line}: {}", done.stdout);
+    }
+
+    for (name, connect) in [(".config", address.to_owned()), ("xdg", format!("[{address:?}]"))] {
+        let config = cluster.path(name).join("ssntp");
+        fs::create_dir_all(&config).unwrap();
+        let text = format!("connect: {connect}\nca: ../../ca.pem\ncert: ../../controller.pem\n");
+        fs::write(config.join("ctl.yaml"), text).unwrap();
+        let mut command = ssntp(&directory, &nodes);
+        if name == "xdg" {
+            command.env("XDG_CONFIG_HOME", cluster.path(name));
+        }
+        let done = Done::of(command);
+        assert_eq!(done.code, Some(0), "{name}: {}", done.stderr);
+        // What the environment says comes before the file.
+        let mut command = ssntp(&directory, &nodes);
+        command.env("SSNTP_CA", "controller.pem");
+        assert_eq!(Done::of(command).code, Some(1), "that is no authority");
+    }
+    fs::write(cluster.path(".config/ssntp/ctl.yaml"), "conect: x\n").unwrap();
+    let typo = run(&nodes);
+    assert_eq!(typo.code, Some(2));
+    assert!(
+        typo.stderr.contains("ctl.yaml") && typo.stderr.contains("conect"),
+        "{}",
+        typo.stderr
+    );
+}
+
+#[test]
+fn who_cannot_connect_says_why_and_fails() {
+    let cluster = Cluster::new("");
+    let why = cluster.fails("nodes --connect 127.0.0.1:1");
+    assert!(why.contains("127.0.0.1:1") && why.contains("refused"), "{why}");
+    let why = cluster.fails("nodes --cert agent.pem");
+    assert_eq!(why, "the certificate holds the roles agent, not controller");
+    let why = cluster.fails("nodes --ca missing.pem");
+    assert!(why.contains("missing.pem"), "{why}");
+}
+
+#[test]
+fn a_signal_ends_what_goes_on_with_zero_and_a_command_with_the_signals_code() {
+    let cluster = Cluster::new("");
+    let agentless = [
+        "ctl",
+        "evacuate",
+        "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001",
+        "--connect",
+        "127.0.0.1:1",
+    ];
+    let lines: [&[&str]; 5] = [
+        &["ctl", "events"],
+        &["ctl", "nodes", "--watch"],
+        &["ctl", "events", "--connect", "127.0.0.1:1"],
+        &["ctl", "nodes", "--watch", "--connect", "127.0.0.1:1"],
+        &agentless,
+    ];
+    for words in lines {
+        for (signal, interrupted) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let goes_on = words.contains(&"events") || words.contains(&"--watch");
+            let mut process = Process::of(cluster.command(words), &cluster.path(""), "ctl");
+            // Once it handles signals. Before, they end it in their own way.
+            process.handles_signals();
+            process.signal(signal);
+            // Two seconds are enough where nothing else runs; none of these ends
+            // by itself.
+            assert_eq!(
+                process.end(Duration::from_secs(20)),
+                Some(if goes_on { 0 } else { interrupted }),
+                "{words:?}: {}",
+                process.log()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_an_instance() {
+    let mut cluster = Cluster::new("");
+    // It has connected, and never says READY while it is stopped.
+    let node = cluster.agent("");
+    cluster.controller_sees(1);
+    cluster.signal_node(node, Signal::STOP);
+    let mut process = Process::of(
+        cluster.command(&["ctl", "start", "--count", "2", "--", "sleep", "1000"]),
+        &cluster.path(""),
+        "ctl",
+    );
+    process.handles_signals();
+    process.signal(Signal::INT);
+    let ended = process.end(Duration::from_secs(20));
+    assert_eq!(
+        ended,
+        Some(130),
+        "what becomes of it is not known: {}",
+        process.log()
+    );
+    cluster.signal_node(node, Signal::CONT);
+}
+
+#[test]
+fn a_signal_ends_a_command_that_reads_the_standard_input() {
+    let cluster = Cluster::new("");
+    let mut command = cluster.command(&["ctl", "start", "-f", "-"]);
+    command.stdin(std::process::Stdio::piped());
+    let mut process = Process::of(command, &cluster.path(""), "ctl");
+    process.handles_signals();
+    process.signal(Signal::TERM);
+    assert_eq!(
+        process.end(Duration::from_secs(20)),
+        Some(143),
+        "{}",
+        process.log()
+    );
+}
+
+#[test]
+fn what_is_not_shown_in_time_fails_and_says_how_far_it_came() {
+    let mut cluster = Cluster::new("");
+    let node = cluster.agent("");
+    cluster.controller_sees(1);
+    let instance = cluster.start("");
+    cluster.signal_node(node, Signal::STOP);
+    let why = cluster.fails(&format!("stop {instance} --timeout 0.3"));
+    cluster.signal_node(node, Signal::CONT);
+    assert!(
+        why.starts_with("STOP was not shown to be done in 0.3 s: the instance is active on node "),
+        "{why}"
+    );
+}
+
+#[test]
+fn the_first_line_of_each_program_is_json_where_asked() {
+    let cluster = Cluster::new("");
+    let (address, uuid) = (cluster.address().to_owned(), uuid::Uuid::new_v4().to_string());
+    let first = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let mut process = Process::of(cluster.command(&words), &cluster.path(""), "json");
+        let said: serde_json::Value = serde_json::from_str(&process.line()).unwrap();
+        process.signal(Signal::TERM);
+        assert_eq!(process.end(Duration::from_secs(20)), Some(0), "{}", process.log());
+        said
+    };
+    let said = first("--json scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem");
+    let listening = said["listening"][0].as_str().unwrap();
+    assert!(listening.starts_with("127.0.0.1:"), "{said}");
+    let connect = format!("--connect {address} --ca ca.pem");
+    let said = first(&format!("agent {connect} --cert agent.pem --state json --json"));
+    assert!(said["agent"].as_str().unwrap().parse::<uuid::Uuid>().is_ok());
+    let said = first(&format!(
+        "cnci {connect} --cert cnciagent.pem --json --uuid {uuid} --tenant {uuid} --ip 10.0.0.33 --state tables"
+    ));
+    assert_eq!(said["cnci"], uuid);
+
+    // With nothing to run, the tables that it has kept.
+    let show = |words: &[&str]| Done::of(ssntp(&cluster.path(""), words));
+    let tables = show(&["cnci", "--state", "tables", "--json"]);
+    assert_eq!(tables.stdout.lines().count(), 1);
+    let tables: serde_json::Value = serde_json::from_str(&tables.stdout).unwrap();
+    assert_eq!(
+        (&tables["ip"], &tables["tenant_uuid"]),
+        (&"10.0.0.33".into(), &uuid.as_str().into())
+    );
+    assert!(show(&["cnci", "--state", "tables"]).stdout.contains("no tunnels"));
+    for words in [
+        &["cnci"][..],
+        &["cnci", "--show"],
+        &["cnci", "--state", "tables", "--tenant", &uuid],
+    ] {
+        let usage = show(words);
+        assert_eq!(usage.code, Some(2), "{words:?}: {}", usage.stderr);
+    }
+}
+
+#[test]
+fn a_scheduler_that_never_answers_is_waited_for_as_long_as_is_told() {
+    let cluster = Cluster::new("");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let why = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
+    assert_eq!(why, "cannot connect: no scheduler has answered in 0.5 s");
+}
+
+#[test]
+fn what_goes_on_ends_once_nobody_reads_it() {
+    let cluster = Cluster::with_agents(1);
+    for words in [
+        &["ctl", "events", "--json"][..],
+        &["ctl", "instances", "--watch"],
+        &["ctl", "nodes", "--watch", "--json"],
+    ] {
+        let mut child = cluster.command(words);
+        let mut child = child
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut stdout, &mut first).unwrap();
+        assert!(!first.is_empty(), "{words:?}");
+        // Nothing more is to be told.
+        drop(stdout);
+        let status = crate::cluster::processes::end_of(&mut child, crate::cluster::processes::LIMIT);
+        assert_eq!(status.code(), Some(0), "{words:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let cluster = Cluster::with_agents(1);
+    let mut child = cluster.command(&["ctl", "events"]);
+    let mut child = child
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    cluster.start("");
+    let status = crate::cluster::processes::end_of(&mut child, crate::cluster::processes::LIMIT);
+    assert_eq!(status.code(), Some(0));
+}

@@ -1,0 +1,434 @@
+//! Each command of `ssntp ctl` does what it says.
+
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::Value;
+use ssntp::payload::{InstanceState, NodeStatus};
+use ssntp_cluster::controller::View;
+use uuid::Uuid;
+
+use crate::cluster::processes::{Cluster, Done, LIMIT, wait_for};
+
+fn json(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn start_waits_until_each_instance_runs() {
+    let cluster = Cluster::with_agents(2);
+    let said = cluster.done("start --count 3 --mem 16 -- sleep 1000");
+    let mut lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 3, "{said}");
+    assert!(lines.iter().all(|line| line.contains(" runs on node ")), "{said}");
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines.len(), 3, "each has a UUID of its own");
+    let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert_eq!(instances.len(), 3);
+    assert!(instances.iter().all(|instance| instance["state"] == "active"));
+}
+
+#[test]
+fn start_takes_the_command_as_it_stands_after_two_dashes() {
+    let cluster = Cluster::with_agents(1);
+    let words = [
+        "start",
+        "--env",
+        "GREETING=good day",
+        "--",
+        "sh",
+        "-c",
+        "echo \"$GREETING $1\" >--json; sleep 1000",
+        "x",
+        "--timeout",
+        "--count",
+    ];
+    let done = cluster.ctl_words(&words);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let instance = done.stdout.split(' ').nth(1).unwrap().to_owned();
+    let place = cluster.path("state-0/instances").join(instance);
+    let written = || {
+        let mut files = walk(&place).into_iter();
+        files.find(|path| path.file_name().is_some_and(|name| name == "--json"))
+    };
+    let deadline = std::time::Instant::now() + LIMIT;
+    while written().is_none_or(|path| fs::read_to_string(path).unwrap() != "good day --timeout\n") {
+        assert!(std::time::Instant::now() < deadline, "{:?}", walk(&place));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(walk(&path));
+        }
+        found.push(path);
+    }
+    found
+}
+
+#[test]
+fn start_takes_a_file_in_each_of_its_forms() {
+    let cluster = Cluster::with_agents(1);
+    let uuid = Uuid::new_v4();
+    let whole = format!(
+        "start:\n  instance_uuid: {uuid}\n  vm_type: process\n  command: [sleep, '1000']\n---\n#cloud-config\n"
+    );
+    fs::write(cluster.path("whole.yaml"), whole).unwrap();
+    fs::write(
+        cluster.path("template.yaml"),
+        "start:\n  vm_type: process\n  command: [sleep, '1000']\n",
+    )
+    .unwrap();
+    fs::write(
+        cluster.path("short.yaml"),
+        "command: [sleep, 1000]\nmem_mb: 16\npersistent: true\n",
+    )
+    .unwrap();
+    assert!(
+        cluster
+            .done("start -f whole.yaml")
+            .starts_with(&format!("instance {uuid} runs on node "))
+    );
+    assert_eq!(
+        cluster.done("start -f template.yaml --count 2").lines().count(),
+        2
+    );
+    assert_eq!(cluster.done("start --file short.yaml").lines().count(), 1);
+
+    let mut child = cluster.command(&["ctl", "start", "-f", "-"]);
+    let mut child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"command: [sleep, 1000]\n")
+        .unwrap();
+    assert_eq!(Done::of_child(child).code, Some(0));
+
+    let usage = cluster.ctl("start -f whole.yaml --count 2");
+    assert_eq!(usage.code, Some(2));
+    assert!(
+        usage.stderr.contains("only one instance can have"),
+        "{}",
+        usage.stderr
+    );
+    fs::write(cluster.path("typo.yaml"), "comand: [sleep, 1000]\n").unwrap();
+    assert!(cluster.fails("start -f typo.yaml").contains("typo.yaml: "));
+}
+
+#[test]
+fn no_wait_ends_once_the_command_is_sent() {
+    let cluster = Cluster::with_agents(1);
+    let controller = cluster.controller_sees(1);
+    let instance: Uuid = cluster
+        .done("start --no-wait -- sleep 1000")
+        .trim()
+        .parse()
+        .unwrap();
+    wait_for(&controller, instance, &InstanceState::Active);
+    let said = json(&cluster.done(&format!("delete --no-wait --json {instance}")));
+    assert_eq!(
+        (&said[0]["result"], &said[0]["subject"]),
+        (&"accepted".into(), &instance.to_string().into())
+    );
+    let gone = controller.wait(LIMIT, |view| view.instance(instance).is_none().then_some(()));
+    assert!(gone.is_some());
+}
+
+#[test]
+fn instances_are_stopped_restarted_and_deleted() {
+    let cluster = Cluster::with_agents(1);
+    let (one, two) = (cluster.start(""), cluster.start(""));
+    let said = cluster.done(&format!("stop {one} {two}"));
+    assert_eq!(said.lines().count(), 2);
+    assert!(said.contains(&format!("instance {one} has stopped")), "{said}");
+    // The beginning of its UUID will do, in either case.
+    let short = one.to_string()[..12].to_uppercase();
+    assert!(
+        cluster
+            .done(&format!("restart {short}"))
+            .contains(&format!("instance {one} runs on node "))
+    );
+    assert_eq!(
+        cluster
+            .done(&format!("delete {one} {two} {short}"))
+            .lines()
+            .count(),
+        2
+    );
+    let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert!(instances.is_empty());
+}
+
+#[test]
+fn a_stop_of_one_that_is_not_persistent_removes_it() {
+    let cluster = Cluster::with_agents(1);
+    let said = json(&cluster.done("start --json -- sleep 1000"));
+    let instance = said[0]["subject"].as_str().unwrap();
+    assert!(said[0]["node"].as_str().unwrap().parse::<Uuid>().is_ok());
+    cluster.done(&format!("stop {instance}"));
+    let controller = cluster.controller_sees(1);
+    let uuid = instance.parse().unwrap();
+    assert!(
+        controller
+            .wait(LIMIT, |view| view.instance(uuid).is_none().then_some(()))
+            .is_some()
+    );
+}
+
+#[test]
+fn volumes_are_attached_and_detached() {
+    let cluster = Cluster::with_agents(1);
+    let (instance, volume) = (cluster.start(""), cluster.volume());
+    let said = cluster.done(&format!("attach {instance} {volume}"));
+    assert_eq!(
+        said.trim(),
+        format!("volume {volume} is attached to instance {instance}")
+    );
+    let instances: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert_eq!(instances[0]["volumes"], Value::from(vec![volume.to_string()]));
+    let short = &volume.to_string()[..13];
+    let said = cluster.done(&format!("detach {instance} {short}"));
+    assert_eq!(
+        said.trim(),
+        format!("volume {volume} is detached from instance {instance}")
+    );
+    // Now that nobody has it, only all of its UUID names it.
+    let unknown = cluster.fails(&format!("attach {instance} {short}"));
+    assert_eq!(
+        unknown,
+        format!("no volume is known whose UUID begins with {short}")
+    );
+}
+
+#[test]
+fn a_node_is_evacuated_and_restored() {
+    let cluster = Cluster::with_agents(2);
+    let controller = cluster.controller_sees(2);
+    let node = controller.look(|view| view.nodes().next().unwrap().uuid);
+    let instance = cluster.start(&format!("--node {}", &node.to_string()[..13]));
+    let said = cluster.done(&format!("evacuate {node}"));
+    assert_eq!(said.trim(), format!("node {node} is empty, and in maintenance"));
+    // Again: well before the next STATS that come by themselves.
+    cluster.done(&format!("evacuate {node} --timeout 20"));
+    wait_for(&controller, instance, &InstanceState::Exited);
+    controller.look(|view| assert_eq!(view.node(node).unwrap().status, NodeStatus::Maintenance));
+    let other = cluster.start("");
+    wait_for(&controller, other, &InstanceState::Active);
+    controller.look(|view| assert_ne!(view.instance(other).unwrap().node, node));
+    let said = cluster.done(&format!("restore {node}"));
+    assert_eq!(said.trim(), format!("node {node} is back in service"));
+    cluster.done(&format!("restart {instance}"));
+}
+
+#[test]
+fn what_can_run_elsewhere_is_moved_when_its_node_is_evacuated() {
+    let cluster = Cluster::with_agents(2);
+    let said = json(&cluster.done("start --json -- sleep 1000"));
+    let (moved, node) = (
+        said[0]["subject"].as_str().unwrap(),
+        said[0]["node"].as_str().unwrap(),
+    );
+    let stays = cluster.start(&format!("--node {node}"));
+    let done = cluster.ctl(&format!("evacuate {node} --move --deadline 20"));
+    assert_eq!(done.code, Some(1), "{}{}", done.stdout, done.stderr);
+    assert!(
+        done.stderr.contains("1 of 2 instances were not moved"),
+        "{}",
+        done.stderr
+    );
+    for line in [
+        format!("node {node} is empty, and in maintenance"),
+        format!("instance {stays} was not moved: it is persistent, and its node keeps it"),
+        format!("instance {moved} was moved to node "),
+    ] {
+        assert!(done.stdout.contains(&line), "{}", done.stdout);
+    }
+    let controller = cluster.controller_sees(1);
+    let uuid = moved.parse().unwrap();
+    wait_for(&controller, uuid, &InstanceState::Active);
+    controller.look(|view| assert_ne!(view.instance(uuid).unwrap().node.to_string(), node));
+}
+
+#[test]
+fn an_instance_is_started_again_as_it_was_asked_for() {
+    let cluster = Cluster::with_agents(1);
+    let words = [
+        "start",
+        "--json",
+        "--restart",
+        "on-failure",
+        "--restart-limit",
+        "3",
+        "--",
+    ];
+    let script = "test -e ran && exec sleep 1000; touch ran; exit 3";
+    let done = cluster.ctl_words(&[&words[..], &["sh", "-c", script]].concat());
+    let instance = json(&done.stdout)[0]["subject"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let controller = cluster.controller_sees(1);
+    let again = |view: &View| {
+        let instance = view.instance(instance)?;
+        (instance.stats.restarts == 1 && instance.state == InstanceState::Active).then_some(())
+    };
+    controller.wait(LIMIT, again).expect("it is started again");
+}
+
+#[test]
+fn the_cluster_is_configured() {
+    let cluster = Cluster::with_agents(1);
+    let yaml = "configure:\n  launcher:\n    compute_net: [10.0.0.0/24]\n";
+    fs::write(cluster.path("new.yaml"), yaml).unwrap();
+    assert_eq!(
+        cluster.done("configure new.yaml").trim(),
+        "the cluster has the configuration"
+    );
+    assert_eq!(fs::read_to_string(cluster.path("cluster.yaml")).unwrap(), yaml);
+    assert_eq!(cluster.controller_sees(1).client().configuration().unwrap(), yaml);
+}
+
+/// Its further sessions take over the one that it has.
+#[test]
+fn a_controller_with_a_uuid_of_its_own_configures_too() {
+    let cluster = Cluster::with_agents(1);
+    let yaml = "configure:\n  launcher:\n    mgmt_net: [10.0.0.0/24]\n";
+    let controller = cluster.controller_as("bound.pem", 1);
+    let shown = controller.configure(yaml).unwrap().wait(LIMIT).unwrap();
+    assert_eq!(shown.to_string(), "the cluster has the configuration");
+    let back =
+        |view: &ssntp_cluster::controller::View| (view.is_online() && view.is_complete()).then_some(());
+    controller.wait(LIMIT, back).expect("it connects again");
+    // Two that go on take each other's place again and again.
+    drop(controller);
+    fs::write(cluster.path("new.yaml"), "configure: {}\n").unwrap();
+    cluster.done("configure new.yaml --cert bound.pem");
+}
+
+fn listed(cluster: &Cluster) -> Vec<Value> {
+    serde_json::from_str(&cluster.done("cncis --json")).unwrap()
+}
+
+#[test]
+fn public_addresses_are_assigned_and_released() {
+    let mut cluster = Cluster::with_agents(1);
+    cluster.netagent("");
+    cluster.controller_sees(2);
+    let tenant = Uuid::new_v4();
+    let cnci = cluster.start_cnci(tenant, "10.0.0.33");
+    let instance = cluster.start("");
+    let short = &instance.to_string()[..13];
+    // The only concentrator there is.
+    let said = cluster.done(&format!(
+        "assign-ip {short} 198.51.100.20 --private-ip 172.16.0.5"
+    ));
+    assert_eq!(
+        said.trim(),
+        format!("198.51.100.20 is assigned to instance {instance}")
+    );
+    assert_eq!(listed(&cluster)[0]["uuid"], cnci.to_string());
+    assert_eq!(
+        (&listed(&cluster)[0]["tenant"], &listed(&cluster)[0]["ip"]),
+        (&tenant.to_string().into(), &"10.0.0.33".into())
+    );
+    let address = &listed(&cluster)[0]["public_ips"][0];
+    assert_eq!(
+        (&address["public_ip"], &address["private_ip"]),
+        (&"198.51.100.20".into(), &"172.16.0.5".into())
+    );
+    assert!(cluster.done("cncis").contains("198.51.100.20"));
+
+    let other = cluster.start("");
+    let said = cluster.fails(&format!("assign-ip {other} 198.51.100.20"));
+    assert_eq!(
+        said,
+        format!(
+            "198.51.100.20 was not assigned to instance {other}: the concentrator cannot assign it (assign_failure)"
+        )
+    );
+    let said = cluster.fails(&format!("release-ip {instance} 198.51.100.21"));
+    assert!(
+        said.ends_with("the concentrator cannot release it (release_failure)"),
+        "{said}"
+    );
+
+    // With another one it has to be named, or whose it is.
+    let second = cluster.start_cnci(Uuid::new_v4(), "10.0.0.34");
+    let said = cluster.fails(&format!("release-ip {instance} 198.51.100.20"));
+    assert!(
+        said.starts_with("there are 2 CNCIs, name one with --cnci or --tenant: "),
+        "{said}"
+    );
+    assert!(
+        said.contains(&cnci.to_string()) && said.contains(&second.to_string()),
+        "{said}"
+    );
+    let said = cluster.done(&format!("release-ip {instance} 198.51.100.20 --tenant {tenant}"));
+    assert_eq!(
+        said.trim(),
+        format!("198.51.100.20 is taken from instance {instance}")
+    );
+    let line = format!(
+        "assign-ip {instance} 198.51.100.20 --cnci {}",
+        &cnci.to_string()[..13]
+    );
+    cluster.done(&line);
+
+    // A scheduler that knows nothing is told by the concentrators.
+    cluster.kill_scheduler();
+    cluster.start_scheduler();
+    let controller = cluster.controller_sees(2);
+    let back = |view: &ssntp_cluster::controller::View| {
+        (view.cnci(cnci)?.public_ips.contains_key("198.51.100.20") && view.cnci(second).is_some())
+            .then_some(())
+    };
+    controller
+        .wait(LIMIT, back)
+        .expect("the concentrators connect again");
+    assert_eq!(listed(&cluster).len(), 2);
+    cluster.done(&format!("delete {cnci} {second}"));
+    assert!(listed(&cluster).is_empty());
+}
+
+#[test]
+fn a_start_waits_for_the_first_node_and_says_so() {
+    let mut cluster = Cluster::new("");
+    let mut command = cluster.command(&["ctl", "start", "--", "sleep", "1000"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+    assert_eq!(said, "ssntp: no node for it is connected yet: waiting for one\n");
+    cluster.agent("");
+    assert_eq!(
+        crate::cluster::processes::end_of(&mut child, LIMIT).code(),
+        Some(0)
+    );
+}
+
+#[test]
+fn all_instances_are_deleted_at_once() {
+    let cluster = Cluster::with_agents(2);
+    cluster.done("start --count 3 --mem 16 -- sleep 1000");
+    assert_eq!(cluster.done("delete --all").lines().count(), 3);
+    assert_eq!(cluster.done("instances --json").trim(), "[]");
+    // There is nothing left to be done.
+    assert_eq!(cluster.done("delete --all"), "");
+    assert_eq!(cluster.ctl("delete --all 5f").code, Some(2));
+    assert_eq!(cluster.ctl("delete").code, Some(2));
+}

@@ -1,0 +1,799 @@
+//! Instances that are processes, and their supervisors: real ones, of nothing
+//! but a Linux system's own programs, as a driver runs them for an agent.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test may fail, and has time limits"
+)]
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{Receiver, unbounded};
+use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
+use ssntp::payload::{Start, StartPayload, VmType};
+use ssntp_cluster::agent::Policy;
+use ssntp_cluster::agent::driver::{
+    Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError,
+    LaunchFault, Place, ProcessDriver, Running, Subject, User,
+};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A place for one instance, and what its driver says of it. Whatever runs
+/// there is killed at the end.
+struct Stage {
+    dir: TempDir,
+    place: Place,
+    driver: ProcessDriver,
+    start: Start,
+    user: Option<User>,
+    policy: Policy,
+    handle: Option<Handle>,
+    sink: EndSink,
+    ends: Receiver<Ended>,
+}
+
+/// The soft limit of open files that this process was started with.
+static FILES: OnceLock<Option<u64>> = OnceLock::new();
+
+fn driver(confinement: Confinement) -> ProcessDriver {
+    FILES.get_or_init(|| getrlimit(Resource::Nofile).current);
+    let driver = ProcessDriver::new(confinement).unwrap();
+    driver.supervisor(env!("CARGO_BIN_EXE_ssntp")).log_mb(1)
+}
+
+impl Stage {
+    fn new(confinement: Confinement) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(Uuid::new_v4(), dir.path());
+        fs::create_dir_all(place.work()).unwrap();
+        let (to, ends) = unbounded();
+        let mut start = Start {
+            instance_uuid: place.instance(),
+            vm_type: VmType::Process,
+            ..Start::default()
+        };
+        start.env.insert("A".into(), "b c".into());
+        start.requirements.vcpus = 1;
+        Self {
+            dir,
+            place,
+            driver: driver(confinement),
+            start,
+            user: None,
+            policy: Policy::default(),
+            handle: None,
+            sink: Arc::new(move |ended| drop(to.send(ended))),
+            ends,
+        }
+    }
+
+    fn try_launch(&self, command: &[&str], commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+        let mut start = self.start.clone();
+        start.command = command.iter().map(|word| (*word).to_owned()).collect();
+        let launch = Launch {
+            place: &self.place,
+            payload: &StartPayload::from(start),
+            user: self.user,
+            policy: &self.policy,
+            cancel: &Cancel::default(),
+        };
+        self.driver.launch(&launch, commit)
+    }
+
+    fn launch(&mut self, script: &str) -> Running {
+        // What spins ends by itself where nobody is left to end it.
+        let script = format!("ulimit -t 60; {script}");
+        let handle = self.try_launch(&["sh", "-c", &script], &mut |_| Ok(())).unwrap();
+        self.handle = Some(handle);
+        self.driver.watch(&self.running(), &self.sink);
+        self.running()
+    }
+
+    fn running(&self) -> Running {
+        Running {
+            place: self.place.clone(),
+            handle: self.handle.clone().unwrap(),
+        }
+    }
+
+    fn subject(&self) -> Subject {
+        Subject {
+            place: self.place.clone(),
+            handle: self.handle.clone(),
+            vcpus: 1,
+            mem_mb: 0,
+        }
+    }
+
+    /// The next agent's driver; nothing of this one is left.
+    fn next_agent(&mut self) {
+        self.driver = driver(Confinement::ResourceLimits);
+    }
+
+    #[track_caller]
+    fn end(&self) -> Ended {
+        self.ends.recv_timeout(LIMIT).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Once the instance has written that.
+    #[track_caller]
+    fn await_output(&self, text: &str) {
+        wait_for(|| (self.read("stdout.log") == text).then_some(()));
+    }
+
+    /// The number that the instance wrote to a file in its directory.
+    #[track_caller]
+    fn number(&self, name: &str) -> i32 {
+        wait_for(|| {
+            self.read(&format!("work/{name}"))
+                .strip_suffix('\n')?
+                .parse()
+                .ok()
+        })
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if self.handle.is_some() {
+            let running = self.running();
+            self.driver.kill(&running).unwrap();
+            wait_for(|| (!runs(running.handle.pid)).then_some(()));
+            self.driver.forget(&self.place);
+        }
+    }
+}
+
+#[track_caller]
+fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether it still runs: neither gone nor waiting to be noticed.
+fn runs(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_program_runs_in_its_directory_and_its_end_is_kept() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let before = SystemTime::now() - Duration::from_millis(1);
+    let running = stage.launch("echo \"$A|$(pwd)|$(cat)\"; echo oops >&2; echo more >/dev/stdout; exit 7");
+    let ended = stage.end();
+    assert_eq!((&ended.handle, ended.exit.code), (&running.handle, Some(7)));
+    let (started, at) = (ended.exit.started.unwrap(), ended.exit.ended.unwrap());
+    assert!(before <= started && started <= at && at <= SystemTime::now());
+    assert_eq!((ended.exit.signal, ended.exit.out_of_memory), (None, false));
+    let work = fs::canonicalize(stage.place.work()).unwrap();
+    assert_eq!(
+        stage.read("stdout.log"),
+        format!("b c|{}|\nmore\n", work.display())
+    );
+    assert_eq!(stage.read("stderr.log"), "oops\n");
+    assert_eq!(stage.driver.find(&running), Found::Ended(ended.exit));
+
+    stage.launch("kill -TERM $$");
+    let exit = stage.end().exit;
+    assert_eq!((exit.code, exit.signal), (Some(143), Some(15)));
+    assert_eq!(stage.read("stderr.log"), "oops\n", "logs are continued");
+}
+
+#[test]
+fn nothing_runs_before_it_is_written_down() {
+    let stage = Stage::new(Confinement::Auto);
+    let mut seen = None;
+    let error = stage.try_launch(&["touch", "ran"], &mut |handle| {
+        seen = Some(handle.clone());
+        Err(io::ErrorKind::StorageFull.into())
+    });
+    assert_eq!(error.unwrap_err().fault, LaunchFault::Full);
+    assert!(!runs(seen.unwrap().pid));
+    assert!(!stage.path("work/ran").exists());
+}
+
+/// Its agent dies between writing it down and letting it run.
+#[test]
+fn a_supervisor_whose_agent_died_before_go_runs_nothing() {
+    let stage = Stage::new(Confinement::ResourceLimits);
+    let (mut seen, mut found) = (None, None);
+    let _ = stage.try_launch(&["touch", "ran"], &mut |handle| {
+        // All that the next agent has: a record, and a supervisor that ends.
+        seen = Some(handle.clone());
+        signal(handle.pid, Signal::KILL);
+        wait_for(|| (!runs(handle.pid)).then_some(()));
+        let running = Running {
+            place: stage.place.clone(),
+            handle: handle.clone(),
+        };
+        found = Some(driver(Confinement::ResourceLimits).find(&running));
+        Ok(())
+    });
+    assert_eq!(found, Some(Found::NeverRan));
+    assert!(!stage.path("work/ran").exists());
+    // That of another boot may be older than it seems.
+    let mut handle = seen.unwrap();
+    handle.boot_id = "another".into();
+    let running = Running {
+        place: stage.place.clone(),
+        handle,
+    };
+    assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
+}
+
+/// What could not be executed is told as what it is, and its path with it.
+#[test]
+fn what_cannot_be_executed_says_why() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let make = |name: &str, text: &str, mode: u32| {
+        fs::write(stage.path("work").join(name), text).unwrap();
+        fs::set_permissions(stage.path("work").join(name), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    make("data", "", 0o644);
+    make("lost", "#!/no/such/interpreter\n", 0o755);
+    make("text", "echo as a shell does\n", 0o755);
+    make("odd", "\u{7f}ELF", 0o755);
+    for (program, why) in [
+        ("no-such-program", "there is no program no-such-program"),
+        ("./absent", "there is no program ./absent"),
+        ("./data", "work/./data: Permission denied"),
+        ("/etc", "there is no program /etc"),
+        ("./lost", "asks for /no/such/interpreter"),
+    ] {
+        let error = stage.try_launch(&[program], &mut |_| Ok(())).unwrap_err();
+        assert_eq!(error.fault, LaunchFault::Launch);
+        assert!(error.why.contains(why), "{program}: {error}");
+    }
+    stage.start.dir = "absent".into();
+    let error = stage.try_launch(&["true"], &mut |_| Ok(())).unwrap_err();
+    assert!(error.why.contains("work/absent: No such file"), "{error}");
+    stage.start.dir = String::new();
+    let long = "x".repeat(5 << 20);
+    let error = stage.try_launch(&["true", &long], &mut |_| Ok(())).unwrap_err();
+    assert_eq!(error.fault, LaunchFault::Data);
+    let long = vec!["x".repeat(1 << 16); 60];
+    let words: Vec<_> = ["true"]
+        .into_iter()
+        .chain(long.iter().map(String::as_str))
+        .collect();
+    let error = stage.try_launch(&words, &mut |_| Ok(())).unwrap_err();
+    assert!(error.why.contains("Argument list too long"), "{error}");
+    // For the next agent, should this one die before it hears.
+    assert!(stage.read("run/state").starts_with("failed "));
+}
+
+/// Users exist by their numbers: only root can become one.
+#[test]
+fn a_program_runs_as_its_user_with_nothing_more_to_gain() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root {
+        stage.user = Some(User {
+            uid: 65534,
+            gid: 65534,
+            alone: false,
+        });
+        fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    stage.launch(
+        "echo to be opened again >/dev/stdout; grep -E '^(Uid|Groups|NoNewPrivs)' /proc/self/status; \
+         cat ../run/state; echo x >../run/x",
+    );
+    assert_eq!(stage.end().exit.code, Some(if is_root { 2 } else { 0 }));
+    let output = stage.read("stdout.log");
+    assert!(
+        output.contains("to be opened again\n") && output.contains("NoNewPrivs:\t1\n"),
+        "{output}"
+    );
+    let mode = fs::metadata(stage.path("run")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    if is_root {
+        assert!(output.contains("Uid:\t65534\t65534\t65534\t65534\n"), "{output}");
+        assert!(output.lines().any(|line| line.trim() == "Groups:"), "{output}");
+        assert!(
+            !output.contains("version=") && !stage.path("run/x").exists(),
+            "{output}"
+        );
+    }
+}
+
+/// Prints `all` where forty processes are no problem.
+const FORTY: &str = "i=0; while [ $i -lt 40 ]; do sleep 60 & i=$((i+1)); done; echo all";
+
+#[test]
+fn an_instance_in_a_control_group_has_no_more_processes_than_it_may() {
+    let mut stage = Stage::new(Confinement::Auto);
+    stage.policy.pids = 20;
+    let grouped = "grep -qE '^([0-9]+:pids:|0::).*/ssntp/' /proc/self/cgroup";
+    stage.launch(&format!("{grouped} || {{ echo skipped; exit 0; }}; {FORTY}"));
+    let exit = stage.end().exit;
+    let output = stage.read("stdout.log");
+    assert!(output == "skipped\n" || exit.code != Some(0), "{exit}");
+    assert!(!output.contains("all"), "{output}");
+}
+
+/// As root alone: a user's processes are counted, whatever they belong to.
+#[test]
+fn an_instance_with_a_user_of_its_own_needs_no_group_for_that() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let uid = 1_879_000_000 + std::process::id();
+    let (gid, alone) = (uid, true);
+    stage.user = Some(User { uid, gid, alone });
+    stage.policy.pids = 20;
+    stage.launch(FORTY);
+    assert_ne!(stage.end().exit.code, Some(0));
+    assert!(!stage.read("stdout.log").contains("all"));
+}
+
+#[test]
+fn a_process_is_started_where_the_policy_lets_it_whatever_links_say() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    std::os::unix::fs::symlink("/", stage.path("work").join("link")).unwrap();
+    let launch = |stage: &mut Stage, dir: &str| {
+        stage.start.dir = dir.into();
+        let launched = stage.try_launch(&["true"], &mut |_| Ok(()));
+        stage.handle = launched.as_ref().ok().cloned();
+        launched.map(drop)
+    };
+    stage.policy.directories = Some(vec!["/usr".into()]);
+    for dir in ["", "/usr/bin"] {
+        assert_eq!(launch(&mut stage, dir), Ok(()));
+        stage.driver.watch(&stage.running(), &stage.sink);
+        stage.end();
+    }
+    for dir in ["link", "link/etc"] {
+        let error = launch(&mut stage, dir).unwrap_err();
+        assert!(error.why.ends_with("(policy: directories)"), "{error}");
+    }
+}
+
+#[test]
+fn a_run_ends_when_asked_and_one_that_refuses_is_killed() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch("trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 1; done");
+    stage.await_output("up\n");
+    stage.driver.terminate(&running).unwrap();
+    assert_eq!(stage.end().exit.code, Some(3));
+    assert_eq!(stage.read("stdout.log"), "up\nbye\n");
+
+    let running = stage.launch("trap '' TERM; sleep 1000 & echo $! >pid; echo up; while :; do sleep 1; done");
+    stage.await_output("up\nbye\nup\n");
+    let pid = stage.number("pid");
+    stage.driver.terminate(&running).unwrap();
+    assert!(stage.ends.recv_timeout(Duration::from_millis(100)).is_err());
+    stage.driver.kill(&running).unwrap();
+    let exit = stage.end().exit;
+    assert_eq!((exit.code, exit.signal), (Some(137), Some(9)));
+    assert!(!runs(pid));
+    // A second time, nobody is hurt.
+    stage.driver.kill(&running).unwrap();
+    stage.driver.terminate(&running).unwrap();
+}
+
+#[test]
+fn a_run_that_has_just_begun_ends_when_asked() {
+    let mut stage = Stage::new(Confinement::Auto);
+    for _ in 0..10 {
+        let running = stage.launch("exec sleep 1000");
+        stage.driver.terminate(&running).unwrap();
+        assert_eq!(stage.end().exit.signal, Some(15));
+    }
+}
+
+/// Without control groups, too: whatever session a process is in, and whoever
+/// its parent was.
+#[test]
+fn no_process_escapes_the_end_of_its_run() {
+    let escape = "setsid sh -c 'echo $$ >one; sleep 1000' & \
+                  (setsid setsid sh -c 'trap \"\" TERM; echo $$ >two; while :; do sleep 1; done' &) ; \
+                  while ! [ -s one ] || ! [ -s two ]; do sleep 0.01; done; echo up;";
+    for (last, end) in [
+        ("exit 5", "itself"),
+        ("exec sleep 1000", "term"),
+        ("exec sleep 1000", "kill"),
+    ] {
+        let mut stage = Stage::new(Confinement::ResourceLimits);
+        let running = stage.launch(&format!("{escape} {last}"));
+        stage.await_output("up\n");
+        let escaped = [stage.number("one"), stage.number("two")];
+        match end {
+            "term" => stage.driver.terminate(&running).unwrap(),
+            "kill" => stage.driver.kill(&running).unwrap(),
+            _ => {}
+        }
+        let exit = stage.end().exit;
+        assert_eq!(
+            exit.code,
+            Some(if end == "itself" {
+                5
+            } else if end == "term" {
+                143
+            } else {
+                137
+            })
+        );
+        assert!(!escaped.into_iter().any(runs), "{end}");
+    }
+}
+
+/// Whatever the instance writes, and though no agent looks at it.
+#[test]
+fn logs_stay_within_bounds_while_no_agent_runs() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch("head -c 20000000 /dev/zero | tr '\\0' x; echo; echo end; exec sleep 1000");
+    drop(std::mem::replace(
+        &mut stage.driver,
+        driver(Confinement::ResourceLimits),
+    ));
+    wait_for(|| stage.read("stdout.log").ends_with("x\nend\n").then_some(()));
+    let sizes = ["stdout.log", "stdout.log.1"].map(|name| fs::metadata(stage.path(name)).unwrap().len());
+    assert!(sizes.iter().all(|size| (1..=1 << 19).contains(size)), "{sizes:?}");
+    assert_eq!(stage.driver.find(&running), Found::Running);
+}
+
+#[test]
+fn the_next_agent_finds_what_runs_and_how_it_ended() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch("trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done");
+    stage.await_output("up\n");
+    stage.next_agent();
+    assert_eq!(stage.driver.find(&running), Found::Running);
+    assert_eq!(
+        stage.driver.find_unrecorded(&stage.place).as_ref(),
+        Some(&running.handle)
+    );
+    stage.driver.watch(&running, &stage.sink);
+    stage.driver.terminate(&running).unwrap();
+    let ended = stage.end();
+    assert_eq!(
+        (ended.instance, ended.exit.code),
+        (stage.place.instance(), Some(9))
+    );
+    assert_eq!(stage.driver.find_unrecorded(&stage.place), None);
+
+    // One that ends while no agent is there.
+    let running = stage.launch("trap 'exit 8' TERM; echo up; while :; do sleep 0.01; done");
+    stage.await_output("up\nup\n");
+    stage.next_agent();
+    // Its supervisor passes on what asks it to end.
+    signal(running.handle.pid, Signal::TERM);
+    wait_for(|| (!runs(running.handle.pid)).then_some(()));
+    let Found::Ended(exit) = stage.driver.find(&running) else {
+        panic!()
+    };
+    assert!(exit.code == Some(8) && exit.ended.is_some(), "{exit:?}");
+    // Who watches it only now hears the same.
+    stage.driver.watch(&running, &stage.sink);
+    assert_eq!(stage.end().exit, exit);
+
+    // Another process has its number by now, or the machine was booted.
+    let own = i32::try_from(std::process::id()).unwrap();
+    let boot = running.handle.boot_id.as_str();
+    for (start_time, boot_id) in [(1, boot), (running.handle.start_time, "x")] {
+        let other = Running {
+            place: stage.place.clone(),
+            handle: Handle {
+                pid: own,
+                start_time,
+                boot_id: boot_id.into(),
+            },
+        };
+        assert!(matches!(stage.driver.find(&other), Found::Ended(_)));
+    }
+}
+
+/// Most runs end while their agent is there, and it asks for nothing.
+#[test]
+fn ends_are_told_at_once_whoever_launched_them() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    for _ in 0..20 {
+        let running = stage.launch("exit 4");
+        assert_eq!(stage.end().exit.code, Some(4));
+        assert!(
+            !Path::new(&format!("/proc/{}", running.handle.pid)).exists(),
+            "it was waited for"
+        );
+    }
+}
+
+/// What an agent of another version could say.
+#[test]
+fn a_supervisor_passes_over_what_it_does_not_know() {
+    use std::io::{BufRead, BufReader, Read, Write};
+
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    stage.launch("exec sleep 1000");
+    let connect = || {
+        let stream = UnixStream::connect(stage.path("run/socket")).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        BufReader::new(stream)
+    };
+    let say = |agent: &mut BufReader<UnixStream>, text: &str| {
+        let mut line = String::new();
+        agent.get_mut().write_all(text.as_bytes()).unwrap();
+        agent.read_line(&mut line).unwrap();
+        line
+    };
+    let mut agent = connect();
+    for text in ["state\n", "dance version=9\n", "\n", "\u{fffd}\0\n"] {
+        assert!(
+            say(&mut agent, text).starts_with("running version=1 started="),
+            "{text:?}"
+        );
+    }
+    // Who never ends its line, and who says nothing at all, are let go.
+    assert_eq!(say(&mut agent, &"x".repeat(64)), "");
+    let mut silent: Vec<_> = (0..5).map(|_| connect()).collect();
+    assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
+    let told = say(&mut silent[4], "kill\n");
+    assert!(told.starts_with("running "), "{told}");
+    // And everybody who is connected hears of the end.
+    let mut end = String::new();
+    silent[4].read_to_string(&mut end).unwrap();
+    assert!(
+        end.starts_with("ended version=1 ") && end.contains(" code=137 signal=9 oom=0"),
+        "{end}"
+    );
+    assert_eq!(stage.end().exit.signal, Some(9));
+}
+
+/// The binary of the agent is replaced while an instance runs.
+#[test]
+fn a_supervisor_is_the_file_that_it_was_started_from() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let program = stage.path("ssntp");
+    fs::copy(env!("CARGO_BIN_EXE_ssntp"), &program).unwrap();
+    stage.driver = driver(Confinement::ResourceLimits).supervisor(&program);
+    let removed = program.clone();
+    let handle = stage.try_launch(&["sh", "-c", "echo up; exec sleep 1000"], &mut |_| {
+        // It has not started the process that is to become the program yet.
+        fs::remove_file(&removed)?;
+        fs::write(&removed, "no program")
+    });
+    stage.handle = Some(handle.unwrap());
+    stage.await_output("up\n");
+    let running = stage.running();
+    stage.driver.watch(&running, &stage.sink);
+    stage.driver.terminate(&running).unwrap();
+    assert_eq!(stage.end().exit.signal, Some(15));
+}
+
+/// What an instance with the agent's own user can do: kill its supervisor, and
+/// leave something else where the agent looks for the end.
+fn ends_by_killing_its_supervisor(leave: &str) {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    // Also for a version of which the file is elsewhere.
+    let script = format!(
+        "for f in ../exit ../run/state; do {leave}; done; sleep 1000 & echo $! >pid; kill -9 $PPID; wait"
+    );
+    let running = stage.launch(&script);
+    assert_eq!(stage.end().exit, Exit::default());
+    assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
+    // Nothing of it is left, once the system has carried the signals out.
+    let pid = stage.number("pid");
+    wait_for(|| (!runs(pid)).then_some(()));
+    // And the thread that notices ends goes on.
+    fs::remove_dir_all(stage.path("run")).unwrap();
+    stage.launch("exit 6");
+    assert_eq!(stage.end().exit.code, Some(6));
+}
+
+#[test]
+fn a_sparse_file_in_place_of_the_state_is_not_read() {
+    ends_by_killing_its_supervisor("rm -f $f; truncate -s 3G $f");
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    let peak: u64 = peak.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    assert!(peak < 1 << 20, "{peak} kB");
+}
+
+#[test]
+fn a_pipe_in_place_of_the_state_makes_nobody_wait() {
+    ends_by_killing_its_supervisor("rm -f $f; mkfifo $f");
+    ends_by_killing_its_supervisor("rm -f $f; mkdir $f");
+    ends_by_killing_its_supervisor("rm -f $f; ln -s /dev/zero $f");
+}
+
+/// A supervisor that does nothing any more, since its instance, which has the
+/// agent's own user, stopped it.
+#[test]
+fn a_run_is_killed_without_its_supervisor_if_need_be() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch(
+        "setsid sleep 1000 & echo $! >pid; while ! [ -e go ]; do sleep 0.01; done; kill -STOP $PPID; wait",
+    );
+    let pid = stage.number("pid");
+    fs::write(stage.path("work/go"), "").unwrap();
+    wait_for(|| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", running.handle.pid)).unwrap();
+        stat.contains(") T ").then_some(())
+    });
+    stage.driver.terminate(&running).unwrap_err();
+    stage.driver.kill(&running).unwrap();
+    assert_eq!(stage.end().exit, Exit::default());
+    // A process that is killed takes a moment to be gone.
+    wait_for(|| (!runs(pid)).then_some(()));
+}
+
+/// Its own session: neither the end of the agent's terminal nor a signal for
+/// the agent's group is for it, nor for the instance.
+#[test]
+fn what_is_sent_to_the_agents_group_or_session_is_not_for_instances() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch("echo $$ >pid; exec sleep 1000");
+    let (supervisor, program) = (running.handle.pid, stage.number("pid"));
+    // The session of this process is not asked for: its leader may live outside of the container.
+    let session = |pid| getsid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
+    let group = |pid| getpgid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
+    assert_eq!((session(supervisor), group(supervisor)), (supervisor, supervisor));
+    assert_eq!((session(program), group(program)), (supervisor, program));
+    // Whoever ends all but the agent itself, as a unit by default does, ends
+    // its instances.
+    let unit = fs::read_to_string(
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            .join("packaging/systemd/ssntp-agent.service"),
+    )
+    .unwrap();
+    assert!(unit.lines().any(|line| line == "KillMode=process"), "{unit}");
+}
+
+/// Run again by the next test, in a process with few descriptors.
+#[test]
+fn an_agent_without_descriptors() {
+    let Some(handle) = std::env::var_os("SSNTP_TEST_HANDLE") else {
+        return;
+    };
+    let handle = handle.into_string().unwrap();
+    let mut words = handle.split(' ');
+    let place = Place::new(Uuid::nil(), words.next().unwrap());
+    let handle = Handle {
+        pid: words.next().unwrap().parse().unwrap(),
+        start_time: words.next().unwrap().parse().unwrap(),
+        boot_id: words.next().unwrap().into(),
+    };
+    let running = Running { place, handle };
+    let driver = driver(Confinement::ResourceLimits);
+    let (to, ends) = unbounded();
+    let sink: EndSink = Arc::new(move |ended| drop(to.send(ended)));
+    let taken: Vec<_> = std::iter::repeat_with(|| fs::File::open("/dev/null"))
+        .take_while(Result::is_ok)
+        .collect();
+    driver.watch(&running, &sink);
+    assert!(
+        ends.recv_timeout(Duration::from_millis(700)).is_err(),
+        "it ended, they say"
+    );
+    let found = driver.find(&running);
+    drop(taken);
+    assert_eq!(found, Found::Running);
+    signal(running.handle.pid, Signal::TERM);
+    let ended = ends.recv_timeout(LIMIT).unwrap();
+    assert_eq!(ended.exit.signal, Some(15));
+}
+
+/// Without a descriptor nobody can look: that is not the same as seeing
+/// nothing.
+#[test]
+fn what_cannot_be_looked_at_is_not_dead() {
+    use std::os::unix::process::CommandExt;
+
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let handle = stage.try_launch(&["sleep", "1000"], &mut |_| Ok(())).unwrap();
+    stage.handle = Some(handle.clone());
+    let Handle {
+        pid,
+        start_time,
+        boot_id,
+    } = handle;
+    let place = stage.dir.path().display();
+    let mut command = Command::new("/bin/sh");
+    // The limit of files is the one thing to do before it begins.
+    command
+        .args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "an_agent_without_descriptors", "--nocapture"])
+        .env(
+            "SSNTP_TEST_HANDLE",
+            format!("{place} {pid} {start_time} {boot_id}"),
+        )
+        .process_group(0);
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn an_instance_has_the_limits_that_the_agent_was_started_with() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    stage.start.requirements.mem_mb = 64;
+    stage.launch("ulimit -Sn; grep 'Max data size' /proc/self/limits");
+    assert_eq!(stage.end().exit.code, Some(0));
+    let text = stage.read("stdout.log");
+    let words: Vec<_> = text.split_whitespace().collect();
+    // This process has raised its own since.
+    let before = FILES
+        .get()
+        .unwrap()
+        .map_or("unlimited".into(), |files| files.to_string());
+    assert_eq!(words[0], before);
+    assert_eq!(words[4..6], ["67108864", "67108864"], "{text}");
+}
+
+#[test]
+fn usage_is_that_of_the_whole_run() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    assert_eq!(stage.driver.measure(&[stage.subject()])[0].memory_mb, 0);
+    stage.launch("head -c 3000000 /dev/zero >data; echo up; setsid sh -c 'while :; do :; done' & wait");
+    stage.await_output("up\n");
+    let usage = wait_for(|| Some(stage.driver.measure(&[stage.subject()])[0]).filter(|u| u.cpu_percent > 10));
+    assert!(usage.memory_mb > 0 && usage.cpu_percent <= 100, "{usage:?}");
+    assert!((3..6).contains(&usage.disk_mb), "{usage:?}");
+}
+
+/// Where one can be made: by root, or by a user that has its part of them.
+#[test]
+fn a_control_group_holds_memory_and_cpus_and_tells_what_was_killed() {
+    let mut stage = Stage::new(Confinement::Auto);
+    stage.start.requirements.mem_mb = 64;
+    stage.launch("cat /proc/self/cgroup; echo done; while :; do :; done");
+    wait_for(|| stage.read("stdout.log").ends_with("done\n").then_some(()));
+    let text = stage.read("stdout.log");
+    if !text.contains(&format!("/ssntp/{}\n", stage.place.instance())) {
+        println!("skipped: no control group can be made here");
+        return;
+    }
+    let usage = wait_for(|| Some(stage.driver.measure(&[stage.subject()])[0]).filter(|u| u.cpu_percent > 10));
+    assert!((0..=64).contains(&usage.memory_mb), "{usage:?}");
+    stage.driver.kill(&stage.running()).unwrap();
+    assert!(!stage.end().exit.out_of_memory);
+
+    // Its supervisor is in another group, and lives to tell.
+    stage.launch("x=$(head -c 300000000 /dev/zero | tr '\\0' x); echo $?");
+    let exit = stage.end().exit;
+    assert!(exit.out_of_memory && exit.signal == Some(9), "{exit:?}");
+    assert!(exit.to_string().ends_with("(signal 9), out of memory"), "{exit}");
+}

@@ -1,0 +1,172 @@
+//! What a former agent left is taken over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::{Control, Instance, Job, Mode, Phase, ephemeral};
+use crate::agent::driver::{Cancel, Driver, Ended, Exit, Found, Usage};
+use crate::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
+use ssntp::payload::{StartFailureReason, StartPayload};
+
+impl Control {
+    /// Takes over what a former agent left. The drivers are asked what became
+    /// of its instances, which may take a moment.
+    pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>, now: Instant) {
+        self.now = now;
+        self.offline = node.offline;
+        for stored in stored {
+            self.adopt_instance(stored, now);
+        }
+        if node.maintenance {
+            self.next_state = node.next_state.clone();
+            self.job(Job::SaveNode(node, None));
+            self.mode = Mode::Evacuating;
+            self.evacuate_all(now, self.settings.grace);
+        }
+    }
+
+    fn adopt_instance(&mut self, stored: Stored, now: Instant) {
+        let id = stored.instance;
+        let Some(root) = &self.settings.state else { return };
+        let place = store::place(root, id);
+        let recorded = stored.record.is_some();
+        let record = stored.record.unwrap_or_default();
+        let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
+        let (age, rebooted) = (stored.age, stored.rebooted);
+        if recorded && record.phase == RecordPhase::Starting {
+            let driver = self.driver_of(&record, None);
+            self.never_ran(id, driver, start.as_deref());
+            return;
+        }
+        let mut instance = Instance {
+            driver: self.driver_of(&record, start.as_deref()),
+            place,
+            start,
+            record,
+            phase: Phase::Stopped,
+            volumes: stored.volumes,
+            volume_ops: VecDeque::new(),
+            usage: Usage::default(),
+            restart_untold: false,
+            since: now,
+            restart_at: None,
+            kept_until: None,
+            is_measured: false,
+            cancel: Cancel::default(),
+        };
+        if !recorded {
+            self.recover_record(&mut instance);
+        }
+        let found = instance
+            .running()
+            .map(|(driver, running)| (driver.find(&running), driver, running));
+        let ended = match found {
+            Some((Found::Running, driver, running)) => {
+                info!("{}: instance {id} still runs", self.settings.node);
+                instance.phase = Phase::Active;
+                self.job(Job::Watch(driver, running));
+                None
+            }
+            Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
+                self.never_ran(id, Some(driver), instance.start.as_deref());
+                return;
+            }
+            Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
+            Some((Found::Ended(exit), _, running)) => {
+                if rebooted && exit.code.is_none() {
+                    // It had run until then, for all that is known.
+                    instance.record.detail = "its node was booted".into();
+                    instance.record.restarts_in_row = 0;
+                }
+                Some((exit, running.handle))
+            }
+            // Without its driver nobody can tell: what is written down stays,
+            // for an agent that has it.
+            None if instance.is_out_of_reach() => {
+                warn!(
+                    "{}: instance {id} needs the driver {:?}, and this agent has none",
+                    self.settings.node, instance.record.driver
+                );
+                self.instances.insert(id, instance);
+                return;
+            }
+            None => None,
+        };
+        let after = instance.record.after;
+        let has_ended = instance.phase == Phase::Stopped && ended.is_none();
+        if ended.is_some() {
+            instance.phase = Phase::Active;
+        }
+        self.instances.insert(id, instance);
+        if has_ended && after == RecordAfter::Nothing {
+            self.take_up(id, age);
+        }
+        match ended {
+            Some((exit, handle)) => self.ended(Ended {
+                instance: id,
+                handle,
+                exit,
+            }),
+            None if after != RecordAfter::Nothing => self.end(id, after, now),
+            None => {}
+        }
+    }
+
+    /// The former agent ended before it could say what became of this START.
+    fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, start: Option<&StartPayload>) {
+        let restart = start.is_some_and(|start| start.start.restart);
+        info!(
+            "{}: instance {id} was being started, and is removed",
+            self.settings.node
+        );
+        self.job(Job::Remove {
+            instance: id,
+            driver,
+            ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
+        });
+        let why = "its agent ended before it ran";
+        self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
+    }
+
+    /// The record is lost: the START and the system have to tell.
+    fn recover_record(&mut self, instance: &mut Instance) {
+        let id = instance.place.instance();
+        let drivers = self.settings.drivers.iter();
+        let found = drivers
+            .filter_map(|driver| Some((driver, driver.find_unrecorded(&instance.place)?)))
+            .next();
+        if let Some((driver, handle)) = found {
+            instance.driver = Some(Arc::clone(driver));
+            instance.record = Record::default().running(&handle);
+        } else {
+            instance.record = Record::default().stopped(Exit::default());
+        }
+        if let Some(driver) = &instance.driver {
+            instance.record.driver = driver.name().to_owned();
+        }
+        warn!(
+            "{}: the record of instance {id} was lost; it {}",
+            self.settings.node,
+            if instance.record.handle().is_some() {
+                "runs"
+            } else {
+                "is stopped"
+            }
+        );
+        let record = instance.record.clone();
+        self.job(Job::Save { instance: id, record });
+    }
+
+    fn driver_of(&self, record: &Record, start: Option<&StartPayload>) -> Option<Arc<dyn Driver>> {
+        let mut drivers = self.settings.drivers.iter();
+        let takes = |driver: &&Arc<dyn Driver>| match (record.driver.as_str(), start) {
+            ("", Some(start)) => driver.check(&start.start).is_ok(),
+            (name, _) => driver.name() == name,
+        };
+        drivers.find(takes).cloned()
+    }
+}

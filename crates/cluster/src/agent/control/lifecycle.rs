@@ -1,0 +1,363 @@
+//! From launched to gone: what becomes of an instance, and who is told.
+
+use std::time::{Duration, Instant};
+
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::{Action, Control, Job, MAX_FAILED, Phase, REPEATED, ephemeral};
+use crate::agent::driver::{Ended, Exit, Handle, LaunchError, Usage};
+use crate::agent::store::RecordAfter;
+use ssntp::payload::{
+    DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
+    StartFailureReason,
+};
+use ssntp::proto::Frame;
+use ssntp_transport::excerpt;
+
+const SIGKILL: i32 = 9;
+/// After how long a killed instance that is still there counts as hung.
+pub(super) const HUNG: Duration = Duration::from_secs(5);
+/// After how long an instance is removed again that was kept long enough, and
+/// whose directory could not be removed.
+const REMOVED_AGAIN: Duration = Duration::from_secs(60);
+
+impl Control {
+    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &Handle) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        info!(
+            "{}: instance {id} runs (process {})",
+            self.settings.node, handle.pid
+        );
+        let after = instance.record.after;
+        instance.record = instance.record.running(handle);
+        self.tally.starts += u64::from(instance.phase == Phase::Launching { restart: false });
+        instance.phase = Phase::Active;
+        instance.since = now;
+        if after != RecordAfter::Nothing {
+            self.end(id, after, now);
+        }
+        self.next_volume_op(id);
+    }
+
+    pub(super) fn not_launched(&mut self, now: Instant, id: Uuid, error: &LaunchError) {
+        if self.instances.contains_key(&id) {
+            let why = format_args!("instance {id} does not start: {error}");
+            self.complain("not launched", why);
+        }
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let after = std::mem::take(&mut instance.record.after);
+        let Phase::Launching { restart } = instance.phase else {
+            return;
+        };
+        let detail = excerpt(error).to_string();
+        if restart && instance.record.restart_due {
+            instance.phase = Phase::Stopped;
+            match after {
+                RecordAfter::Nothing => self.restart_later(id, &error.why),
+                after => self.end(id, after, now),
+            }
+            self.next_volume_op(id);
+        } else if restart {
+            instance.phase = Phase::Stopped;
+            // How its last run ended stays, and so does when.
+            instance.record.detail = format!("it was not started again: {detail}");
+            let record = instance.record.clone();
+            self.job(Job::Save { instance: id, record });
+            let node_uuid = self.settings.node.into();
+            self.tell(&RestartFailure {
+                node_uuid,
+                instance_uuid: id.into(),
+                reason: error.fault.into(),
+                detail,
+            });
+            self.keep_for_now(id);
+            if removes(after) {
+                self.end(id, after, now);
+            }
+            self.next_volume_op(id);
+        } else {
+            let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
+            self.instances.remove(&id);
+            self.start_failed(id.into(), error.fault.into(), detail, restart);
+            self.tell_after(id, after);
+        }
+        self.announce(true);
+    }
+
+    /// A START came to nothing. That is said again in the next session, if it
+    /// begins soon: what was said last in this one may be lost with it.
+    pub(super) fn start_failed(
+        &mut self,
+        instance: Id,
+        reason: StartFailureReason,
+        detail: String,
+        restart: bool,
+    ) {
+        *self.tally.failures.entry(reason.word()).or_default() += 1;
+        let failure = StartFailure {
+            node_uuid: self.settings.node.into(),
+            instance_uuid: instance,
+            reason,
+            restart,
+            detail,
+        };
+        self.tell(&failure);
+        if self.connected {
+            if self.failed.len() >= MAX_FAILED {
+                self.failed.pop_front();
+            }
+            self.failed.push_back((self.now, failure));
+        }
+    }
+
+    /// Says again which STARTs have failed of late. What was started STATS tell.
+    pub(super) fn repeat_failures(&mut self) {
+        let now = self.now;
+        let recent = |(at, _): &(Instant, StartFailure)| now.saturating_duration_since(*at) < REPEATED;
+        self.failed.retain(recent);
+        let again: Vec<_> = self
+            .failed
+            .iter()
+            .map(|(_, failure)| Frame::of(failure))
+            .collect();
+        self.actions.extend(again.into_iter().map(Action::Send));
+    }
+
+    /// An instance is gone from its driver.
+    pub(super) fn ended(&mut self, ended: Ended) {
+        let id = ended.instance;
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
+            return;
+        }
+        let exit = match instance.phase {
+            // Nobody saw it, but we did it.
+            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
+                signal: Some(SIGKILL),
+                ..Exit::code(128 + SIGKILL)
+            },
+            _ => ended.exit,
+        };
+        info!("{}: instance {id} ended: {exit}", self.settings.node);
+        // Otherwise the STATS before and after were the same, and nobody would
+        // see that it was restarted.
+        if instance.restart_untold {
+            self.send_stats();
+        }
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let after = instance.record.after;
+        instance.record = instance.record.stopped(exit);
+        // What it used of the memory is free again; its disk is as it was.
+        if self.facts.mem_available_mb >= 0 {
+            self.facts.mem_available_mb += instance.usage.memory_mb.max(0);
+        }
+        instance.usage = Usage {
+            disk_mb: instance.usage.disk_mb,
+            ..Usage::default()
+        };
+        instance.is_measured = false;
+        if removes(after) {
+            self.remove(id);
+        } else {
+            instance.phase = Phase::Stopped;
+            instance.record.after = RecordAfter::Nothing;
+            if after == RecordAfter::Nothing {
+                self.restart_or_keep(id, exit);
+            }
+            self.save(id);
+            self.tell_after(id, after);
+            self.next_volume_op(id);
+        }
+        self.announce(false);
+    }
+
+    /// Ends an instance, if it runs, and then does what is asked.
+    pub(super) fn end(&mut self, id: Uuid, after: RecordAfter, now: Instant) {
+        self.end_within(id, after, now, self.settings.grace);
+    }
+
+    /// As [`end`](Self::end); it is killed when it has not ended within `grace`.
+    pub(super) fn end_within(&mut self, id: Uuid, after: RecordAfter, now: Instant, grace: Duration) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if instance.phase == Phase::Stopped && std::mem::take(&mut instance.record.restart_due) {
+            instance.restart_at = None;
+            if !removes(after) {
+                // STATS say `exited` before and after: only an event can tell.
+                let instance_uuid = id.into();
+                self.save(id);
+                self.keep_for_now(id);
+                self.tell(&InstanceStopped { instance_uuid });
+                return self.stats_soon(now);
+            }
+        }
+        let before = instance.record.after;
+        // A removal is not undone by a stop, a report not by silence.
+        if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
+            instance.record.after = after;
+        }
+        match instance.phase {
+            Phase::Active => {
+                instance.phase = Phase::Terminating {
+                    deadline: now + grace,
+                    killed: false,
+                    hung: false,
+                };
+                let (record, running) = (instance.record.clone(), instance.running());
+                self.job(Job::Save { instance: id, record });
+                if let Some((driver, running)) = running {
+                    self.job(Job::Terminate(driver, running));
+                }
+            }
+            Phase::Terminating {
+                deadline,
+                killed,
+                hung,
+            } => {
+                if !killed {
+                    let deadline = deadline.min(now + grace);
+                    instance.phase = Phase::Terminating {
+                        deadline,
+                        killed,
+                        hung,
+                    };
+                }
+                self.save(id);
+            }
+            Phase::Stopped if removes(after) => self.remove(id),
+            // An evacuation does not wait for images to be copied.
+            Phase::Launching { .. } if removes(after) || after == RecordAfter::Evacuate => {
+                instance.cancel.cancel();
+            }
+            Phase::Launching { .. } | Phase::Stopped | Phase::Removing => {}
+        }
+        self.stats_soon(now);
+    }
+
+    pub(super) fn save(&mut self, id: Uuid) {
+        if let Some(instance) = self.instances.get(&id) {
+            let record = instance.record.clone();
+            self.job(Job::Save { instance: id, record });
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: Uuid) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.phase = Phase::Removing;
+            let driver = instance.driver.clone();
+            let start = instance.start.as_ref();
+            let ephemeral = start.map(|start| ephemeral(&start.start)).unwrap_or_default();
+            self.job(Job::Remove {
+                instance: id,
+                driver,
+                ephemeral,
+            });
+        }
+    }
+
+    pub(super) fn removed(&mut self, now: Instant, id: Uuid, result: Result<(), String>) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let after = instance.record.after;
+        match result {
+            Ok(()) => {
+                self.instances.remove(&id);
+                self.tell_after(id, after);
+            }
+            Err(why) => {
+                warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
+                instance.phase = Phase::Stopped;
+                instance.record.after = RecordAfter::Nothing;
+                if after == RecordAfter::Retire {
+                    instance.kept_until = Some(now + REMOVED_AGAIN);
+                } else if after == RecordAfter::Delete {
+                    // Of the protocol's three reasons the one that doesn't say
+                    // that it isn't here.
+                    self.tell(&DeleteFailure {
+                        node_uuid: self.settings.node.into(),
+                        instance_uuid: id.into(),
+                        reason: DeleteFailureReason::InvalidData,
+                    });
+                } else {
+                    // It is stopped at least.
+                    self.tell_after(id, after);
+                }
+            }
+        }
+        self.announce(false);
+    }
+
+    /// The event that belongs to what was asked of an instance.
+    fn tell_after(&mut self, id: Uuid, after: RecordAfter) {
+        let instance_uuid = id.into();
+        match after {
+            RecordAfter::Nothing | RecordAfter::Keep => {}
+            RecordAfter::Delete | RecordAfter::Retire => self.tell(&InstanceDeleted { instance_uuid }),
+            RecordAfter::Evacuate | RecordAfter::Release => self.tell(&InstanceStopped { instance_uuid }),
+        }
+    }
+
+    /// What is due by the clock.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let mut kill = Vec::new();
+        for (id, instance) in &mut self.instances {
+            let Phase::Terminating {
+                deadline,
+                killed,
+                hung,
+            } = instance.phase
+            else {
+                continue;
+            };
+            if now < deadline || hung {
+                continue;
+            }
+            warn!(
+                "{}: instance {id} {}",
+                self.settings.node,
+                if killed {
+                    "does not even end when killed"
+                } else {
+                    "does not end, and is killed"
+                }
+            );
+            if !killed {
+                instance.record.detail = "it did not end when it was asked to, and was killed".into();
+            }
+            instance.phase = Phase::Terminating {
+                deadline: now + HUNG,
+                killed: true,
+                hung: killed,
+            };
+            kill.extend(instance.running());
+        }
+        for (driver, running) in kill {
+            self.job(Job::Kill(driver, running));
+        }
+        self.restart_due(now);
+        self.retire(now);
+        self.check_evacuated(now);
+        self.stats_tick(now);
+        if self.connected && !self.held.is_empty() && now >= self.retry_due {
+            self.send_held();
+        }
+    }
+}
+
+fn removes(after: RecordAfter) -> bool {
+    matches!(
+        after,
+        RecordAfter::Delete | RecordAfter::Release | RecordAfter::Retire
+    )
+}

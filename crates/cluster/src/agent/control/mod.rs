@@ -1,0 +1,638 @@
+//! The agent's state machine: without I/O, threads or a clock of its own.
+//!
+//! ```text
+//!  frames, connection ─┐                       ┌─▶ frames to send
+//!  outcomes of jobs ───┼─▶ Control::handle ────┤
+//!  ends of instances ──┤   (the time is given) └─▶ jobs: launch, stop, remove, measure …
+//!  the clock ──────────┘
+//! ```
+//!
+//! ```text
+//!            START, RESTART      launched              STOP, DELETE, EVACUATE
+//!  (nothing) ─────────▶ Launching ─────▶ Active ──────────────▶ Terminating
+//!      ▲ ▲                  │ ▲            │ ended by itself         │ ended; killed when
+//!      │ └── launch failed ─┘ └ by policy ┐▼                         │ the grace is over
+//!      │                                Stopped ◀────────────────────┤ to be kept
+//!      │            DELETE, or kept enough │                         │ to be removed
+//!      └── Removing ◀──────────────────────┴─────────────────────────┘
+//! ```
+//!
+//! Jobs for one instance are done in the order in which they are given; a job
+//! that changes the state machine comes back as an input.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `commands` | what each command does, and its failures |
+//! | `volumes` | AttachVolume and DetachVolume |
+//! | `lifecycle` | what becomes of an instance, and who is told |
+//! | `restarts` | instances that are started again by their node |
+//! | `retention` | how long ended instances are kept |
+//! | `adopt` | what a former agent left |
+//! | `streams` | what instances write, and who asked for it |
+//! | `node` | status, capacity, STATS, tenants |
+
+mod adopt;
+mod commands;
+mod lifecycle;
+mod node;
+mod restarts;
+mod retention;
+mod streams;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use log::{debug, info, warn};
+use uuid::Uuid;
+
+use self::node::Tenants;
+pub(crate) use self::streams::StreamOrder;
+pub(crate) use self::volumes::ephemeral;
+use super::driver::{
+    Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
+};
+use super::figures::{AgentFigures, CrewFigures};
+use super::policy::Policy;
+use super::store::{NodeRecord, Record};
+use crate::machine::Facts;
+use ssntp::Role;
+use ssntp::client::ClientFigures;
+use ssntp::payload::{
+    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, Restart, StartFailure,
+    StartPayload, TraceReport,
+};
+use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
+use ssntp_transport::LogLimit;
+use ssntp_transport::excerpt;
+
+/// How long STATS wait for further changes after an instance changed.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long STATS wait for figures before they go out with the last ones.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// After how long frames are tried again that the client had no room for.
+const RETRY: Duration = Duration::from_millis(200);
+/// How many frames wait for a session. They tell of single events; when
+/// there are more, the oldest are dropped, and STATS tell how things are.
+const MAX_HELD: usize = 1024;
+/// How many STARTs that failed are said again in a new session, and for how long:
+/// a session that is lost is noticed and made anew in that time.
+const MAX_FAILED: usize = 256;
+const REPEATED: Duration = Duration::from_secs(60);
+/// How many volume commands of one instance wait for the one before.
+const MAX_VOLUME_OPS: usize = 16;
+
+/// What an agent is told when it is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) node: Uuid,
+    pub(crate) role: Role,
+    /// Asked in this order; none where the agent only reports.
+    pub(crate) drivers: Vec<Arc<dyn Driver>>,
+    /// Known to the workers, too, who alone may ask the system.
+    pub(crate) policy: Arc<Policy>,
+    /// Where the state directory is; `None` where there is none.
+    pub(crate) state: Option<std::path::PathBuf>,
+    pub(crate) has_volumes: bool,
+    pub(crate) mem_mb: Option<i64>,
+    pub(crate) disk_mb: Option<i64>,
+    pub(crate) max_instances: usize,
+    pub(crate) interval: Duration,
+    pub(crate) grace: Duration,
+}
+
+/// What can happen.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A session stands.
+    Connected { configuration: Option<Bytes> },
+    /// It doesn't any more.
+    Disconnected,
+    /// The scheduler says something.
+    Frame(Frame),
+    /// A frame that was to be sent could not be.
+    Unsent(Frame),
+    /// A job's outcome.
+    Done(Done),
+    /// An instance ended.
+    Ended(Ended),
+    /// Somebody at the node takes it out of service, or back into it.
+    ToggleOffline,
+    /// The time has come that `next_deadline` named, or has not.
+    Tick,
+}
+
+/// What a job came to.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// When the run began that is told next to be launched, in milliseconds since
+    /// 1970.
+    Began { instance: Uuid, began: u64 },
+    /// It is about to be killed, for breaking a rule of its node.
+    Condemned { instance: Uuid, why: String },
+    Launched {
+        instance: Uuid,
+        result: Result<Handle, LaunchError>,
+    },
+    Removed {
+        instance: Uuid,
+        result: Result<(), String>,
+    },
+    Volume {
+        instance: Uuid,
+        op: VolumeOp,
+        result: Result<(), VolumeError>,
+    },
+    /// It is written down that the node has been evacuated.
+    Evacuated(NextState),
+    Measured {
+        facts: Facts,
+        usages: Vec<(Uuid, Usage)>,
+    },
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Action {
+    Send(Frame),
+    Job(Job),
+    Stream(StreamOrder),
+    /// Tell whoever looks after the machine.
+    Evacuated(NextState),
+}
+
+/// Work that may take a moment.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Launch(Box<LaunchJob>),
+    /// Write an instance's record down; nobody waits for it.
+    Save {
+        instance: Uuid,
+        record: Record,
+    },
+    Terminate(Arc<dyn Driver>, Running),
+    Kill(Arc<dyn Driver>, Running),
+    Remove {
+        instance: Uuid,
+        driver: Option<Arc<dyn Driver>>,
+        /// The volumes that go with it.
+        ephemeral: Vec<Uuid>,
+    },
+    Volume {
+        instance: Uuid,
+        driver: Arc<dyn Driver>,
+        handle: Option<Handle>,
+        op: VolumeOp,
+    },
+    /// Watch instances that were found running.
+    Watch(Arc<dyn Driver>, Running),
+    Measure(Vec<(Arc<dyn Driver>, Vec<Subject>)>),
+    /// Write down how the node is, and then say so where something is to come
+    /// next.
+    SaveNode(NodeRecord, Option<NextState>),
+}
+
+impl Job {
+    /// The instance it is about: jobs of one instance keep their order.
+    pub(crate) fn instance(&self) -> Option<Uuid> {
+        match self {
+            Self::Launch(job) => Some(job.instance),
+            Self::Save { instance, .. } | Self::Remove { instance, .. } | Self::Volume { instance, .. } => {
+                Some(*instance)
+            }
+            Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
+                Some(running.place.instance())
+            }
+            Self::Measure(_) | Self::SaveNode(..) => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct LaunchJob {
+    pub(crate) instance: Uuid,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) payload: Arc<StartPayload>,
+    pub(crate) record: Record,
+    pub(crate) origin: Origin,
+    pub(crate) user: String,
+    /// To attach before it starts, and whether each may be made.
+    pub(crate) volumes: Vec<(Uuid, bool)>,
+    pub(crate) cancel: Cancel,
+}
+
+/// What a launch comes from, as it has to be written down.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// A START, as it was received; its remains are removed when it fails.
+    Start(Bytes),
+    /// An instance that was there before, and what is new in it.
+    Again(Option<Box<Restart>>),
+}
+
+/// A volume to attach or detach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeOp {
+    pub(crate) volume: Uuid,
+    pub(crate) attach: bool,
+}
+
+#[derive(Debug)]
+struct Instance {
+    place: Place,
+    /// `None` where it needs a driver that this agent doesn't have.
+    driver: Option<Arc<dyn Driver>>,
+    /// `None` where it was lost: then it can't be started again.
+    start: Option<Arc<StartPayload>>,
+    record: Record,
+    phase: Phase,
+    volumes: BTreeSet<Uuid>,
+    /// The first one is being done.
+    volume_ops: VecDeque<VolumeOp>,
+    usage: Usage,
+    /// It is started again, and the last STATS told that it had ended.
+    restart_untold: bool,
+    /// When its run began, or was found.
+    since: Instant,
+    /// When it is started again by its policy, which its record knows as well.
+    restart_at: Option<Instant>,
+    /// Until when it is kept, now that it has ended; `None` where it is not to
+    /// be deleted.
+    kept_until: Option<Instant>,
+    /// The disk that it uses was measured after its end, and needs no second look.
+    is_measured: bool,
+    /// Ends its launch.
+    cancel: Cancel,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Launching {
+        restart: bool,
+    },
+    Active,
+    Terminating {
+        /// When it is killed, or since it was: when it counts as hung.
+        deadline: Instant,
+        killed: bool,
+        hung: bool,
+    },
+    Stopped,
+    Removing,
+}
+
+impl Instance {
+    /// Whether it uses memory and CPUs.
+    fn is_running(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Launching { .. } | Phase::Active | Phase::Terminating { .. }
+        )
+    }
+
+    fn is_persistent(&self) -> bool {
+        // What is not known is kept.
+        let persistence = self.start.as_ref().map(|start| &start.start.persistence);
+        persistence != Some(&Persistence::Unset)
+    }
+
+    /// Whether it may run, and this agent has no driver to tell or to end it.
+    fn is_out_of_reach(&self) -> bool {
+        self.driver.is_none() && self.record.handle().is_some()
+    }
+
+    fn running(&self) -> Option<(Arc<dyn Driver>, Running)> {
+        let handle = self.record.handle()?;
+        let place = self.place.clone();
+        Some((Arc::clone(self.driver.as_ref()?), Running { place, handle }))
+    }
+}
+
+/// Whether the node takes STARTs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Normal,
+    /// Instances are being stopped.
+    Evacuating,
+    Maintenance,
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub(crate) struct Control {
+    settings: Settings,
+    launcher: LauncherConfig,
+    facts: Facts,
+    instances: BTreeMap<Uuid, Instance>,
+    mode: Mode,
+    /// What comes once the node is evacuated.
+    next_state: NextState,
+    offline: bool,
+    connected: bool,
+    held: VecDeque<Frame>,
+    /// STARTs that failed in a session, and when.
+    failed: VecDeque<(Instant, StartFailure)>,
+    /// When what is held is tried again, after the client had no room for it.
+    retry_due: Instant,
+    /// The status that was sent last, with its payload.
+    announced: Option<Frame>,
+    tenants: Tenants,
+    /// Instances whose output somebody follows, or has followed.
+    followed: BTreeSet<Uuid>,
+    /// When STATS are due that tell of a change, with the figures that are there.
+    report_due: Option<Instant>,
+    /// When the node is measured, and STATS tell the figures.
+    stats_due: Instant,
+    measuring_since: Option<Instant>,
+    actions: Vec<Action>,
+    /// The time of the input that is being handled.
+    now: Instant,
+    /// Everything comes from one server.
+    log: LogLimit<()>,
+    tally: Tally,
+}
+
+/// What is counted for whoever asks.
+#[derive(Debug, Default)]
+struct Tally {
+    /// STARTs whose instance runs, and those that failed, by the reason.
+    starts: u64,
+    failures: BTreeMap<&'static str, u64>,
+    /// By policy.
+    restarts: u64,
+}
+
+impl Control {
+    pub(crate) fn new(settings: Settings, facts: Facts, now: Instant) -> Self {
+        Self {
+            settings,
+            launcher: LauncherConfig::default(),
+            facts,
+            instances: BTreeMap::new(),
+            mode: Mode::Normal,
+            next_state: NextState::Maintenance,
+            offline: false,
+            connected: false,
+            held: VecDeque::new(),
+            failed: VecDeque::new(),
+            retry_due: now,
+            announced: None,
+            tenants: Tenants::default(),
+            followed: BTreeSet::new(),
+            report_due: None,
+            stats_due: now,
+            measuring_since: None,
+            actions: Vec::new(),
+            now,
+            log: LogLimit::default(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Takes an input. What comes of it is fetched by
+    /// [`take_actions`](Self::take_actions).
+    pub(crate) fn handle(&mut self, now: Instant, input: Input) {
+        self.now = now;
+        match input {
+            Input::Connected { configuration } => self.connected(now, configuration),
+            Input::Disconnected => {
+                self.connected = false;
+                self.actions.push(Action::Stream(StreamOrder::CloseAll));
+            }
+            Input::Frame(frame) => self.frame(now, &frame),
+            Input::Unsent(frame) => self.unsent(now, frame),
+            Input::Done(done) => self.done(now, done),
+            Input::Ended(ended) => {
+                self.ended(ended);
+                self.stats_soon(now);
+            }
+            Input::ToggleOffline => {
+                self.offline = !self.offline;
+                info!(
+                    "{}: {}",
+                    self.settings.node,
+                    if self.offline {
+                        "offline"
+                    } else {
+                        "back in service"
+                    }
+                );
+                self.save_node(None);
+                self.announce(true);
+                self.stats_soon(now);
+            }
+            Input::Tick => {}
+        }
+        self.check_evacuated(now);
+        self.sync_tenants();
+        self.tick(now);
+        self.sync_streams();
+    }
+
+    /// What is to be done since the last call, in this order.
+    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// When the next [`Input::Tick`] is due.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        let stats = match self.measuring_since {
+            Some(since) => since + PATIENCE,
+            None => self.stats_due,
+        };
+        let may_restart = self.may_restart();
+        let deadline = |instance: &Instance| match instance.phase {
+            Phase::Terminating {
+                deadline,
+                hung: false,
+                ..
+            } => Some(deadline),
+            Phase::Stopped if instance.restart_at.is_some() => instance.restart_at.filter(|_| may_restart),
+            Phase::Stopped => instance.kept_until,
+            _ => None,
+        };
+        let ends = self.instances.values().filter_map(deadline);
+        let retry = (self.connected && !self.held.is_empty()).then_some(self.retry_due);
+        let report = self.report_due.filter(|_| self.connected);
+        let all = ends.chain(retry).chain(report).chain([stats]);
+        all.min().unwrap_or(stats)
+    }
+
+    /// What it knows, with what others know.
+    pub(crate) fn figures(
+        &self,
+        client: ClientFigures,
+        crews: Vec<CrewFigures>,
+        reports: u64,
+    ) -> AgentFigures {
+        let mut instances = BTreeMap::new();
+        for instance in self.instances.values() {
+            let state = match instance.phase {
+                Phase::Launching { .. } => "launching",
+                Phase::Active => "active",
+                Phase::Terminating { hung: true, .. } => "hung",
+                Phase::Terminating { .. } => "terminating",
+                Phase::Stopped => "stopped",
+                Phase::Removing => "removing",
+            };
+            *instances.entry(state).or_default() += 1;
+        }
+        AgentFigures {
+            client,
+            status: self.announced.as_ref().and_then(|frame| frame.kind().name()),
+            instances,
+            max_instances: self.settings.max_instances,
+            crews,
+            reports,
+            starts: self.tally.starts,
+            failures: self.tally.failures.clone(),
+            restarts: self.tally.restarts,
+            frames_held: self.held.len(),
+        }
+    }
+
+    /// How many instances there are and run.
+    #[cfg(test)]
+    pub(crate) fn instances(&self) -> usize {
+        self.instances.len()
+    }
+
+    fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
+        self.connected = true;
+        if let Some(configuration) = configuration {
+            self.configure(&configuration);
+        }
+        self.announce(true);
+        self.repeat_failures();
+        self.send_held();
+        // A concentrator may have forgotten.
+        self.tenants.forget();
+        self.report_due = Some(now);
+    }
+
+    fn unsent(&mut self, now: Instant, frame: Frame) {
+        self.retry_due = now + RETRY;
+        if frame.kind().frame_type == FrameType::STATUS {
+            // Sent anew with the next STATS, which know more.
+            self.announced = None;
+            return;
+        }
+        if frame.kind() == Command::STATS {
+            return;
+        }
+        self.hold(frame);
+    }
+
+    fn frame(&mut self, now: Instant, frame: &Frame) {
+        if frame.kind().frame_type == FrameType::COMMAND {
+            self.command(now, frame);
+            if frame.trace().is_some() {
+                self.tell(&TraceReport::from_frames([frame]));
+            }
+        } else if frame.kind() != Status::CONNECTED {
+            debug!("{}: {} is not for agents", self.settings.node, frame.kind());
+        }
+    }
+
+    /// Applies a configuration, or sends it back.
+    fn configure(&mut self, payload: &Bytes) {
+        match Configure::decode_valid(payload) {
+            Ok(configure) => {
+                if configure.launcher != self.launcher
+                    && let Some(more) = self.log.admit((), "new configuration", self.now)
+                {
+                    let launcher = format!("{:?}", configure.launcher);
+                    info!(
+                        "{}: new configuration: {}{more}",
+                        self.settings.node,
+                        excerpt(launcher)
+                    );
+                }
+                self.launcher = configure.launcher;
+            }
+            Err(e) => {
+                self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
+                self.tell(&InvalidConfiguration {
+                    refused: payload.clone(),
+                });
+            }
+        }
+    }
+
+    fn done(&mut self, now: Instant, done: Done) {
+        match done {
+            Done::Began { instance, began } => {
+                if let Some(instance) = self.instances.get_mut(&instance) {
+                    instance.record.started = began;
+                }
+            }
+            Done::Condemned { instance, why } => {
+                if let Some(instance) = self.instances.get_mut(&instance) {
+                    instance.record.detail = excerpt(why).to_string();
+                }
+            }
+            Done::Launched { instance, result } => {
+                match result {
+                    Ok(handle) => self.launched(now, instance, &handle),
+                    Err(error) => self.not_launched(now, instance, &error),
+                }
+                self.stats_soon(now);
+            }
+            Done::Removed { instance, result } => {
+                self.removed(now, instance, result);
+                self.stats_soon(now);
+            }
+            Done::Volume { instance, op, result } => {
+                self.volume_done(instance, op, result);
+                self.stats_soon(now);
+            }
+            Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
+            Done::Measured { facts, usages } => self.measured(facts, usages),
+        }
+    }
+
+    fn send_held(&mut self) {
+        self.actions.extend(self.held.drain(..).map(Action::Send));
+    }
+
+    /// Sends a payload that must not be lost, now or once a session stands.
+    fn tell<T: Payload>(&mut self, payload: &T) {
+        let frame = Frame::of(payload);
+        if self.connected {
+            self.actions.push(Action::Send(frame));
+        } else {
+            self.hold(frame);
+        }
+    }
+
+    fn hold(&mut self, frame: Frame) {
+        // Of no use to the next session.
+        if frame.kind() == ErrorCode::INVALID_CONFIGURATION {
+            return;
+        }
+        if self.held.len() >= MAX_HELD {
+            let dropped = self.held.pop_front();
+            let kind = dropped.map(|frame| frame.kind().to_string()).unwrap_or_default();
+            let dropped = format_args!("too much waits for a session: {kind} is dropped");
+            self.complain("dropped", dropped);
+        }
+        self.held.push_back(frame);
+    }
+
+    /// Logs what came of a command, unless there is too much of its kind:
+    /// whoever commands could fill the log otherwise.
+    fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
+        if let Some(more) = self.log.admit((), kind, self.now) {
+            warn!("{}: {}{more}", self.settings.node, excerpt(what));
+        }
+    }
+
+    fn job(&mut self, job: Job) {
+        self.actions.push(Action::Job(job));
+    }
+}

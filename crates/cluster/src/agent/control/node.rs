@@ -1,0 +1,492 @@
+//! What the node tells of itself: status, capacity, STATS, tenants.
+//!
+//! Capacity is what the machine has, or what the agent was told to give:
+//!
+//! | | by the machine | by `--mem`, `--disk` |
+//! |---|---|---|
+//! | total | the system's figure | that |
+//! | available | what is free now, less what instances were promised and don't use yet | that, less what they were promised |
+//!
+//! An instance is promised its memory while it runs, and its disk (the
+//! volumes that are `local`) as long as it is there.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use uuid::Uuid;
+
+use super::{Action, Control, Instance, Job, Mode, PATIENCE, Phase, SETTLE, Subject, Usage};
+use crate::machine::Facts;
+use crate::scheduler::placement::Needs;
+use crate::subnet::Subnet;
+use ssntp::Role;
+use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
+use ssntp::payload::{
+    Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, TenantRemoved,
+    subnet_key, timestamp,
+};
+use ssntp::proto::{Frame, Status};
+
+/// How many instances may be on their way out before they count.
+const RETIRING: usize = 256;
+/// With less than that free, in MB, a machine is full.
+const RESERVE_MB: i64 = 64;
+/// By what part of the total the machine's own figures have to change before
+/// READY is sent again.
+const NOTABLE: i64 = 20;
+
+/// What a node has, in MB; -1 unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Capacity {
+    pub(super) mem_total: i64,
+    pub(super) mem_available: i64,
+    pub(super) disk_total: i64,
+    pub(super) disk_available: i64,
+}
+
+impl Control {
+    pub(super) fn capacity(&self) -> Capacity {
+        let (mut mem, mut mem_unused, mut disk, mut disk_unused) = (0i64, 0i64, 0i64, 0i64);
+        for instance in self.instances.values() {
+            let needs = needs(instance);
+            let unused = |promised: i64, used: i64| promised.saturating_sub(used.max(0)).max(0);
+            if instance.is_running() {
+                mem = mem.saturating_add(needs.mem_mb);
+                mem_unused = mem_unused.saturating_add(unused(needs.mem_mb, instance.usage.memory_mb));
+            }
+            disk = disk.saturating_add(needs.disk_mb);
+            disk_unused = disk_unused.saturating_add(unused(needs.disk_mb, instance.usage.disk_mb));
+        }
+        let facts = &self.facts;
+        let (mem_total, mem_available) = match self.settings.mem_mb {
+            Some(total) => (total, (total.saturating_sub(mem)).max(0)),
+            None => (facts.mem_total_mb, less(facts.mem_available_mb, mem_unused)),
+        };
+        let (disk_total, disk_available) = match self.settings.disk_mb {
+            Some(total) => (total, (total.saturating_sub(disk)).max(0)),
+            None => (facts.disk_total_mb, less(facts.disk_available_mb, disk_unused)),
+        };
+        Capacity {
+            mem_total,
+            mem_available,
+            disk_total,
+            disk_available,
+        }
+    }
+
+    /// Whether what an instance needs is there.
+    pub(super) fn has_room(&self, needs: &Needs, for_restart: bool) -> bool {
+        let capacity = self.capacity();
+        let fits = |needed: i64, available: i64| needed <= 0 || available < 0 || needed <= available;
+        let mem = !self.launcher.mem_limit || fits(needs.mem_mb, capacity.mem_available);
+        // A stopped instance has its disk, and its place in the list.
+        let disk = for_restart || !self.launcher.disk_limit || fits(needs.disk_mb, capacity.disk_available);
+        let place = for_restart || self.places_taken() < self.settings.max_instances;
+        mem && disk && place && (for_restart || !self.is_full())
+    }
+
+    /// How many instances count: not those that have ended and will be deleted,
+    /// of which there is a bound of its own, nor those that are just being deleted,
+    /// unless a disk holds up so many that the node is better full.
+    fn places_taken(&self) -> usize {
+        let (mut counted, mut retiring) = (0, 0);
+        for instance in self.instances.values().filter(|instance| !instance.is_retained()) {
+            match instance.is_retiring() {
+                true => retiring += 1,
+                false => counted += 1,
+            }
+        }
+        counted + usize::saturating_sub(retiring, RETIRING)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        let capacity = self.capacity();
+        let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
+        let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
+        self.places_taken() >= self.settings.max_instances
+            || (self.launcher.mem_limit && low(capacity.mem_available, self.settings.mem_mb))
+            || (self.launcher.disk_limit && low(capacity.disk_available, self.settings.disk_mb))
+    }
+
+    pub(super) fn status(&self) -> NodeStatus {
+        if self.offline {
+            NodeStatus::Offline
+        } else if self.mode != Mode::Normal {
+            // Also while it is being emptied: it takes no START.
+            NodeStatus::Maintenance
+        } else if self.is_full() {
+            NodeStatus::Full
+        } else {
+            NodeStatus::Ready
+        }
+    }
+
+    fn ready(&self) -> Ready {
+        let capacity = self.capacity();
+        Ready {
+            mem_total_mb: capacity.mem_total,
+            mem_available_mb: capacity.mem_available,
+            disk_total_mb: capacity.disk_total,
+            disk_available_mb: capacity.disk_available,
+            ..self.facts.ready(self.settings.node)
+        }
+    }
+
+    /// Sends the node's status if it differs from what was sent last, or in
+    /// any case.
+    pub(super) fn announce(&mut self, in_any_case: bool) {
+        // While it is being emptied, a node asks for nothing and gives no
+        // news: what follows is MAINTENANCE.
+        if !self.connected || (self.mode == Mode::Evacuating && !self.offline) {
+            return;
+        }
+        let frame = match self.status() {
+            NodeStatus::Offline => Frame::new(Status::OFFLINE),
+            NodeStatus::Full => Frame::new(Status::FULL),
+            NodeStatus::Maintenance => Frame::of(&Maintenance {
+                ready: Some(self.ready()),
+            }),
+            _ => Frame::of(&self.ready()),
+        };
+        if in_any_case || self.announced.as_ref() != Some(&frame) {
+            self.announced = Some(frame.clone());
+            self.actions.push(Action::Send(frame));
+        }
+    }
+
+    /// MAINTENANCE once the last instance has stopped, but for those that do not
+    /// even end when they are killed: nobody knows whether they ever will.
+    pub(super) fn check_evacuated(&mut self, now: Instant) {
+        let busy = |instance: &Instance| match instance.phase {
+            Phase::Terminating { hung, .. } => !hung,
+            phase => phase != Phase::Stopped,
+        };
+        if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
+            self.mode = Mode::Maintenance;
+            self.announce(true);
+            self.reach_next_state();
+            self.stats_soon(now);
+        }
+    }
+
+    /// STATS are to tell of a change. Nothing is measured for that: what a node
+    /// has to say of its instances must not wait for their disks.
+    pub(super) fn stats_soon(&mut self, now: Instant) {
+        let due = now + SETTLE;
+        self.report_due = Some(self.report_due.map_or(due, |before| before.min(due)));
+    }
+
+    pub(super) fn stats_tick(&mut self, now: Instant) {
+        if self.report_due.is_some_and(|due| now >= due) {
+            self.send_stats();
+        }
+        match self.measuring_since {
+            Some(since) if now >= since + PATIENCE => {
+                // A file system that doesn't answer, say.
+                self.measuring_since = Some(now);
+                self.send_stats();
+            }
+            Some(_) => {}
+            None if now >= self.stats_due => {
+                self.stats_due = now + self.settings.interval;
+                self.measuring_since = Some(now);
+                let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Subject>)> = self
+                    .settings
+                    .drivers
+                    .iter()
+                    .map(|d| (Arc::clone(d), Vec::new()))
+                    .collect();
+                for instance in self.instances.values_mut() {
+                    let Some(driver) = &instance.driver else { continue };
+                    let is_running = instance.is_running();
+                    // What has ended changes no more.
+                    if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
+                        continue;
+                    }
+                    let needs = needs(instance);
+                    let subject = Subject {
+                        place: instance.place.clone(),
+                        handle: instance.record.handle(),
+                        vcpus: needs.vcpus,
+                        mem_mb: needs.mem_mb,
+                    };
+                    if let Some((_, subjects)) = by_driver.iter_mut().find(|(d, _)| d.name() == driver.name())
+                    {
+                        subjects.push(subject);
+                    }
+                }
+                by_driver.retain(|(_, subjects)| !subjects.is_empty());
+                self.job(Job::Measure(by_driver));
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
+        self.measuring_since = None;
+        self.facts = facts;
+        for (id, usage) in usages {
+            if let Some(instance) = self.instances.get_mut(&id) {
+                instance.usage = usage;
+            }
+        }
+        if self.is_news() {
+            self.announce(true);
+        }
+        self.send_stats();
+    }
+
+    /// Whether the status changed, or the figures by more than the noise of
+    /// a machine.
+    fn is_news(&self) -> bool {
+        let Some(before) = &self.announced else {
+            return true;
+        };
+        let kind = match self.status() {
+            NodeStatus::Offline => Status::OFFLINE,
+            NodeStatus::Full => Status::FULL,
+            NodeStatus::Maintenance => Status::MAINTENANCE,
+            _ => Status::READY,
+        };
+        if before.kind() != kind {
+            return true;
+        }
+        let (Ok(before), now) = (before.payload::<Ready>(), self.ready()) else {
+            return false;
+        };
+        let moved = |a: i64, b: i64, total: i64| (a - b).abs() > (total / NOTABLE).max(1);
+        moved(before.mem_available_mb, now.mem_available_mb, now.mem_total_mb)
+            || moved(before.disk_available_mb, now.disk_available_mb, now.disk_total_mb)
+    }
+
+    pub(super) fn send_stats(&mut self) {
+        if self.connected {
+            self.report_due = None;
+            let frame = readable(self.stats());
+            self.actions.push(Action::Send(frame));
+            for instance in self.instances.values_mut() {
+                instance.restart_untold = false;
+            }
+        }
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let capacity = self.capacity();
+        Stats {
+            mem_total_mb: capacity.mem_total,
+            mem_available_mb: capacity.mem_available,
+            disk_total_mb: capacity.disk_total,
+            disk_available_mb: capacity.disk_available,
+            instances: self
+                .instances
+                .iter()
+                .map(|(id, i)| instance_stats(*id, i))
+                .collect(),
+            interval: self.interval(),
+            ..self.facts.stats(self.settings.node, self.status())
+        }
+    }
+
+    /// In whole seconds, at least one: the scheduler counts on it.
+    fn interval(&self) -> i64 {
+        let interval = self.settings.interval;
+        let seconds = interval.as_secs() + u64::from(interval.subsec_nanos() > 0);
+        i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
+    }
+
+    /// Tells concentrators which tenants came and went. Compute nodes alone
+    /// have a tunnel to them.
+    pub(super) fn sync_tenants(&mut self) {
+        if !self.connected || !self.settings.role.contains(Role::AGENT) {
+            return;
+        }
+        let mut present = BTreeMap::new();
+        for instance in self.instances.values().filter(|i| is_up(i)) {
+            if let Some(tenant) = self.tenant_of(instance) {
+                present.insert(key(&tenant), tenant);
+            }
+        }
+        let before = std::mem::take(&mut self.tenants.0);
+        for tenant in present
+            .values()
+            .filter(|t| !before.get(&key(t)).is_some_and(|(_, told)| *told))
+        {
+            self.tell(tenant);
+        }
+        for (key, (tenant, _)) in &before {
+            if !present.contains_key(key) {
+                self.tell(&removed(tenant));
+            }
+        }
+        self.tenants.0 = present
+            .into_iter()
+            .map(|(key, tenant)| (key, (tenant, true)))
+            .collect();
+    }
+
+    fn tenant_of(&self, instance: &Instance) -> Option<TenantAdded> {
+        let start = &instance.start.as_ref()?.start;
+        let networking = &start.networking;
+        if networking.concentrator_uuid.is_empty() {
+            return None;
+        }
+        // Without a subnet there is nothing to send through a tunnel.
+        let subnet: Subnet = networking.subnet.parse().ok()?;
+        let own_key = match subnet.network() {
+            IpAddr::V4(network) => subnet_key(network),
+            IpAddr::V6(_) => 0,
+        };
+        Some(TenantAdded {
+            agent_uuid: self.settings.node.into(),
+            agent_ip: self.tunnel_ip(),
+            tenant_uuid: start.tenant_uuid.clone(),
+            tenant_subnet: subnet.to_string(),
+            concentrator_uuid: networking.concentrator_uuid.clone(),
+            concentrator_ip: networking.concentrator_ip.clone(),
+            subnet_key: networking.subnet_key.parse().unwrap_or(own_key),
+        })
+    }
+
+    /// The address on which this node has its end of tunnels: one in the
+    /// configured compute network, else the first.
+    fn tunnel_ip(&self) -> String {
+        let nets: Vec<Subnet> = self
+            .launcher
+            .compute_net
+            .iter()
+            .filter_map(|net| net.parse().ok())
+            .collect();
+        let ips = || self.facts.networks.iter().map(|network| &network.ip);
+        let configured = |ip: &&String| {
+            let ip = ip.parse::<IpAddr>();
+            ip.is_ok_and(|ip| nets.iter().any(|net| net.contains(ip)))
+        };
+        ips()
+            .find(configured)
+            .or_else(|| ips().next())
+            .cloned()
+            .unwrap_or_default()
+    }
+}
+
+/// Which concentrators know of which tenants here, and whether the session
+/// that stands was told.
+#[derive(Debug, Default)]
+pub(super) struct Tenants(BTreeMap<TenantKey, (TenantAdded, bool)>);
+
+type TenantKey = (Id, Id, String);
+
+impl Tenants {
+    /// Tells all of them anew.
+    pub(super) fn forget(&mut self) {
+        self.0.values_mut().for_each(|(_, told)| *told = false);
+    }
+}
+
+fn key(tenant: &TenantAdded) -> TenantKey {
+    (
+        tenant.concentrator_uuid.clone(),
+        tenant.tenant_uuid.clone(),
+        tenant.tenant_subnet.clone(),
+    )
+}
+
+fn removed(tenant: &TenantAdded) -> TenantRemoved {
+    let tenant = tenant.clone();
+    TenantRemoved {
+        agent_uuid: tenant.agent_uuid,
+        agent_ip: tenant.agent_ip,
+        tenant_uuid: tenant.tenant_uuid,
+        tenant_subnet: tenant.tenant_subnet,
+        concentrator_uuid: tenant.concentrator_uuid,
+        concentrator_ip: tenant.concentrator_ip,
+        subnet_key: tenant.subnet_key,
+    }
+}
+
+fn is_up(instance: &Instance) -> bool {
+    matches!(instance.phase, Phase::Active | Phase::Terminating { .. })
+}
+
+fn needs(instance: &Instance) -> Needs {
+    let start = instance.start.as_ref();
+    // Checked when the START came.
+    start
+        .and_then(|start| Needs::of(&start.start).ok())
+        .unwrap_or_default()
+}
+
+/// Less what is spoken for; unknown stays unknown.
+fn less(available: i64, promised: i64) -> i64 {
+    match available {
+        ..0 => -1,
+        _ => available.saturating_sub(promised).max(0),
+    }
+}
+
+/// STATS in a frame that can be read: where they are too long, because of many
+/// instances, what people have said of them is left out first, and then all that
+/// is not needed to know how things are.
+fn readable(mut stats: Stats) -> Frame {
+    let mut frame = Frame::of(&stats);
+    for keeps_names in [true, false] {
+        if frame.payload_bytes().len() <= MAX_DOCUMENT_LEN {
+            break;
+        }
+        for instance in &mut stats.instances {
+            let whole = std::mem::take(instance);
+            *instance = match keeps_names {
+                true => InstanceStats {
+                    labels: BTreeMap::new(),
+                    detail: String::new(),
+                    ..whole
+                },
+                false => InstanceStats {
+                    name: String::new(),
+                    started: String::new(),
+                    ended: String::new(),
+                    ..whole
+                },
+            };
+        }
+        frame = Frame::of(&stats);
+    }
+    frame
+}
+
+fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
+    let record = &instance.record;
+    let start = instance.start.as_ref().map(|start| &start.start);
+    // Of a launch, the record still tells of the run before.
+    let run = !matches!(instance.phase, Phase::Launching { .. });
+    let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
+    let is_over = matches!(instance.phase, Phase::Stopped | Phase::Removing);
+    let state = match instance.phase {
+        Phase::Launching { .. } => InstanceState::Pending,
+        Phase::Active => InstanceState::Active,
+        Phase::Terminating { hung: true, .. } => InstanceState::Hung,
+        Phase::Terminating { .. } | Phase::Removing => InstanceState::Stopping,
+        Phase::Stopped if instance.start.is_none() || instance.driver.is_none() => InstanceState::Missing,
+        Phase::Stopped => InstanceState::Exited,
+    };
+    InstanceStats {
+        instance_uuid: id.into(),
+        state,
+        restarts: instance.record.restarts.into(),
+        memory_usage_mb: instance.usage.memory_mb,
+        disk_usage_mb: instance.usage.disk_mb,
+        cpu_usage: instance.usage.cpu_percent,
+        volumes: instance.volumes.iter().map(|volume| Id::from(*volume)).collect(),
+        name: start.map(|start| start.name.clone()).unwrap_or_default(),
+        labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
+        started: time(record.started),
+        ended: time(record.ended),
+        exit_code: if is_over { record.exit_code.into() } else { -1 },
+        exit_signal: if is_over { record.exit_signal.into() } else { 0 },
+        out_of_memory: is_over && record.out_of_memory,
+        detail: if run { record.detail.clone() } else { String::new() },
+        ..InstanceStats::default()
+    }
+}

@@ -1,0 +1,157 @@
+//! Instances that are started again by their node, as their START says.
+//!
+//! ```text
+//!            ended by itself, and its policy says so
+//!  Active ───────────────────────────────────────────▶ Stopped, due at some time
+//!     ▲                                                  │  │
+//!     └──────────────── Launching ◀── that time has come ┘  └─ STOP, EVACUATE: it stays;
+//!                           └── failed: due again, later       DELETE: it goes
+//! ```
+//!
+//! Whoever asks for an end is obeyed, at whatever point it is. Until it is started
+//! again, STATS say `exited`: for whoever waits for its START it has run. It waits
+//! while the node is OFFLINE. That it is due is a part of its record, so the next
+//! agent goes on, also after the machine was booted.
+
+use std::time::{Duration, Instant};
+
+use log::info;
+use uuid::Uuid;
+
+use super::{Control, Mode, Phase};
+use crate::agent::driver::Exit;
+use crate::scheduler::placement::Needs;
+use ssntp::payload::RestartPolicy;
+use ssntp_transport::excerpt;
+
+/// How long the first restart is waited for; each further one twice as long, up
+/// to the most. A program that fails at once costs a node some 300 runs a day.
+const FIRST: Duration = Duration::from_secs(1);
+const MOST: Duration = Duration::from_secs(300);
+/// How long an instance has to run for its next restart to be the first again:
+/// longer than the longest wait.
+const HEALTHY: Duration = Duration::from_secs(600);
+
+impl Control {
+    /// Whether instances are started again now, and not later.
+    pub(super) fn may_restart(&self) -> bool {
+        !self.offline && self.mode == Mode::Normal
+    }
+
+    /// An instance has ended by itself.
+    pub(super) fn restart_or_keep(&mut self, id: Uuid, exit: Exit) {
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if self.now.saturating_duration_since(instance.since) >= HEALTHY {
+            instance.record.restarts_in_row = 0;
+        }
+        let policy = instance.start.as_ref().map(|start| &start.start.restart_policy);
+        let again = match policy {
+            Some(RestartPolicy::Always) => true,
+            Some(RestartPolicy::OnFailure) => exit.code != Some(0),
+            _ => false,
+        };
+        match again {
+            true => self.schedule_restart(id),
+            false => self.keep_for_now(id),
+        }
+    }
+
+    /// It could not be started again: that is tried later.
+    pub(super) fn restart_later(&mut self, id: Uuid, why: &str) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
+            self.schedule_restart(id);
+            self.save(id);
+        }
+    }
+
+    fn schedule_restart(&mut self, id: Uuid) {
+        let (now, node) = (self.now, self.settings.node);
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        let limit = instance
+            .start
+            .as_ref()
+            .map_or(0, |start| start.start.restart_limit);
+        let record = &mut instance.record;
+        record.restart_due = limit == 0 || record.restarts_in_row < limit;
+        if !record.restart_due {
+            record.detail = format!("it was started again {limit} times in a row, and is not any more");
+            info!("{node}: instance {id}: {}", record.detail);
+            return self.keep_for_now(id);
+        }
+        let wait = wait(record.restarts_in_row);
+        record.restarts_in_row = record.restarts_in_row.saturating_add(1);
+        instance.restart_at = Some(now + wait);
+        info!("{node}: instance {id} is started again in {} s", wait.as_secs());
+    }
+
+    /// What a former agent left ended, so long ago.
+    pub(super) fn take_up(&mut self, id: Uuid, age: Duration) {
+        let now = self.now;
+        let Some(instance) = self.instances.get_mut(&id) else {
+            return;
+        };
+        if instance.record.restart_due {
+            // The one that was waited for.
+            let wait = wait(instance.record.restarts_in_row.saturating_sub(1));
+            instance.restart_at = Some(now + wait);
+        } else {
+            self.keep_for(id, self.retention().saturating_sub(age));
+        }
+    }
+
+    /// Starts what is due.
+    pub(super) fn restart_due(&mut self, now: Instant) {
+        if !self.may_restart() {
+            return;
+        }
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| now >= at);
+        let due = self.instances.iter().filter(|(_, instance)| {
+            instance.phase == Phase::Stopped && instance.record.restart_due && is_due(instance.restart_at)
+        });
+        let due: Vec<_> = due.map(|(id, _)| *id).collect();
+        for id in due {
+            self.start_again(id);
+            self.stats_soon(now);
+        }
+    }
+
+    /// What it needs is lost.
+    fn give_up(&mut self, id: Uuid) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.record.restart_due = false;
+            instance.restart_at = None;
+            self.save(id);
+        }
+    }
+
+    fn start_again(&mut self, id: Uuid) {
+        let Some(instance) = self.instances.get(&id) else {
+            return;
+        };
+        let (Some(start), Some(driver)) = (instance.start.clone(), instance.driver.clone()) else {
+            return self.give_up(id);
+        };
+        if let Err(e) = self.settings.policy.check(driver.name(), &start.start) {
+            return self.restart_later(id, &e.why);
+        }
+        let needs = Needs::of(&start.start).unwrap_or_default();
+        if !self.has_room(&needs, true) {
+            return self.restart_later(id, "there is no room");
+        }
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.record.restarts = instance.record.restarts.saturating_add(1);
+        }
+        self.tally.restarts += 1;
+        self.launch_again(id, driver, start, None);
+    }
+}
+
+/// Before a restart that follows so many others.
+fn wait(in_row: u32) -> Duration {
+    FIRST.saturating_mul(2u32.saturating_pow(in_row)).min(MOST)
+}

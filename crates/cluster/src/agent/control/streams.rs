@@ -1,0 +1,79 @@
+//! Streams of what instances write: whose they are, and when one that follows
+//! has nothing more to come. Reading is done elsewhere.
+
+use uuid::Uuid;
+
+use super::{Action, Control};
+use crate::agent::driver::Place;
+use ssntp::payload::InvalidFrameType;
+use ssntp::proto::{Command, Frame, OpenStream, StreamCredit, StreamEndReason, StreamEnded, stream_of};
+
+/// What is to be done about streams.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StreamOrder {
+    /// Begin one, of an instance that lives there and runs, or does not.
+    Open {
+        open: OpenStream,
+        place: Place,
+        runs: bool,
+    },
+    Credit(StreamCredit),
+    Close(Uuid),
+    /// The session is over, and all streams with it.
+    CloseAll,
+    /// An instance has ended: all that it wrote is on disk.
+    Ended(Uuid),
+}
+
+impl Control {
+    /// A command about streams. One for a stream that is over is none.
+    pub(super) fn stream(&mut self, frame: &Frame) {
+        let payload = frame.payload_bytes();
+        let order = match Command(frame.kind().operand) {
+            Command::OPEN_STREAM => OpenStream::decode(payload).map(|open| self.open_stream(open)),
+            Command::STREAM_CREDIT => {
+                StreamCredit::decode(payload).map(|credit| Action::Stream(StreamOrder::Credit(credit)))
+            }
+            _ => stream_of(payload).map(|stream| Action::Stream(StreamOrder::Close(stream))),
+        };
+        match order {
+            Some(action) => self.actions.push(action),
+            None => self.tell(&InvalidFrameType::new(frame.kind(), "invalid_data".into())),
+        }
+    }
+
+    fn open_stream(&mut self, open: OpenStream) -> Action {
+        let Some(instance) = self.instances.get(&open.instance) else {
+            let text = format!("node {} does not have it", self.settings.node);
+            let ended = StreamEnded::new(open.stream, StreamEndReason::NO_INSTANCE, text);
+            return Action::Send(ended.frame());
+        };
+        let runs = instance.is_running();
+        if runs && open.follow {
+            self.followed.insert(open.instance);
+        }
+        Action::Stream(StreamOrder::Open {
+            open,
+            place: instance.place.clone(),
+            runs,
+        })
+    }
+
+    /// Says which instances have ended that somebody follows. One that nobody
+    /// does any more is forgotten as late: there are no more than instances.
+    pub(super) fn sync_streams(&mut self) {
+        let Self {
+            followed,
+            instances,
+            actions,
+            ..
+        } = self;
+        followed.retain(|id| {
+            let runs = instances.get(id).is_some_and(super::Instance::is_running);
+            if !runs {
+                actions.push(Action::Stream(StreamOrder::Ended(*id)));
+            }
+            runs
+        });
+    }
+}

@@ -1,0 +1,579 @@
+//! Restarts by policy, and how long ended instances are kept.
+
+use std::time::SystemTime;
+
+use super::*;
+use crate::agent::policy::Policy;
+use ssntp::client::{ClientCounters, ClientFigures};
+
+fn restarting(policy: RestartPolicy) -> Start {
+    Start {
+        restart_policy: policy,
+        ..start(ONE)
+    }
+}
+
+/// Seconds until it is started again; the time has come then.
+fn wait_for_restart(stage: &mut Stage) -> u64 {
+    stage.jobs.clear();
+    for second in 0..=400 {
+        if stage.jobs.iter().any(|job| matches!(job, Job::Launch(_))) {
+            return second;
+        }
+        stage.pass(Duration::from_secs(1));
+    }
+    panic!("it is not started again");
+}
+
+#[track_caller]
+fn stays_ended(stage: &mut Stage) {
+    stage.jobs.clear();
+    for _ in 0..400 {
+        stage.pass(Duration::from_secs(1));
+    }
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Launch(_))));
+}
+
+fn restarts(stage: &mut Stage) -> i64 {
+    stage.stats().instances[0].restarts
+}
+
+#[test]
+fn an_instance_is_started_again_as_its_policy_says() {
+    use RestartPolicy::{Always, Never, OnFailure};
+
+    for (policy, code, again) in [
+        (Never, 1, false),
+        (OnFailure, 0, false),
+        (OnFailure, 1, true),
+        (Always, 0, true),
+        (Always, 137, true),
+    ] {
+        let mut stage = Stage::new();
+        stage.run(&restarting(policy.clone()));
+        stage.sent.clear();
+        stage.end(ONE, code);
+        assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+        let record = stage.job(|job| match job {
+            Job::Save { record, .. } => Some(record.clone()),
+            _ => None,
+        });
+        assert_eq!(record.restart_due, again, "{policy} {code}");
+        if !again {
+            stays_ended(&mut stage);
+            continue;
+        }
+        assert_eq!(wait_for_restart(&mut stage), 1);
+        assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
+        stage.launched(ONE);
+        assert_eq!(
+            (stage.state(ONE), restarts(&mut stage)),
+            (Some(InstanceState::Active), 1)
+        );
+        stage.nothing::<RestartFailure>();
+    }
+}
+
+#[test]
+fn restarts_wait_ever_longer_until_it_has_run_for_long() {
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    let mut waits = Vec::new();
+    for _ in 0..11 {
+        stage.end(ONE, 1);
+        waits.push(wait_for_restart(&mut stage));
+        stage.launched(ONE);
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+    stage.pass(Duration::from_secs(600));
+    stage.end(ONE, 1);
+    assert_eq!(wait_for_restart(&mut stage), 1);
+    stage.launched(ONE);
+    assert_eq!(restarts(&mut stage), 12);
+}
+
+#[test]
+fn restarts_in_a_row_have_a_limit() {
+    let mut stage = Stage::new();
+    let mut start = restarting(RestartPolicy::OnFailure);
+    start.restart_limit = 2;
+    stage.run(&start);
+    for _ in 0..2 {
+        stage.end(ONE, 1);
+        wait_for_restart(&mut stage);
+        stage.launched(ONE);
+    }
+    stage.end(ONE, 1);
+    stays_ended(&mut stage);
+    assert_eq!(restarts(&mut stage), 2);
+    // Whoever starts it by hand begins anew.
+    stage.send(&restart(ONE));
+    stage.launched(ONE);
+    stage.end(ONE, 1);
+    assert_eq!(wait_for_restart(&mut stage), 1);
+}
+
+#[test]
+fn whoever_asks_for_an_end_is_obeyed() {
+    // While it runs.
+    for persistent in [false, true] {
+        let mut start = restarting(RestartPolicy::Always);
+        if persistent {
+            start.persistence = Persistence::Host;
+        }
+        let mut stage = Stage::new();
+        stage.run(&start);
+        stage.send(&stop(ONE));
+        stage.end(ONE, 143);
+        match persistent {
+            true => stays_ended(&mut stage),
+            false => stage.removed(ONE),
+        }
+
+        // While it waits.
+        let mut stage = Stage::new();
+        stage.run(&start);
+        stage.end(ONE, 1);
+        stage.send(&stop(ONE));
+        stage.nothing::<StopFailure>();
+        if persistent {
+            assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE);
+            stays_ended(&mut stage);
+            stage.send(&stop(ONE));
+            assert_eq!(
+                stage.next::<StopFailure>().reason,
+                StopFailureReason::AlreadyStopped
+            );
+        } else {
+            stage.removed(ONE);
+            stage.next::<InstanceDeleted>();
+        }
+
+        // While it is launched again.
+        let mut stage = Stage::new();
+        stage.run(&start);
+        stage.end(ONE, 1);
+        wait_for_restart(&mut stage);
+        stage.send(&stop(ONE));
+        stage.launched(ONE);
+        stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
+        stage.end(ONE, 143);
+        match persistent {
+            true => stays_ended(&mut stage),
+            false => stage.removed(ONE),
+        }
+    }
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    stage.end(ONE, 1);
+    stage.send(&delete(ONE, false));
+    stage.removed(ONE);
+    stage.next::<InstanceDeleted>();
+
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    stage.end(ONE, 1);
+    stage.sent.clear();
+    stage.send(&evacuate());
+    stage.removed(ONE);
+    assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE);
+    stage.next::<Maintenance>();
+}
+
+#[test]
+fn a_restart_that_fails_is_tried_again_and_nobody_is_told_of_a_failure() {
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    stage.end(ONE, 1);
+    wait_for_restart(&mut stage);
+    stage.jobs.clear();
+    stage.feed(Input::Done(Done::Launched {
+        instance: ONE,
+        result: Err(LaunchError::launch("no such program")),
+    }));
+    let record = stage.job(|job| match job {
+        Job::Save { record, .. } => Some(record.clone()),
+        _ => None,
+    });
+    assert!(
+        record.restart_due && record.detail.contains("no such program"),
+        "{record:?}"
+    );
+    assert_eq!(wait_for_restart(&mut stage), 2);
+    stage.nothing::<RestartFailure>();
+}
+
+#[test]
+fn nothing_is_started_again_while_the_node_is_out_of_service() {
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    stage.feed(Input::ToggleOffline);
+    stage.job(|job| matches!(job, Job::SaveNode(node, None) if node.offline).then_some(()));
+    stage.end(ONE, 1);
+    stays_ended(&mut stage);
+    assert!(
+        stage.control.next_deadline() > stage.now,
+        "nobody turns in circles"
+    );
+    stage.feed(Input::ToggleOffline);
+    stage.job(|job| matches!(job, Job::Launch(_)).then_some(()));
+}
+
+fn adopting(record: Record, start: Start, node: NodeRecord, rebooted: bool, exit: Exit) -> Stage {
+    let fake = Fake {
+        found: Some(exit),
+        ..Fake::default()
+    };
+    let mut stage = Stage::offline(Settings {
+        drivers: vec![Arc::new(fake)],
+        ..settings()
+    });
+    let stored = Stored {
+        instance: ONE,
+        record: Some(record),
+        start: Some(Box::new(start.into())),
+        volumes: BTreeSet::new(),
+        rebooted,
+        age: Duration::from_secs(10),
+    };
+    stage.control.adopt(node, vec![stored], stage.now);
+    stage.connect();
+    stage
+}
+
+fn record() -> Record {
+    Record {
+        driver: "fake".into(),
+        ..Record::default()
+    }
+}
+
+#[test]
+fn what_ran_when_its_node_was_booted_is_started_again_as_its_policy_says() {
+    for (policy, exit, again) in [
+        (RestartPolicy::Never, Exit::default(), false),
+        (RestartPolicy::OnFailure, Exit::default(), true),
+        (RestartPolicy::OnFailure, Exit::code(0), false),
+        (RestartPolicy::Always, Exit::code(0), true),
+    ] {
+        let ran = Record {
+            restarts_in_row: 7,
+            ..record().running(&handle(ONE))
+        };
+        let is_known = exit.code.is_some();
+        let mut stage = adopting(ran, restarting(policy), NodeRecord::default(), true, exit);
+        let record = stage.job(|job| match job {
+            Job::Save { record, .. } => Some(record.clone()),
+            _ => None,
+        });
+        assert_eq!(
+            (record.restart_due, record.detail.contains("booted")),
+            (again, !is_known)
+        );
+        match again {
+            true if is_known => drop(wait_for_restart(&mut stage)),
+            true => assert_eq!(wait_for_restart(&mut stage), 1, "it had run until then"),
+            false => stays_ended(&mut stage),
+        }
+    }
+    // What waited to be started again still does.
+    let waits = Record {
+        restart_due: true,
+        restarts_in_row: 3,
+        ..record().stopped(Exit::code(1))
+    };
+    let start = restarting(RestartPolicy::Always);
+    let mut stage = adopting(waits, start, NodeRecord::default(), false, Exit::default());
+    assert_eq!(wait_for_restart(&mut stage), 4);
+}
+
+#[test]
+fn a_node_that_was_taken_out_of_service_stays_so() {
+    let node = NodeRecord {
+        offline: true,
+        ..NodeRecord::default()
+    };
+    let start = restarting(RestartPolicy::Always);
+    let mut stage = adopting(record().running(&handle(ONE)), start, node, true, Exit::default());
+    assert_eq!(stage.kinds(), ["OFFLINE", "STATS"]);
+    stays_ended(&mut stage);
+    // Restore changes nothing; who took it out takes it back.
+    stage.send(&restore());
+    assert_eq!(stage.stats().status, NodeStatus::Offline);
+    stage.feed(Input::ToggleOffline);
+    stage.job(|job| matches!(job, Job::SaveNode(node, None) if !node.offline).then_some(()));
+    stage.next::<Ready>();
+}
+
+fn kept(seconds: u32, count: u32) -> Settings {
+    let mut policy = Policy::default();
+    (policy.retention_s, policy.retention_count) = (seconds, count);
+    Settings {
+        policy: Arc::new(policy),
+        ..settings()
+    }
+}
+
+#[test]
+fn what_has_ended_is_kept_for_a_time_and_then_deleted_and_told_of() {
+    let mut stage = Stage::of(kept(60, 10));
+    stage.run(&start(ONE));
+    stage.end(ONE, 0);
+    stage.run(&persistent(TWO));
+    stage.end(TWO, 0);
+    stage.pass(Duration::from_secs(59));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    assert!(stage.control.next_deadline() <= stage.now + Duration::from_secs(1));
+    stage.pass(Duration::from_secs(1));
+    stage.removed(ONE);
+    assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE);
+    stage.pass(Duration::from_secs(1000));
+    assert_eq!(
+        stage.state(TWO),
+        Some(InstanceState::Exited),
+        "it is its owner's to delete"
+    );
+
+    // Its directory can't be removed: that is tried again, and no controller's failure.
+    let mut stage = Stage::of(kept(0, 10));
+    stage.run(&start(ONE));
+    stage.end(ONE, 0);
+    stage.job(|job| matches!(job, Job::Remove { .. }).then_some(()));
+    stage.feed(Input::Done(Done::Removed {
+        instance: ONE,
+        result: Err("busy".into()),
+    }));
+    stage.nothing::<DeleteFailure>();
+    stage.pass(Duration::from_secs(60));
+    stage.removed(ONE);
+    stage.next::<InstanceDeleted>();
+}
+
+#[test]
+fn of_too_many_that_have_ended_the_oldest_goes_first_and_none_fills_the_node() {
+    let mut stage = Stage::of(kept(86400, 2));
+    for n in 1..=10 {
+        let id = Uuid::from_u128(n);
+        stage.run(&start(id));
+        stage.pass(Duration::from_secs(1));
+        stage.end(id, 0);
+        assert_eq!(stage.stats().status, NodeStatus::Ready, "{n}");
+        if n > 2 {
+            stage.removed(Uuid::from_u128(n - 2));
+            assert_eq!(
+                stage.next::<InstanceDeleted>().instance_uuid,
+                Uuid::from_u128(n - 2)
+            );
+        }
+    }
+    assert_eq!(stage.control.instances(), 2);
+    // Those that somebody keeps count.
+    for n in 11..=13 {
+        let id = Uuid::from_u128(n);
+        stage.run(&persistent(id));
+        stage.end(id, 0);
+    }
+    assert_eq!(stage.stats().status, NodeStatus::Full);
+}
+
+#[test]
+fn the_time_that_an_instance_is_kept_goes_on_without_an_agent() {
+    let mut stage = Stage::offline(kept(12, 10));
+    let stored = Stored {
+        instance: ONE,
+        record: Some(record().stopped(Exit::code(0))),
+        start: Some(Box::new(start(ONE).into())),
+        volumes: BTreeSet::new(),
+        rebooted: false,
+        age: Duration::from_secs(10),
+    };
+    stage
+        .control
+        .adopt(NodeRecord::default(), vec![stored], stage.now);
+    stage.connect();
+    stage.pass(Duration::from_secs(1));
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    stage.pass(Duration::from_secs(1));
+    stage.removed(ONE);
+}
+
+#[test]
+fn what_has_ended_is_measured_once() {
+    let mut stage = Stage::new();
+    stage.run(&start(ONE));
+    stage.run(&persistent(TWO));
+    stage.end(ONE, 0);
+    stage.end(TWO, 0);
+    let measured = |stage: &mut Stage| {
+        stage.jobs.clear();
+        stage.pass(Duration::from_secs(30));
+        let subjects = stage.job(|job| match job {
+            Job::Measure(by_driver) => Some(
+                by_driver
+                    .iter()
+                    .map(|(_, subjects)| subjects.len())
+                    .sum::<usize>(),
+            ),
+            _ => None,
+        });
+        stage.feed(Input::Done(Done::Measured {
+            facts: facts(),
+            usages: Vec::new(),
+        }));
+        subjects
+    };
+    assert_eq!(measured(&mut stage), 2);
+    assert_eq!(measured(&mut stage), 0);
+    stage.send(&restart(TWO));
+    stage.launched(TWO);
+    assert_eq!(measured(&mut stage), 1);
+}
+
+#[test]
+fn an_evacuation_with_a_deadline_kills_what_has_not_ended_by_then() {
+    for (deadline, seconds) in [(3, 3), (25, 25), (0, 10)] {
+        let mut stage = Stage::new();
+        stage.run(&start(ONE));
+        stage.send(&Evacuate {
+            deadline,
+            ..evacuate()
+        });
+        stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
+        stage.pass(Duration::from_secs(seconds - 1));
+        assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Kill(..))));
+        stage.pass(Duration::from_secs(1));
+        stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
+    }
+    // An image that is being copied for one that is persistent holds nothing up.
+    let mut stage = Stage::new();
+    stage.send(&persistent(ONE));
+    let cancel = stage.job(|job| match job {
+        Job::Launch(job) => Some(job.cancel.clone()),
+        _ => None,
+    });
+    stage.send(&evacuate());
+    assert!(cancel.is_cancelled());
+    // One that is ending already has no more time than that.
+    let mut stage = Stage::new();
+    stage.run(&start(ONE));
+    stage.send(&stop(ONE));
+    stage.send(&Evacuate {
+        deadline: 2,
+        ..evacuate()
+    });
+    stage.pass(Duration::from_secs(2));
+    stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
+}
+
+#[test]
+fn what_is_not_done_here_is_refused() {
+    let rows: [fn(&mut Start); 3] = [
+        |start| start.requirements.privileged = true,
+        |start| {
+            start.storage.push(Storage {
+                id: VOLUME.into(),
+                swap: true,
+                ..Storage::default()
+            });
+        },
+        |start| start.restart_policy = "sometimes".into(),
+    ];
+    for change in rows {
+        let mut start = start(ONE);
+        change(&mut start);
+        let mut stage = Stage::new();
+        stage.send(&start);
+        assert_eq!(
+            stage.next::<StartFailure>().reason,
+            StartFailureReason::LaunchFailure
+        );
+    }
+}
+
+#[test]
+fn a_volume_without_a_name_is_made_and_goes_with_its_instance() {
+    let mut start = start(ONE);
+    start.storage = vec![
+        Storage {
+            id: VOLUME.into(),
+            ..Storage::default()
+        },
+        Storage {
+            local: true,
+            size: 1,
+            ..Storage::default()
+        },
+    ];
+    let mut stage = Stage::new();
+    stage.send(&start);
+    let volumes = stage.job(|job| match job {
+        Job::Launch(job) => Some(job.volumes.clone()),
+        _ => None,
+    });
+    let (own, made) = volumes[1];
+    assert_eq!((volumes[0], made), ((VOLUME, false), true));
+    stage.feed(Input::Done(Done::Launched {
+        instance: ONE,
+        result: Ok(handle(ONE)),
+    }));
+    stage.send(&delete(ONE, false));
+    stage.end(ONE, 143);
+    let gone = stage.job(|job| match job {
+        Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
+        _ => None,
+    });
+    assert_eq!(gone, [own]);
+}
+
+/// Its agent died before it could say that the START had come to nothing.
+#[test]
+fn what_was_made_for_a_start_that_never_ran_goes_with_it() {
+    let mut start = start(ONE);
+    start.storage = vec![Storage {
+        id: VOLUME.into(),
+        ephemeral: true,
+        ..Storage::default()
+    }];
+    let mut stage = adopting(record(), start, NodeRecord::default(), false, Exit::default());
+    let gone = stage.job(|job| match job {
+        Job::Remove { ephemeral, .. } => Some(ephemeral.clone()),
+        _ => None,
+    });
+    assert_eq!(gone, [VOLUME]);
+}
+
+#[test]
+fn what_became_of_starts_is_counted_and_instances_by_state() {
+    let figures = |stage: &Stage| {
+        let client = ClientFigures::new(SystemTime::UNIX_EPOCH);
+        stage.control.figures(client, Vec::new(), 0)
+    };
+    let mut stage = Stage::new();
+    stage.run(&restarting(RestartPolicy::Always));
+    stage.send(&start(TWO));
+    stage.send(&Start {
+        dir: "bad".into(),
+        ..start(OTHER)
+    });
+    let now = figures(&stage);
+    assert_eq!(now.instances, BTreeMap::from([("active", 1), ("launching", 1)]));
+    assert_eq!(now.failures, BTreeMap::from([("invalid_data", 1)]));
+    assert_eq!((now.starts, now.restarts, now.status), (1, 0, Some("READY")));
+    stage.end(ONE, 0);
+    assert_eq!(
+        figures(&stage).instances,
+        BTreeMap::from([("launching", 1), ("stopped", 1)])
+    );
+    wait_for_restart(&mut stage);
+    stage.launched(ONE);
+    let now = figures(&stage);
+    assert_eq!((now.starts, now.restarts), (1, 1), "it is no START");
+    stage.feed(Input::Disconnected);
+    stage.feed(Input::Done(Done::Launched {
+        instance: TWO,
+        result: Err(LaunchError::launch("gone")),
+    }));
+    let now = figures(&stage);
+    assert_eq!(now.failures["launch_failure"], 1);
+    assert!(now.frames_held > 0, "nobody could be told");
+}

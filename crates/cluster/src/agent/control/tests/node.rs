@@ -1,0 +1,432 @@
+//! The node as a whole: sessions, STATS, status, capacity, configuration, tenants.
+
+use super::*;
+
+#[test]
+fn a_new_session_hears_the_status_then_what_waited_then_stats() {
+    let mut stage = Stage::offline(settings());
+    stage.run(&start(ONE));
+    stage.send(&stop(ONE));
+    stage.end(ONE, 0);
+    stage.removed(ONE);
+    assert!(stage.sent.is_empty(), "no session stands");
+    stage.connect();
+    stage.measure();
+    assert_eq!(
+        stage.kinds(),
+        ["READY", "InstanceDeleted", "STATS", "STATS"],
+        "at once, and as measured"
+    );
+
+    stage.feed(Input::Disconnected);
+    stage.connect();
+    stage.measure();
+    assert_eq!(stage.kinds(), ["READY", "STATS"], "told once");
+}
+
+#[test]
+fn what_cannot_be_sent_is_tried_again_if_it_tells_of_an_event() {
+    let mut stage = Stage::new();
+    for frame in [
+        Frame::of(&InstanceDeleted {
+            instance_uuid: ONE.into(),
+        }),
+        Frame::new(Status::FULL),
+        Frame::of(&Stats {
+            node_uuid: NODE.into(),
+            ..Stats::default()
+        }),
+    ] {
+        stage.feed(Input::Unsent(frame));
+    }
+    assert!(stage.sent.is_empty(), "not at once: there was no room");
+    assert!(stage.control.next_deadline() <= stage.now + RETRY);
+    stage.pass(RETRY);
+    assert_eq!(stage.kinds(), ["InstanceDeleted"]);
+
+    stage.feed(Input::Disconnected);
+    for _ in 0..MAX_HELD + 10 {
+        stage.send(&stop(ONE));
+    }
+    assert_eq!(stage.control.held.len(), MAX_HELD);
+}
+
+#[test]
+fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.control.next_deadline(), stage.control.stats_due);
+    stage.pass(Duration::from_secs(29));
+    assert!(stage.jobs.is_empty());
+    stage.pass(Duration::from_secs(1));
+    assert!(matches!(stage.jobs.front(), Some(Job::Measure(_))));
+    stage.measure();
+    assert_eq!(stage.kinds(), ["STATS"]);
+
+    stage.run(&start(ONE));
+    assert_eq!(stage.control.next_deadline(), stage.now + SETTLE);
+    stage.sent.clear();
+    stage.pass(SETTLE);
+    let told: Stats = stage.next();
+    assert_eq!(told.instances[0].state, InstanceState::Active);
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Measure(_))));
+    stage.pass(Duration::from_secs(30));
+    let subjects = stage.job(|job| match job {
+        Job::Measure(by_driver) => Some(by_driver[0].1.clone()),
+        _ => None,
+    });
+    assert_eq!(
+        (subjects.len(), subjects[0].vcpus, subjects[0].mem_mb),
+        (1, 1, 100)
+    );
+    assert_eq!(subjects[0].handle, Some(handle(ONE)));
+    stage.sent.clear();
+    let usage = Usage {
+        memory_mb: 30,
+        disk_mb: 4,
+        cpu_percent: 5,
+    };
+    stage.feed(Input::Done(Done::Measured {
+        facts: facts(),
+        usages: vec![(ONE, usage)],
+    }));
+    let stats: Stats = stage.next();
+    assert_eq!((stats.node_uuid, stats.status), (NODE.into(), NodeStatus::Ready));
+    assert_eq!(
+        (stats.mem_total_mb, stats.mem_available_mb, stats.cpus_online),
+        (1000, 900, 2)
+    );
+    let instance = &stats.instances[0];
+    assert_eq!(
+        (&instance.state, instance.memory_usage_mb),
+        (&InstanceState::Active, 30)
+    );
+    assert_eq!((instance.disk_usage_mb, instance.cpu_usage), (4, 5));
+}
+
+#[test]
+fn figures_that_do_not_come_do_not_hold_stats_back() {
+    let mut stage = Stage::new();
+    stage.pass(Duration::from_secs(30));
+    assert_eq!(stage.jobs.len(), 1);
+    stage.pass(PATIENCE);
+    assert_eq!(stage.kinds(), ["STATS"]);
+    assert_eq!(stage.jobs.len(), 1, "they are asked for once");
+}
+
+/// Every way in which a START fails, and that READY (or what is true) follows.
+#[test]
+fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.run(&start(TWO));
+    stage.sent.clear();
+    stage.send(&evacuate());
+    stage.job(|job| matches!(job, Job::SaveNode(node, None) if node.maintenance).then_some(()));
+    stage.send(&start(OTHER));
+    assert_eq!(
+        stage.next::<StartFailure>().reason,
+        StartFailureReason::NodeMaintenance
+    );
+    stage.end(ONE, 143);
+    assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE);
+    stage.end(TWO, 143);
+    stage.nothing::<Maintenance>();
+    stage.removed(TWO);
+    assert_eq!(stage.next::<InstanceStopped>().instance_uuid, TWO);
+    assert_eq!(stage.next::<Maintenance>().ready.unwrap().node_uuid, NODE);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+    assert_eq!(stage.stats().status, NodeStatus::Maintenance);
+
+    stage.send(&restart(ONE));
+    assert_eq!(
+        stage.next::<RestartFailure>().reason,
+        RestartFailureReason::LaunchFailure
+    );
+    stage.send(&start(ONE));
+    assert_eq!(
+        stage.next::<StartFailure>().reason,
+        StartFailureReason::NodeMaintenance
+    );
+    // Asked again, it says so again, in STATS as well.
+    stage.measure();
+    stage.sent.clear();
+    stage.send(&evacuate());
+    stage.next::<Maintenance>();
+    stage.measure();
+    assert_eq!(stage.next::<Stats>().status, NodeStatus::Maintenance);
+
+    stage.send(&restore());
+    stage.job(|job| matches!(job, Job::SaveNode(node, None) if !node.maintenance).then_some(()));
+    assert_eq!(stage.next::<Ready>().mem_available_mb, 1000);
+    stage.send(&restart(ONE));
+    stage.launched(ONE);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+
+    // An empty node is evacuated at once.
+    let mut stage = Stage::new();
+    stage.send(&evacuate());
+    stage.next::<Maintenance>();
+}
+
+/// Said once, when it is written down that it was said.
+#[test]
+fn what_comes_after_an_evacuation_is_told_once() {
+    let evacuate_for = |next_state| Evacuate {
+        next_state,
+        ..evacuate()
+    };
+    let saved = |stage: &mut Stage| {
+        stage.job(|job| match job {
+            Job::SaveNode(node, then) => Some((node.clone(), then.clone())),
+            _ => None,
+        })
+    };
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&evacuate_for(NextState::Reboot));
+    let (node, then) = saved(&mut stage);
+    assert_eq!((node.next_state, then), (NextState::Reboot, None));
+    stage.jobs.clear();
+    stage.end(ONE, 143);
+    stage.next::<Maintenance>();
+    let (node, then) = saved(&mut stage);
+    assert_eq!(
+        (node.maintenance, node.next_state),
+        (true, NextState::Maintenance)
+    );
+    assert!(stage.evacuated.is_empty());
+    stage.feed(Input::Done(Done::Evacuated(then.unwrap())));
+    assert_eq!(stage.evacuated, [NextState::Reboot]);
+
+    // Another word, for a node that is evacuated already.
+    stage.send(&evacuate_for(NextState::Shutdown));
+    assert_eq!(saved(&mut stage).1, None);
+    assert_eq!(saved(&mut stage).1, Some(NextState::Shutdown));
+    stage.send(&evacuate());
+    assert_eq!(saved(&mut stage).1, None);
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::SaveNode(..))));
+
+    // An agent that ended in between goes on.
+    let node = NodeRecord {
+        maintenance: true,
+        next_state: NextState::Update,
+        offline: false,
+    };
+    let mut stage = Stage::offline(settings());
+    stage.control.adopt(node, vec![], stage.now);
+    stage.connect();
+    stage.next::<Maintenance>();
+    assert_eq!(saved(&mut stage).1, None);
+    assert_eq!(saved(&mut stage).1, Some(NextState::Update));
+}
+
+#[test]
+fn an_offline_node_says_so_and_keeps_reporting() {
+    let mut stage = Stage::new();
+    stage.feed(Input::ToggleOffline);
+    assert_eq!(stage.kinds(), ["OFFLINE"]);
+    stage.jobs.clear();
+    stage.measure();
+    assert_eq!(stage.next::<Stats>().status, NodeStatus::Offline);
+    stage.send(&evacuate());
+    stage.send(&restore());
+    assert_eq!(stage.kinds(), ["OFFLINE", "OFFLINE"]);
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::SaveNode(..))));
+    stage.feed(Input::ToggleOffline);
+    assert_eq!(stage.kinds(), ["READY"]);
+}
+
+#[test]
+fn full_and_ready_follow_the_capacity() {
+    let mut stage = Stage::new();
+    let mut big = persistent(ONE);
+    big.requirements.mem_mb = 1000;
+    stage.run(&big);
+    assert_eq!(stage.kinds(), ["FULL"]);
+    assert_eq!(stage.stats().status, NodeStatus::Full);
+    stage.end(ONE, 0);
+    assert_eq!(stage.kinds(), ["READY"]);
+
+    // Three are all it holds, stopped ones included.
+    stage.run(&start(TWO));
+    stage.run(&start(OTHER));
+    assert_eq!(stage.kinds(), ["READY", "FULL"]);
+    stage.send(&delete(ONE, false));
+    stage.removed(ONE);
+    assert_eq!(stage.kinds(), ["InstanceDeleted", "READY"]);
+
+    // The configuration may say that memory is not counted.
+    let mut stage = Stage::new();
+    let mut configure = Configure::default();
+    configure.launcher.mem_limit = false;
+    stage.send(&configure);
+    big.requirements.mem_mb = 5000;
+    stage.run(&big);
+    stage.nothing::<StartFailure>();
+    assert_eq!(stage.stats().status, NodeStatus::Ready);
+    configure.launcher.mem_limit = true;
+    stage.sent.clear();
+    stage.send(&configure);
+    assert_eq!(stage.kinds(), ["FULL"]);
+}
+
+#[test]
+fn without_flags_the_machine_decides() {
+    let mut stage = Stage::of(Settings {
+        mem_mb: None,
+        disk_mb: None,
+        ..settings()
+    });
+    stage.run(&start(ONE));
+    let ready: Ready = stage.next();
+    // 100 promised, and not used yet.
+    assert_eq!((ready.mem_total_mb, ready.mem_available_mb), (8000, 3900));
+    let usage = Usage {
+        memory_mb: 60,
+        ..Usage::default()
+    };
+    let done = |available| {
+        let facts = Facts {
+            mem_available_mb: available,
+            ..facts()
+        };
+        let usages = vec![(ONE, usage)];
+        Input::Done(Done::Measured { facts, usages })
+    };
+    stage.sent.clear();
+    stage.feed(done(3950));
+    assert_eq!(
+        stage.kinds(),
+        ["STATS"],
+        "no news: {:?}",
+        stage.control.capacity()
+    );
+    stage.feed(done(RESERVE + 39));
+    assert_eq!(stage.kinds(), ["FULL", "STATS"]);
+    stage.feed(done(2000));
+    assert_eq!(stage.next::<Ready>().mem_available_mb, 1960);
+    stage.feed(done(-1));
+    assert_eq!(
+        stage.next::<Ready>().mem_available_mb,
+        -1,
+        "unknown stays unknown"
+    );
+    stage.run(&start(TWO));
+    stage.nothing::<StartFailure>();
+}
+
+const RESERVE: i64 = 64;
+
+#[test]
+fn a_configuration_is_applied_or_sent_back() {
+    let mut stage = Stage::offline(settings());
+    let mut configure = Configure::default();
+    configure.launcher.mem_limit = false;
+    stage.feed(Input::Connected {
+        configuration: Some(configure.encode()),
+    });
+    assert!(!stage.control.launcher.mem_limit);
+    stage.sent.clear();
+    for refused in [
+        "configure: [",
+        "configure:\n  launcher:\n    compute_net: nonsense\n",
+    ] {
+        stage.raw(Command::CONFIGURE, refused);
+        assert_eq!(stage.next::<InvalidConfiguration>().refused, refused);
+        assert!(!stage.control.launcher.mem_limit, "the former one holds");
+    }
+}
+
+#[test]
+fn concentrators_hear_of_their_tenants() {
+    let mut stage = Stage::new();
+    let mut configure = Configure::default();
+    configure.launcher.compute_net = vec!["10.1.0.0/16".into()];
+    stage.send(&configure);
+    let wired = |id| {
+        let mut start = start(id);
+        start.networking.concentrator_uuid = OTHER.into();
+        start.networking.concentrator_ip = "10.1.0.1".into();
+        start.networking.subnet = "172.16.0.5/24".into();
+        start
+    };
+    stage.run(&wired(ONE));
+    let added: TenantAdded = stage.next();
+    assert_eq!(
+        (added.concentrator_uuid, added.tenant_uuid),
+        (OTHER.into(), "t".into())
+    );
+    assert_eq!(
+        (added.agent_uuid, added.agent_ip.as_str()),
+        (NODE.into(), "10.1.0.9")
+    );
+    assert_eq!(
+        (added.tenant_subnet.as_str(), added.subnet_key),
+        ("172.16.0.0/24", 4268)
+    );
+    stage.run(&wired(TWO));
+    stage.nothing::<TenantAdded>();
+    // It may have forgotten.
+    stage.feed(Input::Disconnected);
+    stage.connect();
+    stage.next::<TenantAdded>();
+    stage.end(ONE, 0);
+    stage.nothing::<TenantRemoved>();
+    stage.end(TWO, 0);
+    assert_eq!(stage.next::<TenantRemoved>().subnet_key, 4268);
+
+    let mut stage = Stage::of(Settings {
+        role: Role::NETAGENT,
+        ..settings()
+    });
+    stage.run(&wired(ONE));
+    stage.nothing::<TenantAdded>();
+}
+
+#[test]
+fn a_traced_command_is_reported() {
+    let mut stage = Stage::new();
+    let trace = ssntp::proto::Trace::new("job-1");
+    stage.feed(Input::Frame(Frame::of(&start(ONE)).traced(trace)));
+    let report: TraceReport = stage.next();
+    assert_eq!(
+        (report.frames[0].label.as_str(), report.frames[0].operand.as_str()),
+        ("job-1", "START")
+    );
+}
+
+#[test]
+fn stats_say_maintenance_as_soon_as_a_node_takes_no_start() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&evacuate());
+    assert_eq!(stage.stats().status, NodeStatus::Maintenance);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Stopping));
+    stage.nothing::<Maintenance>();
+}
+
+#[test]
+fn an_instance_that_cannot_be_killed_does_not_keep_maintenance_away() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.run(&persistent(TWO));
+    stage.send(&evacuate());
+    stage.end(TWO, 143);
+    stage.pass(settings().grace);
+    stage.nothing::<Maintenance>();
+    stage.pass(HUNG);
+    stage.next::<Maintenance>();
+    assert_eq!(stage.state(ONE), Some(InstanceState::Hung));
+}
+
+#[test]
+fn stats_say_how_often_they_come() {
+    for (interval, seconds) in [(30_000, 30), (1500, 2), (10, 1)] {
+        let interval = Duration::from_millis(interval);
+        let mut stage = Stage::of(Settings {
+            interval,
+            ..settings()
+        });
+        assert_eq!(stage.stats().interval, seconds);
+    }
+}

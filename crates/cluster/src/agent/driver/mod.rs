@@ -1,0 +1,480 @@
+//! Drivers: what actually runs an instance.
+//!
+//! ```text
+//!             launch ─▶ prepare ─▶ commit (the agent writes the handle down) ─▶ go
+//!  worker ──▶ terminate, kill, attach, detach, measure
+//!             find ◀── after the agent came back: still running, or how it ended
+//!  agent  ◀── EndSink: it ended, whoever ended it
+//! ```
+//!
+//! An instance outlives its agent. So a driver commits before the instance's
+//! first instruction runs: when the agent dies at any moment, either the
+//! instance is written down or it never ran.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `process` | [`ProcessDriver`]: a process of this machine |
+//! | `qemu` | [`QemuDriver`]: a virtual machine |
+//! | `supervisor` | a process for each run, which outlives the agent, for drivers that run programs |
+//! | `simulate` | [`SimulateDriver`]: nothing at all, with plausible figures |
+
+mod process;
+mod qemu;
+mod simulate;
+mod supervisor;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use uuid::Uuid;
+
+pub use self::process::ProcessDriver;
+pub use self::qemu::QemuDriver;
+pub use self::simulate::SimulateDriver;
+pub(super) use self::supervisor::boot_id;
+pub use self::supervisor::{Confinement, supervise};
+use super::policy::Policy;
+use ssntp::payload::{RestartFailureReason, Start, StartFailureReason, StartPayload};
+
+/// Runs instances of one kind or several.
+///
+/// Its calls come from the agent's workers: those for one instance one after
+/// the other, those for several instances at the same time. They may take a
+/// moment, within a limit, but don't wait for an instance's good will: `terminate` asks, and
+/// whether the instance ended is heard from [`watch`](Self::watch).
+pub trait Driver: Send + Sync + fmt::Debug {
+    /// Its name, as on the command line.
+    fn name(&self) -> &'static str;
+
+    /// Whether it can run that at all. Called on the agent's own thread: it
+    /// looks at the command alone.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self, start: &Start) -> Result<(), LaunchError>;
+
+    /// Launches an instance. `commit` writes the handle to disk; where it
+    /// fails, the instance must not run.
+    ///
+    /// # Errors
+    /// Why it didn't start; nothing of it is left running.
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError>;
+
+    /// Tells `sink` once when the instance has ended, from any thread.
+    fn watch(&self, running: &Running, sink: &EndSink);
+
+    /// Asks it to end.
+    ///
+    /// # Errors
+    /// It could not be asked.
+    fn terminate(&self, running: &Running) -> io::Result<()>;
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// It could not be ended.
+    fn kill(&self, running: &Running) -> io::Result<()>;
+
+    /// What became of an instance that a former agent launched.
+    fn find(&self, running: &Running) -> Found;
+
+    /// A run of the instance that isn't written down, because its record was
+    /// lost.
+    fn find_unrecorded(&self, place: &Place) -> Option<Handle>;
+
+    /// What each of them uses now, in the same order. Comes with each STATS,
+    /// and is the moment to tidy up, too.
+    fn measure(&self, instances: &[Subject]) -> Vec<Usage>;
+
+    /// Forgets what it keeps of an instance that was removed.
+    fn forget(&self, place: &Place);
+
+    /// Makes a volume that was attached usable to the instance, which runs
+    /// when it has a handle.
+    ///
+    /// # Errors
+    /// Why not.
+    fn attach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError>;
+
+    /// Takes a volume from the instance.
+    ///
+    /// # Errors
+    /// Why not.
+    fn detach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError>;
+}
+
+/// Writes the handle of an instance down.
+pub type Commit<'a> = dyn FnMut(&Handle) -> io::Result<()> + 'a;
+
+/// Hears that instances ended.
+pub type EndSink = Arc<dyn Fn(Ended) + Send + Sync>;
+
+/// An instance that ended: which one, which of its runs, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The instance.
+    pub instance: Uuid,
+    /// Its run: a restarted instance has another handle.
+    pub handle: Handle,
+    /// How it ended.
+    pub exit: Exit,
+}
+
+/// Where an instance lives on disk.
+///
+/// ```text
+/// DIR/
+///   instance.yaml  start.yaml      the agent's
+///   stdout.log  stderr.log         what it wrote, over all runs, within bounds
+///   run/                           of its last run: state and socket
+///   disks/                         those of a virtual machine
+///   volumes/UUID                   a link to each volume
+///   work/                          its own directory
+/// ```
+///
+/// Where instances have a user of their own, that may write in `work`, and
+/// nowhere else: so what the agent makes, moves and owns in all others is what
+/// it made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    instance: Uuid,
+    dir: PathBuf,
+}
+
+impl Place {
+    /// The instance at a directory.
+    pub fn new(instance: Uuid, dir: impl Into<PathBuf>) -> Self {
+        Self {
+            instance,
+            dir: dir.into(),
+        }
+    }
+
+    /// The instance.
+    pub fn instance(&self) -> Uuid {
+        self.instance
+    }
+
+    /// Its directory, with all that is kept of it.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The directory that it works in.
+    pub fn work(&self) -> PathBuf {
+        self.dir.join("work")
+    }
+
+    /// The directory of links to its volumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.dir.join("volumes")
+    }
+}
+
+/// What to launch.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// Where it lives.
+    pub place: &'a Place,
+    /// The START that made it.
+    pub payload: &'a StartPayload,
+    /// Who it runs as, where that isn't the agent's own user.
+    pub user: Option<User>,
+    /// What this node lets it have.
+    pub policy: &'a Policy,
+    /// Whether it is wanted no longer: what takes its time looks at it.
+    pub cancel: &'a Cancel,
+}
+
+/// A user and its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The user.
+    pub uid: u32,
+    /// Its only group.
+    pub gid: u32,
+    /// Whether it runs nothing but this instance.
+    pub alone: bool,
+}
+
+/// Says that something is wanted no longer. Clones say the same.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// It is wanted no longer.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// One run of an instance, in a form that survives the agent: a process, and
+/// what tells it from a later process with the same number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Handle {
+    /// The process that stands for it; 0 where there is none.
+    pub pid: i32,
+    /// When that process started, in the kernel's ticks since boot.
+    pub start_time: u64,
+    /// The boot in which it runs.
+    pub boot_id: String,
+}
+
+/// An instance that runs, as far as the agent knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Where it lives.
+    pub place: Place,
+    /// Its run.
+    pub handle: Handle,
+}
+
+/// An instance to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// Where it lives.
+    pub place: Place,
+    /// Its run; `None` while it is stopped.
+    pub handle: Option<Handle>,
+    /// The CPUs it may use; 0 where that isn't limited.
+    pub vcpus: i64,
+    /// The memory it was promised.
+    pub mem_mb: i64,
+}
+
+/// What became of an instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It runs.
+    Running,
+    /// It ended.
+    Ended(Exit),
+    /// It ended before its first instruction: its agent had died before it
+    /// let it run, or before it heard that the program could not be executed.
+    NeverRan,
+}
+
+/// How an instance ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exit {
+    /// The exit code, 128 and the signal's number where a signal ended it;
+    /// `None` where nobody saw.
+    pub code: Option<i32>,
+    /// The signal that ended it, where one did.
+    pub signal: Option<i32>,
+    /// Whether a process of it was killed because its memory was used up; only
+    /// control groups tell.
+    pub out_of_memory: bool,
+    /// When it was started.
+    pub started: Option<SystemTime>,
+    /// When it ended.
+    pub ended: Option<SystemTime>,
+}
+
+impl Exit {
+    /// An end with that code.
+    pub const fn code(code: i32) -> Self {
+        Self {
+            code: Some(code),
+            signal: None,
+            out_of_memory: false,
+            started: None,
+            ended: None,
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.code, self.signal) {
+            (Some(code), Some(signal)) => write!(f, "exit code {code} (signal {signal})")?,
+            (Some(code), None) => write!(f, "exit code {code}")?,
+            (None, _) => f.write_str("unknown exit code")?,
+        }
+        if self.out_of_memory {
+            f.write_str(", out of memory")?;
+        }
+        Ok(())
+    }
+}
+
+/// What an instance uses; -1 where unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Memory in MB.
+    pub memory_mb: i64,
+    /// Disk in MB.
+    pub disk_mb: i64,
+    /// CPU time since the last measurement, in percent of all its CPUs.
+    pub cpu_percent: i64,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Self {
+            memory_mb: -1,
+            disk_mb: -1,
+            cpu_percent: -1,
+        }
+    }
+}
+
+/// A volume: its name and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub uuid: Uuid,
+    /// Its directory.
+    pub path: PathBuf,
+}
+
+/// Why an instance did not start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchError {
+    /// What is at fault.
+    pub fault: LaunchFault,
+    /// The story, in one line.
+    pub why: String,
+}
+
+/// What kept an instance from starting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LaunchFault {
+    /// The command asks for something that makes no sense.
+    Data,
+    /// Its image or a volume isn't there.
+    Image,
+    /// The node has no room any more.
+    Full,
+    /// It couldn't be wired.
+    Network,
+    /// Anything else.
+    Launch,
+}
+
+impl LaunchFault {
+    const ALL: [(Self, &str); 5] = [
+        (Self::Data, "data"),
+        (Self::Image, "image"),
+        (Self::Full, "full"),
+        (Self::Network, "network"),
+        (Self::Launch, "launch"),
+    ];
+
+    /// What a supervisor calls it.
+    fn name(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(fault, _)| *fault == self);
+        named.map_or("launch", |(_, name)| name)
+    }
+
+    /// The fault of that name; one that isn't known is any other.
+    fn named(name: &str) -> Self {
+        let fault = Self::ALL.iter().find(|(_, known)| *known == name);
+        fault.map_or(Self::Launch, |(fault, _)| *fault)
+    }
+}
+
+impl LaunchError {
+    /// An error with its story.
+    pub fn new(fault: LaunchFault, why: impl Into<String>) -> Self {
+        Self {
+            fault,
+            why: why.into(),
+        }
+    }
+
+    /// It couldn't be launched.
+    pub fn launch(why: impl Into<String>) -> Self {
+        Self::new(LaunchFault::Launch, why)
+    }
+
+    /// An error of the system, about `what`: a full disk is a full node.
+    pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
+        let fault = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => LaunchFault::Full,
+            _ => LaunchFault::Launch,
+        };
+        Self::new(fault, format!("{what}: {error}"))
+    }
+}
+
+impl fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for LaunchError {}
+
+impl From<LaunchFault> for StartFailureReason {
+    fn from(fault: LaunchFault) -> Self {
+        match fault {
+            LaunchFault::Data => Self::InvalidData,
+            LaunchFault::Image => Self::ImageFailure,
+            LaunchFault::Full => Self::FullCn,
+            LaunchFault::Network => Self::NetworkFailure,
+            LaunchFault::Launch => Self::LaunchFailure,
+        }
+    }
+}
+
+impl From<LaunchFault> for RestartFailureReason {
+    fn from(fault: LaunchFault) -> Self {
+        match fault {
+            LaunchFault::Data => Self::InvalidData,
+            LaunchFault::Network => Self::NetworkFailure,
+            LaunchFault::Image | LaunchFault::Full | LaunchFault::Launch => Self::LaunchFailure,
+        }
+    }
+}
+
+/// Why a volume was not attached or detached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeError {
+    /// What is at fault.
+    pub fault: VolumeFault,
+    /// The story, in one line.
+    pub why: String,
+}
+
+/// What kept a volume from being attached or detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VolumeFault {
+    /// Such instances, or this node, take no volumes.
+    NotSupported,
+    /// It couldn't be written down.
+    State,
+    /// The instance refused.
+    Instance,
+    /// Anything else: there is no such volume.
+    Failed,
+}
+
+impl VolumeError {
+    /// An error with its story.
+    pub fn new(fault: VolumeFault, why: impl Into<String>) -> Self {
+        Self {
+            fault,
+            why: why.into(),
+        }
+    }
+}
+
+impl fmt::Display for VolumeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for VolumeError {}

@@ -1,0 +1,277 @@
+//! Instances that are processes of this machine: `vm_type: process`, an
+//! extension of this crate.
+//!
+//! ```yaml
+//! start:
+//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//!   vm_type: process
+//!   persistence: host
+//!   requirements:
+//!     mem_mb: 64
+//!     vcpus: 1
+//!   command:
+//!   - sh
+//!   - -c
+//!   - echo "hello from $SSNTP_INSTANCE"; sleep 3600
+//!   env:
+//!     GREETING: hello
+//!   dir: /tmp
+//! ```
+//!
+//! The program is looked for as a shell would, with the `PATH` of `env` or
+//! the agent's own. It runs in `dir`, which may be relative to the instance's
+//! own directory (and then may not lead out of it), where it runs otherwise; reads
+//! nothing; and writes to pipes, of which its supervisor keeps the last 16 MB each
+//! (`log_mb`) in `stdout.log` and `stderr.log`. It can gain no privileges by
+//! what it executes. Its environment is `env`, and
+//!
+//! | variable | |
+//! |---|---|
+//! | `PATH`, `LANG`, `TZ` | the agent's own |
+//! | `HOME`, `SSNTP_DIR` | the instance's own directory |
+//! | `SSNTP_INSTANCE`, `SSNTP_TENANT` | the UUIDs |
+//! | `SSNTP_VOLUMES` | a directory in which each attached volume is a link, named by its UUID |
+//!
+//! A program that doesn't exist or can't be executed, or a directory that
+//! isn't there, is a `launch_failure`. A program that ran, however short, was
+//! started: its instance is then `exited`, with its exit code in the agent's
+//! state.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors};
+use super::{
+    Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
+    User, Volume, VolumeError,
+};
+use ssntp::payload::{Start, VmType};
+
+/// Where programs are looked for when the agent itself has no `PATH`.
+pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// Runs instances as processes. See the module's source for what a process
+/// finds.
+#[derive(Clone, Debug)]
+pub struct ProcessDriver {
+    supervisors: Supervisors,
+    log_mb: u32,
+}
+
+impl ProcessDriver {
+    /// A driver; it has a thread of its own, which ends with it. The processes
+    /// don't.
+    ///
+    /// # Errors
+    /// The thread can't be started.
+    pub fn new(confinement: Confinement) -> io::Result<Self> {
+        Ok(Self {
+            supervisors: Supervisors::new(confinement)?,
+            log_mb: DEFAULT_LOG_MB,
+        })
+    }
+
+    /// The most that is kept of what an instance writes, in MB, for each of
+    /// `stdout.log` and `stderr.log`: the older half in a file of its own,
+    /// called `….1`. It counts for runs that start from now on. Default: 16.
+    #[must_use]
+    pub fn log_mb(mut self, mb: u32) -> Self {
+        self.log_mb = mb;
+        self
+    }
+
+    /// The program that supervises instances: one that calls
+    /// [`supervise`](super::supervise). Default: this program itself, where it
+    /// has called that.
+    #[must_use]
+    pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
+        self.supervisors.program(program.into());
+        self
+    }
+}
+
+impl Driver for ProcessDriver {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn check(&self, start: &Start) -> Result<(), LaunchError> {
+        if start.vm_type != VmType::Process {
+            let kind = match start.vm_type.as_str() {
+                "" => "qemu",
+                kind => kind,
+            };
+            return Err(LaunchError::launch(format!(
+                "this agent runs processes, not {kind}"
+            )));
+        }
+        check_texts(start)
+    }
+
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+        let (place, start) = (launch.place, &launch.payload.start);
+        let work = place.work();
+        let Some((program, arguments)) = start.command.split_first() else {
+            return Err(LaunchError::new(LaunchFault::Data, "there is no command"));
+        };
+        let program = Program {
+            place,
+            program: program.as_ref(),
+            arguments: arguments.iter().map(OsString::from).collect(),
+            env: environment(place, start),
+            dir: &work.join(&start.dir),
+            user: launch.user,
+            mem_mb: launch.policy.mem_mb(start.requirements.mem_mb),
+            vcpus: start.requirements.vcpus,
+            pids: launch.policy.pids,
+            group: None,
+            within: within(launch.policy.directories.as_deref(), &work),
+            log_mb: self.log_mb,
+        };
+        self.supervisors.launch(program, commit)
+    }
+
+    fn watch(&self, running: &Running, sink: &EndSink) {
+        self.supervisors.watch(running, sink);
+    }
+
+    fn terminate(&self, running: &Running) -> io::Result<()> {
+        self.supervisors.terminate(running)
+    }
+
+    fn kill(&self, running: &Running) -> io::Result<()> {
+        self.supervisors.kill(running)
+    }
+
+    fn find(&self, running: &Running) -> Found {
+        self.supervisors.find(running)
+    }
+
+    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+        self.supervisors.find_unrecorded(place)
+    }
+
+    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        self.supervisors.measure(subjects)
+    }
+
+    fn forget(&self, place: &Place) {
+        self.supervisors.forget(place.instance());
+    }
+
+    /// The link that records it is all there is to it.
+    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+        Ok(())
+    }
+}
+
+/// Texts that no process can be given.
+fn check_texts(start: &Start) -> Result<(), LaunchError> {
+    let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
+    let zero = |text: &String| text.contains('\0');
+    if start.command.iter().any(zero) || zero(&start.dir) {
+        return refuse("a zero byte in command or dir".into());
+    }
+    if start.command.first().is_none_or(String::is_empty) {
+        return refuse("there is no command".into());
+    }
+    // Where it is absolute, it says what it means.
+    let dir = Path::new(&start.dir);
+    if dir.is_relative() && dir.components().any(|part| part == Component::ParentDir) {
+        return refuse(format!("{:?} leads out of the instance's directory", start.dir));
+    }
+    for (key, value) in &start.env {
+        if key.is_empty() || key.contains('=') || zero(key) || zero(value) {
+            return refuse(format!("{key:?} is no environment variable"));
+        }
+    }
+    Ok(())
+}
+
+fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
+    let mut env = BTreeMap::from([("PATH".into(), DEFAULT_PATH.into())]);
+    for key in ["PATH", "LANG", "TZ"] {
+        env.extend(std::env::var_os(key).map(|value| (key.into(), value)));
+    }
+    env.extend(
+        [
+            ("HOME", place.work().into_os_string()),
+            ("SSNTP_DIR", place.work().into_os_string()),
+            ("SSNTP_VOLUMES", place.volumes().into_os_string()),
+            ("SSNTP_INSTANCE", place.instance().to_string().into()),
+            ("SSNTP_TENANT", start.tenant_uuid.as_str().into()),
+        ]
+        .map(|(key, value)| (OsString::from(key), value)),
+    );
+    env.extend(start.env.iter().map(|(key, value)| (key.into(), value.into())));
+    env
+}
+
+/// What the directory of a process has to be in, without links in its path.
+/// One that isn't there has nothing in it.
+fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> {
+    let all = directories?.iter().map(PathBuf::as_path).chain([work]);
+    Some(all.filter_map(|dir| fs::canonicalize(dir).ok()).collect())
+}
+
+/// Makes a file an instance's user's, and nobody else's. Not what a link there
+/// leads to, and no file that has another name elsewhere.
+pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    let file = options.read(true).open(path)?;
+    let metadata = file.metadata()?;
+    let is_own = metadata.is_file() && metadata.nlink() == 1;
+    if !is_own {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a file of its own",
+        ));
+    }
+    // Its group may be that of others, too.
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    fchown(&file, Some(user.uid), Some(user.gid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_process_can_be_given_is_invalid() {
+        let good = Start {
+            vm_type: VmType::Process,
+            command: vec!["true".into()],
+            ..Start::default()
+        };
+        let fault = |change: &dyn Fn(&mut Start)| {
+            let mut start = good.clone();
+            change(&mut start);
+            check_texts(&start).map_err(|e| e.fault)
+        };
+        assert_eq!(fault(&|_| {}), Ok(()));
+        let rows: [&dyn Fn(&mut Start); 8] = [
+            &|s| s.dir = "../../..".into(),
+            &|s| s.dir = "a/../..".into(),
+            &|s| s.command.push("a\0b".into()),
+            &|s| s.command = vec![],
+            &|s| s.command = vec![String::new()],
+            &|s| s.dir = "\0".into(),
+            &|s| drop(s.env.insert("a=b".into(), String::new())),
+            &|s| drop(s.env.insert(String::new(), String::new())),
+        ];
+        for change in rows {
+            assert_eq!(fault(change), Err(LaunchFault::Data));
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! Files that are disks: images of the node, the disk that an instance boots
+//! from, and volumes.
+//!
+//! ```text
+//!  IMAGES/ID[.qcow2|.img|.raw]      never written
+//!        ▲ what wasn't written since
+//!  INSTANCE/disks/boot.qcow2        the instance's own; or boot.raw, a copy
+//!
+//!  VOLUMES/UUID/disk.img|disk.raw
+//! ```
+//!
+//! Making a disk has a time limit, and ends when it is wanted no longer.
+//!
+//! What an instance may write to is opened in the format that its name says.
+//! It is never guessed from its content: an instance could write there what
+//! makes a raw disk look like one that lies on top of any file of the node.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use log::warn;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::super::{Cancel, LaunchError, LaunchFault, Place};
+use super::{disks_of, now, pause};
+use ssntp::payload::Storage;
+
+/// What an image's file may be called after its name, best first.
+const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
+/// What the disk of a volume may be called. Always raw: an instance that is a
+/// process may write there anything, and so a qcow2 that lies on any file.
+const DISKS: [&str; 2] = ["disk.img", "disk.raw"];
+const MAX_NAME: usize = 200;
+const GIB: u64 = 1 << 30;
+/// How much is copied between two looks at whether to go on.
+const PIECE: u64 = 16 << 20;
+/// How long a program that was killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(2);
+/// The most of a program's complaint that is passed on.
+const COMPLAINT: u64 = 4096;
+
+/// How a disk lies in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Raw,
+    Qcow2,
+}
+
+impl Format {
+    /// As QEMU calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+
+    fn boot_file(self) -> &'static str {
+        match self {
+            Self::Raw => "boot.raw",
+            Self::Qcow2 => "boot.qcow2",
+        }
+    }
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Disk {
+    pub(super) path: PathBuf,
+    pub(super) format: Format,
+}
+
+/// What making a disk has to keep to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds<'a> {
+    pub(super) until: Instant,
+    pub(super) cancel: &'a Cancel,
+}
+
+impl Bounds<'_> {
+    /// Whether to go on.
+    fn check(&self) -> io::Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(io::Error::other("it is wanted no longer"));
+        }
+        match now() < self.until {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+/// What an instance boots from: of those it may, the one with the lowest
+/// index, and of these the first.
+pub(super) fn bootable(storage: &[Storage]) -> Option<&Storage> {
+    storage
+        .iter()
+        .filter(|entry| entry.boot)
+        .min_by_key(|entry| entry.boot_index)
+}
+
+/// Whether that can be the name of an image: a file's name without anything
+/// that leads elsewhere, hides it, or means something to some program.
+pub(super) fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@".contains(&byte);
+    !name.is_empty() && name.len() <= MAX_NAME && !name.starts_with(['.', '-']) && name.bytes().all(plain)
+}
+
+/// The file of an image.
+pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, LaunchError> {
+    let missing = |why: String| LaunchError::new(LaunchFault::Image, why);
+    let images = images.ok_or_else(|| missing("this node has no images (--images)".into()))?;
+    if !is_name(name) {
+        return Err(missing(format!("{name:?} is no name of an image")));
+    }
+    // QEMU runs in another directory.
+    let images = fs::canonicalize(images).map_err(|e| missing(format!("{}: {e}", images.display())))?;
+    let mut files = EXTENSIONS.iter().map(|end| images.join(format!("{name}{end}")));
+    let path = files
+        .find(|path| path.is_file())
+        .ok_or_else(|| missing(format!("there is no image {name} in {}", images.display())))?;
+    let format = format_of(&path).map_err(|e| missing(format!("{}: {e}", path.display())))?;
+    Ok(Disk { path, format })
+}
+
+/// The format of an image that no instance writes to. Such files are often
+/// called anything.
+fn format_of(path: &Path) -> io::Result<Format> {
+    Ok(match header(path)? {
+        Some(_) => Format::Qcow2,
+        None => Format::Raw,
+    })
+}
+
+/// The size of the disk in a qcow2 file; `None` where it is none.
+fn header(path: &Path) -> io::Result<Option<u64>> {
+    let mut start = Vec::new();
+    File::open(path)?.take(32).read_to_end(&mut start)?;
+    let is_qcow2 = start.starts_with(b"QFI\xfb");
+    let size = start.get(24..32).and_then(|bytes| bytes.try_into().ok());
+    Ok(size.filter(|_| is_qcow2).map(u64::from_be_bytes))
+}
+
+/// The disk that an instance boots from, made where it has none yet: what it
+/// wrote outlives its runs. `gib` is its size, unless the image is larger.
+pub(super) fn boot_disk(
+    place: &Place,
+    base: impl FnOnce() -> Result<Disk, LaunchError>,
+    gib: i64,
+    qemu_img: Option<&Path>,
+    bounds: Bounds<'_>,
+) -> Result<Disk, LaunchError> {
+    let disks = disks_of(place);
+    for format in [Format::Qcow2, Format::Raw] {
+        let path = disks.join(format.boot_file());
+        if path.is_file() {
+            return Ok(Disk { path, format });
+        }
+    }
+    let base = base()?;
+    let wanted = u64::try_from(gib).unwrap_or(0).saturating_mul(GIB);
+    let format = match qemu_img {
+        Some(_) => Format::Qcow2,
+        None => base.format,
+    };
+    // Under its name only once it is whole.
+    let path = disks.join(format.boot_file());
+    let beside = disks.join("boot.new");
+    match qemu_img {
+        Some(program) => overlay(program, &base, wanted, &beside, bounds)?,
+        None => copy(&base, wanted, &beside, bounds).map_err(|e| LaunchError::io(beside.display(), &e))?,
+    }
+    fs::rename(&beside, &path).map_err(|e| LaunchError::io(path.display(), &e))?;
+    Ok(Disk { path, format })
+}
+
+fn overlay(
+    program: &Path,
+    base: &Disk,
+    wanted: u64,
+    to: &Path,
+    bounds: Bounds<'_>,
+) -> Result<(), LaunchError> {
+    let size = match header(&base.path) {
+        Ok(Some(size)) => Ok(size),
+        Ok(None) => fs::metadata(&base.path).map(|metadata| metadata.len()),
+        Err(e) => Err(e),
+    };
+    let size =
+        size.map_err(|e| LaunchError::new(LaunchFault::Image, format!("{}: {e}", base.path.display())))?;
+    let mut command = Command::new(program);
+    command
+        .args(["create", "-q", "-f", "qcow2", "-F", base.format.name(), "-b"])
+        .arg(&base.path)
+        .arg(to);
+    if wanted > size {
+        command.arg(wanted.to_string());
+    }
+    let complaint = to.with_extension("err");
+    let ran = run(&mut command, &complaint, COMPLAINT, bounds)
+        .map_err(|e| LaunchError::io(program.display(), &e))?;
+    if ran.0.success() {
+        return Ok(());
+    }
+    let why = format!("{}: {}", program.display(), ran.1.trim());
+    Err(LaunchError::new(LaunchFault::Image, why))
+}
+
+/// Runs a program to its end, or until the bounds say so: how it ended, and
+/// the beginning of what it said, which passes through a file that never makes
+/// it wait.
+pub(super) fn run(
+    command: &mut Command,
+    said_in: &Path,
+    most: u64,
+    bounds: Bounds<'_>,
+) -> io::Result<(ExitStatus, String)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true);
+    let said = options.mode(0o600).open(said_in)?;
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(said.try_clone()?)
+        .stderr(said)
+        .process_group(0)
+        .spawn();
+    let ended = child.and_then(|child| await_end(child, bounds));
+    let mut said = String::new();
+    if let Ok(file) = File::open(said_in) {
+        // Half a character at the end is nothing to fail for.
+        let _ = file.take(most).read_to_string(&mut said);
+    }
+    let _ = fs::remove_file(said_in);
+    ended.map(|status| (status, said))
+}
+
+fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
+    let why = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) => {}
+            Err(e) => break e,
+        }
+        match bounds.check() {
+            Ok(()) => pause(),
+            Err(e) => break e,
+        }
+    };
+    // It leads a group of its own, and we have not waited for it yet.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let limit = now() + KILLED;
+    while matches!(child.try_wait(), Ok(None)) {
+        if now() > limit {
+            warn!("process {} does not even end when killed", child.id());
+            break;
+        }
+        pause();
+    }
+    Err(why)
+}
+
+fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<()> {
+    // The image may be one that nobody may write.
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let (mut from, mut file) = (File::open(&base.path)?, options.open(to)?);
+    // Within a file system that can, nothing is copied at all.
+    loop {
+        bounds.check()?;
+        if io::copy(&mut (&mut from).take(PIECE), &mut file)? == 0 {
+            break;
+        }
+    }
+    match base.format {
+        Format::Raw => {
+            if file.metadata()?.len() < wanted {
+                file.set_len(wanted)?;
+            }
+        }
+        Format::Qcow2 if wanted > header(&base.path)?.unwrap_or(0) => {
+            warn!("{}: without qemu-img it can't be made larger", to.display());
+        }
+        Format::Qcow2 => {}
+    }
+    Ok(())
+}
+
+/// The disk of a volume.
+pub(super) fn volume_disk(volume: &Path) -> Option<Disk> {
+    let disks = DISKS.map(|name| Disk {
+        path: volume.join(name),
+        format: Format::Raw,
+    });
+    // Not through a link, which another kind of instance could have left in
+    // its volume.
+    let is_file = |disk: &Disk| fs::symlink_metadata(&disk.path).is_ok_and(|m| m.is_file());
+    disks.into_iter().find(is_file)
+}
+
+/// Makes the disk of a new volume; it takes up space only as it is written.
+pub(super) fn make_volume_disk(volume: &Path, gib: i64) -> io::Result<Disk> {
+    let path = volume.join("disk.img");
+    let size = u64::try_from(gib).unwrap_or(0).max(1).saturating_mul(GIB);
+    File::create_new(&path)?.set_len(size)?;
+    let format = Format::Raw;
+    Ok(Disk { path, format })
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn no_name_leads_out_of_the_directory() {
+        for good in ["7c9e6679-7425-40de-944b-e07fc1f90ae7", "debian-12", "a.b_c+1"] {
+            assert!(is_name(good), "{good}");
+        }
+        let long = "a".repeat(MAX_NAME + 1);
+        for bad in [
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "/etc/passwd",
+            ".hidden",
+            "-x",
+            "a b",
+            "a,b",
+            "a:b",
+            "a\0",
+            "ä",
+            "a\n",
+            "a\\b",
+            &long,
+        ] {
+            assert!(!is_name(bad), "{bad:?}");
+            let dir = tempfile::tempdir().unwrap();
+            let error = find(Some(dir.path()), bad).unwrap_err();
+            assert_eq!(error.fault, LaunchFault::Image, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn images_are_found_with_and_without_an_extension() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        fs::write(
+            root.join("a.img"),
+            [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 24]].concat(),
+        )
+        .unwrap();
+        fs::write(root.join("b"), "raw").unwrap();
+        fs::create_dir(root.join("c")).unwrap();
+        let a = find(Some(&root), "a").unwrap();
+        assert_eq!((a.path, a.format), (root.join("a.img"), Format::Qcow2));
+        let b = find(Some(&root), "b").unwrap();
+        assert_eq!((b.path, b.format), (root.join("b"), Format::Raw));
+        for (images, name) in [(Some(root.as_path()), "c"), (Some(&root), "d"), (None, "a")] {
+            assert_eq!(find(images, name).unwrap_err().fault, LaunchFault::Image);
+        }
+    }
+
+    #[test]
+    fn the_lowest_index_boots() {
+        let entry = |id: &str, boot, boot_index| Storage {
+            id: id.into(),
+            boot,
+            boot_index,
+            ..Storage::default()
+        };
+        let storage = [entry("a", false, 0), entry("b", true, 2), entry("c", true, 1)];
+        assert_eq!(bootable(&storage).unwrap().id.as_str(), "c");
+        assert_eq!(bootable(&storage[..1]), None);
+    }
+
+    #[test]
+    fn without_qemu_img_the_image_is_copied_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(Uuid::nil(), dir.path());
+        fs::create_dir(disks_of(&place)).unwrap();
+        let image = dir.path().join("image");
+        fs::write(&image, "first").unwrap();
+        let base = || {
+            Ok(Disk {
+                path: image.clone(),
+                format: Format::Raw,
+            })
+        };
+        let cancel = Cancel::default();
+        let bounds = Bounds {
+            until: now() + Duration::from_secs(60),
+            cancel: &cancel,
+        };
+        let disk = boot_disk(&place, base, 1, None, bounds).unwrap();
+        assert_eq!(fs::metadata(&disk.path).unwrap().len(), GIB);
+        assert_eq!(fs::read(&image).unwrap(), b"first");
+        // A later run has what the earlier one wrote, and needs no image.
+        let gone = || Err(LaunchError::launch("not asked for"));
+        assert_eq!(boot_disk(&place, gone, 1, None, bounds).unwrap(), disk);
+    }
+
+    /// By a copy as by a program, which is gone then.
+    #[test]
+    fn a_disk_that_takes_too_long_or_is_not_wanted_any_more_is_not_made() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(Uuid::nil(), dir.path());
+        fs::create_dir(disks_of(&place)).unwrap();
+        let image = dir.path().join("image");
+        fs::write(&image, "first").unwrap();
+        let base = || {
+            Ok(Disk {
+                path: image.clone(),
+                format: Format::Raw,
+            })
+        };
+        let program = dir.path().join("qemu-img");
+        let pid_file = dir.path().join("pid");
+        let script = format!("#!/bin/sh\necho $$ >{}\nsleep 1000 & wait\n", pid_file.display());
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let (wanted, unwanted) = (Cancel::default(), Cancel::default());
+        unwanted.cancel();
+        let rows = [
+            (now() + Duration::from_millis(300), &wanted, "timed out"),
+            (now() + Duration::from_secs(60), &unwanted, "wanted no longer"),
+        ];
+        for (until, cancel, why) in rows {
+            for qemu_img in [None, Some(program.as_path())] {
+                let until = if qemu_img.is_none() && why == "timed out" {
+                    now()
+                } else {
+                    until
+                };
+                let error = boot_disk(&place, base, 0, qemu_img, Bounds { until, cancel }).unwrap_err();
+                assert!(error.why.contains(why), "{error}");
+                assert_eq!(error.fault, LaunchFault::Launch);
+            }
+        }
+        let pid = fs::read_to_string(pid_file).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists());
+        let disks = disks_of(&place);
+        assert!(!disks.join("boot.raw").exists() && !disks.join("boot.qcow2").exists());
+    }
+
+    #[test]
+    fn a_volume_has_a_disk_and_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(volume_disk(dir.path()), None);
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("disk.raw")).unwrap();
+        assert_eq!(volume_disk(dir.path()), None);
+        let made = make_volume_disk(dir.path(), 0).unwrap();
+        assert_eq!(volume_disk(dir.path()), Some(made));
+    }
+}

@@ -1,0 +1,445 @@
+//! The machine as QEMU is told of it, without any I/O but a look at what this
+//! node has.
+//!
+//! QEMU runs in a directory that the machine's user may write in; its disks are
+//! elsewhere.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use uuid::Uuid;
+
+use super::super::supervisor::find_program;
+use super::super::{LaunchError, User};
+use super::image::{self, Bounds, Disk};
+use super::qmp;
+use ssntp::payload::FwType;
+
+const KVM: &str = "/dev/kvm";
+/// What QEMU gives up: old system calls, new privileges, other programs, and
+/// its own priority.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// The most that is read of QEMU's list of options: it is 60 KB by now.
+const HELP: u64 = 1 << 20;
+/// The seed disk's name among the machine's disks.
+pub(super) const SEED: &str = "seed.img";
+/// What a machine has whose START doesn't say.
+const DEFAULT_MEM_MB: i64 = 512;
+/// What QEMU itself may take beside the machine's memory.
+const OVERHEAD_MB: i64 = 512;
+/// The most code that software emulation keeps translated, in MB: otherwise
+/// it would be up to a gigabyte for each machine.
+const TRANSLATED_MB: u32 = 128;
+/// Where systems keep an EFI firmware that is one file.
+const FIRMWARE: [(&str, &str); 5] = [
+    ("x86_64", "/usr/share/ovmf/OVMF.fd"),
+    ("x86_64", "/usr/share/OVMF/OVMF.fd"),
+    ("x86_64", "/usr/share/edk2/x64/OVMF.fd"),
+    ("aarch64", "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd"),
+    ("aarch64", "/usr/share/edk2/aarch64/QEMU_EFI.fd"),
+];
+
+/// The program that is a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Emulator {
+    pub(super) path: PathBuf,
+    /// Of the machine, as QEMU calls it.
+    pub(super) arch: &'static str,
+    /// Whether the processor can run it by itself, and the group that its user
+    /// has to be in for that; else why not.
+    pub(super) kvm: Result<Option<u32>, String>,
+    /// Whether it can give up what it doesn't need of the system.
+    pub(super) sandbox: bool,
+}
+
+impl Emulator {
+    /// Finds out whether it was built with its sandbox: then its list of options
+    /// has it. One that doesn't answer will not run, either.
+    pub(super) fn find_sandbox(&mut self, scratch: &Path, bounds: Bounds<'_>) {
+        let mut command = Command::new(&self.path);
+        let help = image::run(command.arg("-help"), &scratch.join("help"), HELP, bounds);
+        self.sandbox = help.is_ok_and(|(status, said)| status.success() && said.contains("-sandbox on"));
+    }
+
+    /// The group that its user has to be in.
+    ///
+    /// # Errors
+    /// It would be emulated, and may not be.
+    pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, LaunchError> {
+        match &self.kvm {
+            Ok(group) => Ok(*group),
+            Err(_) if emulation => Ok(None),
+            Err(why) => Err(LaunchError::launch(format!(
+                "the machine would be emulated, for {why} (policy: emulation)"
+            ))),
+        }
+    }
+
+    /// Finds it: a machine like this one, else an x86-64.
+    pub(super) fn find(path: Option<&OsStr>, user: Option<User>) -> Result<Self, LaunchError> {
+        let host = std::env::consts::ARCH;
+        let find = |arch: &'static str| {
+            let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
+            let kvm = match arch == host {
+                true => kvm_for(user),
+                false => Err(format!("this is no {arch}")),
+            };
+            Some(Self {
+                path,
+                arch,
+                kvm,
+                sandbox: false,
+            })
+        };
+        find(host).or_else(|| find("x86_64")).ok_or_else(|| {
+            LaunchError::launch(format!(
+                "QEMU is not installed: there is no qemu-system-{host} in PATH"
+            ))
+        })
+    }
+}
+
+/// Whether that user can let machines run on the processor, and the group by
+/// which it can.
+fn kvm_for(user: Option<User>) -> Result<Option<u32>, String> {
+    let metadata = OpenOptions::new().read(true).write(true).open(KVM);
+    let metadata = metadata.and_then(|kvm| kvm.metadata());
+    let metadata = metadata.map_err(|e| format!("{KVM}: {e}"))?;
+    group_for(user, metadata.mode(), (metadata.uid(), metadata.gid()))
+}
+
+/// The group that a user has to be in to read and write a file.
+fn group_for(user: Option<User>, mode: u32, owner: (u32, u32)) -> Result<Option<u32>, String> {
+    let allows = |class: u32| mode >> class & 0o6 == 0o6;
+    match user {
+        None => Ok(None),
+        Some(user) if user.uid == owner.0 && allows(6) => Ok(None),
+        Some(user) if user.gid == owner.1 && allows(3) => Ok(None),
+        // A group of root's may do more than that.
+        Some(_) if owner.1 != 0 && allows(3) => Ok(Some(owner.1)),
+        Some(user) if user.uid != owner.0 && user.gid != owner.1 && allows(0) => Ok(None),
+        Some(user) => Err(format!("user {} may not use {KVM}", user.uid)),
+    }
+}
+
+/// The firmware to start with; `None` for QEMU's own.
+pub(super) fn firmware(arch: &str, kind: &FwType) -> Result<Option<PathBuf>, LaunchError> {
+    // Such machines have no other.
+    if *kind != FwType::Efi && arch != "aarch64" {
+        return Ok(None);
+    }
+    let mut known = FIRMWARE.iter().filter(|(of, _)| *of == arch);
+    let found = known.find(|(_, path)| Path::new(path).is_file());
+    found.map(|(_, path)| Some(path.into())).ok_or_else(|| {
+        LaunchError::launch(format!("this node has no EFI firmware for {arch} (install OVMF)"))
+    })
+}
+
+/// A machine.
+#[derive(Clone, Debug)]
+pub(super) struct Machine<'a> {
+    pub(super) emulator: &'a Emulator,
+    pub(super) firmware: Option<&'a Path>,
+    pub(super) instance: Uuid,
+    /// 0: not said.
+    pub(super) mem_mb: i64,
+    /// The most that there is for one that doesn't say; 0: no limit.
+    pub(super) most_mb: i64,
+    /// Whether it may be emulated.
+    pub(super) emulation: bool,
+    /// 0: not said.
+    pub(super) vcpus: i64,
+    pub(super) boot: &'a Disk,
+    pub(super) seed: &'a Path,
+    pub(super) volumes: &'a [(Uuid, Disk)],
+}
+
+impl Machine<'_> {
+    /// What it and QEMU may take together.
+    pub(super) fn limit_mb(&self) -> i64 {
+        self.memory().saturating_add(OVERHEAD_MB)
+    }
+
+    fn memory(&self) -> i64 {
+        match self.mem_mb {
+            0 if self.most_mb > 0 => DEFAULT_MEM_MB.min(self.most_mb),
+            0 => DEFAULT_MEM_MB,
+            mb => mb,
+        }
+    }
+
+    /// QEMU's arguments.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let mut list = Arguments::default();
+        // Nothing that isn't said here, from defaults or the user's files.
+        list.flag("-nodefaults").flag("-no-user-config");
+        list.option("-name", [("guest", self.instance.to_string().into())]);
+        list.pair("-uuid", &self.instance.to_string());
+        if self.emulator.arch == "aarch64" {
+            list.pair("-machine", "virt").pair("-cpu", "max");
+        }
+        if self.emulator.sandbox {
+            list.pair("-sandbox", SANDBOX);
+        }
+        // The first that works.
+        if self.emulator.kvm.is_ok() {
+            list.pair("-accel", "kvm");
+        }
+        if self.emulation {
+            list.pair("-accel", &format!("tcg,tb-size={TRANSLATED_MB}"));
+        }
+        list.pair("-m", &format!("{}M", self.memory()));
+        list.pair("-smp", &self.vcpus.max(1).to_string());
+        if let Some(firmware) = self.firmware {
+            list.pair("-bios", firmware);
+        }
+        list.pair("-display", "none").pair("-monitor", "none");
+        if self.emulator.arch == "x86_64" {
+            // Nobody sees it, but some loaders insist on a screen.
+            list.pair("-vga", "std");
+        }
+        // To its standard output, whose end is its supervisor's.
+        list.pair("-chardev", "stdio,id=serial,signal=off");
+        list.pair("-serial", "chardev:serial");
+        list.option(
+            "-qmp",
+            [
+                ("unix:", qmp::SOCKET.into()),
+                ("server", "on".into()),
+                ("wait", "off".into()),
+            ],
+        );
+        list.disk("boot", &self.boot.path, self.boot.format.name(), false);
+        list.pair("-device", "virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0");
+        list.disk("seed", self.seed, "raw", true);
+        list.pair("-device", "virtio-blk-pci,drive=seed,id=dev-seed");
+        for (volume, disk) in self.volumes {
+            let node = node_of(*volume);
+            list.disk(&node, &disk.path, disk.format.name(), false);
+            let (device, serial) = (device_of(*volume), serial_of(*volume));
+            list.pair(
+                "-device",
+                &format!("virtio-blk-pci,drive={node},id={device},serial={serial}"),
+            );
+        }
+        list.0
+    }
+}
+
+/// What a volume's content is called in a machine: such names have at most 31
+/// characters.
+pub(super) fn node_of(volume: Uuid) -> String {
+    let name = volume.simple().to_string();
+    format!("v{}", name.get(..30).unwrap_or(&name))
+}
+
+/// What a volume's device is called.
+pub(super) fn device_of(volume: Uuid) -> String {
+    format!("d{}", volume.simple())
+}
+
+/// What the instance sees as the volume's serial number: the beginning of its
+/// name, since there is room for 20 characters.
+pub(super) fn serial_of(volume: Uuid) -> String {
+    let name = volume.to_string();
+    name.get(..20).unwrap_or(&name).to_owned()
+}
+
+#[derive(Debug, Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn flag(&mut self, flag: &str) -> &mut Self {
+        self.0.push(flag.into());
+        self
+    }
+
+    fn pair(&mut self, flag: &str, value: &(impl AsRef<OsStr> + ?Sized)) -> &mut Self {
+        self.0.extend([flag.into(), value.as_ref().to_owned()]);
+        self
+    }
+
+    /// An option of several parts. A key that ends with a colon stands right
+    /// before its value.
+    fn option<const N: usize>(&mut self, flag: &str, parts: [(&str, OsString); N]) {
+        let mut text = OsString::new();
+        for (key, value) in parts {
+            if !text.is_empty() {
+                text.push(",");
+            }
+            text.push(key);
+            if !key.ends_with(':') {
+                text.push("=");
+            }
+            text.push(escaped(&value));
+        }
+        self.pair(flag, &text);
+    }
+
+    /// The content of a disk.
+    fn disk(&mut self, node: &str, path: &Path, format: &str, read_only: bool) {
+        let read_only = if read_only { "on" } else { "off" };
+        self.option(
+            "-blockdev",
+            [
+                ("driver", format.into()),
+                ("node-name", node.into()),
+                ("read-only", read_only.into()),
+                ("file.driver", "file".into()),
+                ("file.filename", path.into()),
+            ],
+        );
+    }
+}
+
+/// A value within an option, in which a comma begins the next one.
+fn escaped(value: &OsStr) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+    let mut bytes = Vec::with_capacity(value.len());
+    for byte in value.as_bytes() {
+        bytes.push(*byte);
+        if *byte == b',' {
+            bytes.push(b',');
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::image::Format;
+    use super::*;
+
+    fn emulator(kvm: bool) -> Emulator {
+        Emulator {
+            path: "qemu".into(),
+            arch: "x86_64",
+            kvm: kvm.then_some(None).ok_or_else(|| "no".into()),
+            sandbox: kvm,
+        }
+    }
+
+    fn text(machine: &Machine<'_>) -> String {
+        let arguments = machine.arguments();
+        let texts: Vec<_> = arguments.iter().map(|a| a.to_str().unwrap()).collect();
+        texts.join(" ")
+    }
+
+    #[test]
+    fn a_machine_is_told_in_arguments() {
+        let volume = Uuid::from_u128(0x7c9e6679_7425_40de_944b_e07fc1f90ae7);
+        let disk = |path: &str, format| Disk {
+            path: path.into(),
+            format,
+        };
+        let (emulator, boot) = (emulator(false), disk("boot.qcow2", Format::Qcow2));
+        let volumes = [(volume, disk("/a,b/disk.img", Format::Raw))];
+        let machine = Machine {
+            emulator: &emulator,
+            firmware: None,
+            instance: Uuid::nil(),
+            mem_mb: 256,
+            most_mb: 0,
+            emulation: true,
+            vcpus: 2,
+            boot: &boot,
+            seed: Path::new(SEED),
+            volumes: &volumes,
+        };
+        let expected = "-nodefaults -no-user-config \
+            -name guest=00000000-0000-0000-0000-000000000000 -uuid 00000000-0000-0000-0000-000000000000 \
+            -accel tcg,tb-size=128 -m 256M -smp 2 -display none -monitor none -vga std \
+            -chardev stdio,id=serial,signal=off -serial chardev:serial \
+            -qmp unix:qmp.sock,server=on,wait=off \
+            -blockdev driver=qcow2,node-name=boot,read-only=off,file.driver=file,file.filename=boot.qcow2 \
+            -device virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0 \
+            -blockdev driver=raw,node-name=seed,read-only=on,file.driver=file,file.filename=seed.img \
+            -device virtio-blk-pci,drive=seed,id=dev-seed \
+            -blockdev driver=raw,node-name=v7c9e6679742540de944be07fc1f90a,read-only=off,file.driver=file,file.filename=/a,,b/disk.img \
+            -device virtio-blk-pci,drive=v7c9e6679742540de944be07fc1f90a,id=d7c9e6679742540de944be07fc1f90ae7,serial=7c9e6679-7425-40de-9";
+        assert_eq!(text(&machine), expected);
+        assert_eq!(machine.limit_mb(), 768);
+    }
+
+    #[test]
+    fn what_is_not_said_has_a_default() {
+        let (emulator, boot) = (
+            emulator(true),
+            Disk {
+                path: "boot.raw".into(),
+                format: Format::Raw,
+            },
+        );
+        let machine = Machine {
+            emulator: &emulator,
+            firmware: Some(Path::new("/fw")),
+            instance: Uuid::nil(),
+            mem_mb: 0,
+            most_mb: 256,
+            emulation: false,
+            vcpus: 0,
+            boot: &boot,
+            seed: Path::new(SEED),
+            volumes: &[],
+        };
+        let text = text(&machine);
+        for part in [
+            "-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny -accel kvm",
+            "-accel kvm -m 256M -smp 1 -bios /fw",
+            "driver=raw,node-name=boot",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_user_gets_the_group_that_it_needs_for_kvm_and_no_more() {
+        let (uid, gid, alone) = (7, 8, true);
+        let user = Some(User { uid, gid, alone });
+        for (user, mode, owner, group) in [
+            (None, 0o600, (0, 0), Ok(None)),
+            (user, 0o660, (0, 36), Ok(Some(36))),
+            (user, 0o660, (0, 8), Ok(None)),
+            (user, 0o666, (0, 0), Ok(None)),
+            (user, 0o600, (7, 36), Ok(None)),
+            (user, 0o660, (0, 0), Err(())),
+            (user, 0o600, (0, 36), Err(())),
+            (user, 0o640, (0, 36), Err(())),
+        ] {
+            assert_eq!(
+                group_for(user, mode, owner).map_err(drop),
+                group,
+                "{mode:o} {owner:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_machine_without_kvm_is_refused_unless_it_may_be_emulated() {
+        let lost = emulator(false);
+        let error = lost.group(false).unwrap_err();
+        assert!(error.why.ends_with("for no (policy: emulation)"), "{error}");
+        assert_eq!(lost.group(true), Ok(None));
+        let grouped = Emulator {
+            kvm: Ok(Some(36)),
+            ..lost
+        };
+        assert_eq!(grouped.group(false), Ok(Some(36)));
+    }
+
+    #[test]
+    fn where_there_is_no_qemu_that_is_said() {
+        let empty = tempfile::tempdir().unwrap();
+        for path in [None, Some(OsStr::new("")), Some(empty.path().as_os_str())] {
+            let error = Emulator::find(path, None).unwrap_err();
+            assert_eq!(error.fault, super::super::super::LaunchFault::Launch);
+            assert!(error.why.contains("QEMU is not installed"), "{error}");
+        }
+        assert_eq!(firmware("x86_64", &FwType::Legacy).unwrap(), None);
+        assert!(firmware("vax", &FwType::Efi).unwrap_err().why.contains("EFI"));
+    }
+}

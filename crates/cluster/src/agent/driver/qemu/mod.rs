@@ -1,0 +1,447 @@
+//! Instances that are virtual machines: `vm_type: qemu`, which is also what
+//! an empty one means.
+//!
+//! ```text
+//!  START ─▶ image ──▶ disks/boot.qcow2   its own disk, on top of the image
+//!        ─▶ seed ───▶ disks/seed.img     user data and meta data, for cloud-init
+//!        ─▶ machine ▶ qemu-system-…      in `work`, see `supervisor`
+//!                        │    └──▶ stdout.log, what the machine writes to its serial port
+//!  STOP ─── qmp ────▶ work/qmp.sock      system_powerdown; later quit, SIGKILL
+//! ```
+//!
+//! A machine's user may write in `work`, and into its disks. Their directory is
+//! the agent's, so nothing there is ever anything but what the agent made.
+//!
+//! What it boots from, memory and CPUs are the START's:
+//!
+//! ```yaml
+//! start:
+//!   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+//!   vm_type: qemu
+//!   persistence: host
+//!   storage:
+//!   - id: 7c9e6679-7425-40de-944b-e07fc1f90ae7   # IMAGES/7c9e6679-…[.qcow2|.img|.raw]
+//!     boot: true
+//!   - id: 3f2b8c1d-5e6f-4a70-8b91-a2b3c4d5e6f7   # VOLUMES/3f2b8c1d-…/disk.img
+//!   requirements:
+//!     mem_mb: 512
+//!     vcpus: 2
+//! ```
+//!
+//! Other volumes are disks whose serial number is the beginning of their
+//! name; one that is `local` gets its disk made, of `size` GiB. Volumes of a
+//! machine that runs are plugged in and out.
+//!
+//! A machine has no network: the data plane of this crate keeps tables only.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `machine` | which QEMU, and its arguments |
+//! | `image` | files that are disks |
+//! | `seed` | the disk for cloud-init |
+//! | `qmp` | the connection to a running machine |
+
+mod image;
+mod machine;
+mod qmp;
+mod seed;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use log::{info, warn};
+use uuid::Uuid;
+
+use self::image::Disk;
+use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
+use self::qmp::Qmp;
+use super::process::{DEFAULT_PATH, give};
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
+use super::{
+    Cancel, Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running,
+    Subject, Usage, Volume, VolumeError, VolumeFault,
+};
+use crate::agent::tree::{self, Access};
+use ssntp::payload::{Start, VmType};
+use ssntp_transport::replace;
+
+/// How long the disk that a machine boots from may take to be made: where
+/// there is no qemu-img, all of the image is copied.
+const IMAGE: Duration = Duration::from_secs(600);
+/// How long QEMU may take to answer after it was started. A slower one is
+/// left to itself: it runs.
+const FIRST_ANSWER: Duration = Duration::from_secs(10);
+/// How long a machine that is told to quit may take.
+const QUIT: Duration = Duration::from_secs(2);
+/// How long a machine may take to let go of a disk.
+const UNPLUG: Duration = Duration::from_secs(5);
+/// The most that is read of what QEMU complained of.
+const LAST_WORDS: u64 = 4096;
+/// How often a machine is looked at by someone who waits for it.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Runs instances as virtual machines, where QEMU is installed. See the
+/// module's source for what a machine finds.
+#[derive(Clone, Debug)]
+pub struct QemuDriver {
+    supervisors: Supervisors,
+    log_mb: u32,
+    images: Option<PathBuf>,
+    path: Option<OsString>,
+}
+
+impl QemuDriver {
+    /// A driver; it has a thread of its own, which ends with it. The machines
+    /// don't.
+    ///
+    /// QEMU is looked for at each START, in the agent's own `PATH`: without
+    /// one, the START fails and says so.
+    ///
+    /// # Errors
+    /// The thread can't be started.
+    pub fn new(confinement: Confinement) -> io::Result<Self> {
+        Ok(Self {
+            supervisors: Supervisors::new(confinement)?,
+            log_mb: DEFAULT_LOG_MB,
+            images: None,
+            path: Some(std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into())),
+        })
+    }
+
+    /// The directory of images: each is a file, named by what a START calls
+    /// it, with or without `.qcow2`, `.img` or `.raw`. Default: none, and no
+    /// machine can be started.
+    #[must_use]
+    pub fn images(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.images = Some(directory.into());
+        self
+    }
+
+    /// The most that is kept of what a machine writes to its serial port
+    /// (`stdout.log`), and of what QEMU complains of (`stderr.log`), in MB each: see
+    /// [`ProcessDriver::log_mb`](super::ProcessDriver::log_mb). Default: 16.
+    #[must_use]
+    pub fn log_mb(mut self, mb: u32) -> Self {
+        self.log_mb = mb;
+        self
+    }
+
+    /// The program that supervises machines: see
+    /// [`ProcessDriver::supervisor`](super::ProcessDriver::supervisor).
+    #[must_use]
+    pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
+        self.supervisors.program(program.into());
+        self
+    }
+
+    /// Where programs are looked for, in place of `PATH`.
+    #[cfg(test)]
+    fn path(mut self, path: impl Into<OsString>) -> Self {
+        self.path = Some(path.into());
+        self
+    }
+
+    fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, LaunchError> {
+        let entry = image::bootable(&launch.payload.start.storage)
+            .ok_or_else(|| LaunchError::new(LaunchFault::Image, "there is nothing to boot from"))?;
+        let qemu_img = find_program("qemu-img".as_ref(), self.path.as_deref(), Path::new("/")).ok();
+        let base = || image::find(self.images.as_deref(), entry.id.as_str());
+        let bounds = image::Bounds {
+            until: now() + IMAGE,
+            cancel: launch.cancel,
+        };
+        image::boot_disk(launch.place, base, entry.size, qemu_img.as_deref(), bounds)
+    }
+
+    /// Waits until it answers. One that ended instead was never started.
+    fn await_answer(&self, running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
+        let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
+        while is_alive(&running.handle) {
+            match Qmp::connect(&work).and_then(|mut qmp| qmp.status()) {
+                Ok(status) => {
+                    info!("instance {}: the machine is {status}", running.place.instance());
+                    return Ok(());
+                }
+                Err(_) if cancel.is_cancelled() => {
+                    return Err(LaunchError::launch("it is wanted no longer"));
+                }
+                Err(e) if now() > limit => {
+                    warn!("instance {}: {e}", running.place.instance());
+                    return Ok(());
+                }
+                Err(_) => pause(),
+            }
+        }
+        let log = last_words(&running.place).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let said = log.lines().next_back().unwrap_or("it said nothing");
+        Err(LaunchError::launch(format!("QEMU ended at once: {said}")))
+    }
+}
+
+impl Driver for QemuDriver {
+    fn name(&self) -> &'static str {
+        "qemu"
+    }
+
+    fn check(&self, start: &Start) -> Result<(), LaunchError> {
+        if !matches!(start.vm_type, VmType::Qemu | VmType::Unset) {
+            let kind = start.vm_type.as_str();
+            return Err(LaunchError::launch(format!(
+                "QEMU runs virtual machines, not {kind}"
+            )));
+        }
+        match image::bootable(&start.storage) {
+            Some(entry) if !entry.id.is_empty() && !image::is_name(entry.id.as_str()) => {
+                let why = format!("{:?} is no name of an image", entry.id.as_str());
+                Err(LaunchError::new(LaunchFault::Data, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+        let (place, start) = (launch.place, &launch.payload.start);
+        let (user, work, disks) = (launch.user, place.work(), disks_of(place));
+        let mut emulator = Emulator::find(self.path.as_deref(), user)?;
+        let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
+        let group = emulator.group(launch.policy.emulation)?;
+        fs::create_dir_all(&disks)
+            .and_then(|()| tree::share(&disks, user, Access::Pass))
+            .map_err(|e| LaunchError::io(disks.display(), &e))?;
+        let bounds = image::Bounds {
+            until: now() + FIRST_ANSWER,
+            cancel: launch.cancel,
+        };
+        emulator.find_sandbox(&disks, bounds);
+        let boot = self.boot_disk(launch)?;
+        let volumes = volumes_of(place, start)?;
+        let seed = disks.join(machine::SEED);
+        replace(&seed, &seed_of(launch)?).map_err(|e| LaunchError::io(seed.display(), &e))?;
+        if let Some(user) = user {
+            let disks = volumes.iter().map(|(_, disk)| &disk.path);
+            for path in [&boot.path, &seed].into_iter().chain(disks) {
+                give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
+            }
+        }
+        let machine = Machine {
+            emulator: &emulator,
+            firmware: firmware.as_deref(),
+            instance: place.instance(),
+            mem_mb: start.requirements.mem_mb,
+            most_mb: launch.policy.mem_mb(0),
+            emulation: launch.policy.emulation,
+            vcpus: start.requirements.vcpus,
+            boot: &boot,
+            seed: &seed,
+            volumes: &volumes,
+        };
+        // A former run's: nobody listens there any more.
+        let _ = fs::remove_file(work.join(qmp::SOCKET));
+        let path = self.path.clone().unwrap_or_default();
+        let env = BTreeMap::from([
+            ("PATH".into(), path),
+            ("HOME".into(), work.clone().into_os_string()),
+        ]);
+        let program = Program {
+            place,
+            program: emulator.path.as_ref(),
+            arguments: machine.arguments(),
+            env,
+            dir: &work,
+            user,
+            mem_mb: machine.limit_mb(),
+            vcpus: start.requirements.vcpus,
+            pids: launch.policy.pids,
+            group,
+            within: None,
+            log_mb: self.log_mb,
+        };
+        let handle = self.supervisors.launch(program, commit)?;
+        let running = Running {
+            place: place.clone(),
+            handle,
+        };
+        match self.await_answer(&running, launch.cancel) {
+            Ok(()) => Ok(running.handle),
+            Err(e) => {
+                self.supervisors.abandon(&running);
+                Err(e)
+            }
+        }
+    }
+
+    fn watch(&self, running: &Running, sink: &EndSink) {
+        self.supervisors.watch(running, sink);
+    }
+
+    /// As its power button would. A machine that can't be told is ended by a
+    /// signal, which QEMU takes for a pulled plug.
+    fn terminate(&self, running: &Running) -> io::Result<()> {
+        let told =
+            Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("system_powerdown", &[]));
+        match told {
+            Ok(()) => Ok(()),
+            Err(_) if !is_alive(&running.handle) => Ok(()),
+            Err(e) => {
+                warn!("instance {}: {e}", running.place.instance());
+                self.supervisors.terminate(running)
+            }
+        }
+    }
+
+    /// First by its own leave, so that what it holds for its disks is written.
+    fn kill(&self, running: &Running) -> io::Result<()> {
+        let limit = now() + QUIT;
+        let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &[]));
+        while told.is_ok() && is_alive(&running.handle) && now() < limit {
+            pause();
+        }
+        self.supervisors.kill(running)
+    }
+
+    fn find(&self, running: &Running) -> Found {
+        self.supervisors.find(running)
+    }
+
+    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+        self.supervisors.find_unrecorded(place)
+    }
+
+    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        self.supervisors.measure(subjects)
+    }
+
+    fn forget(&self, place: &Place) {
+        self.supervisors.forget(place.instance());
+    }
+
+    /// One that doesn't run finds it when it is started.
+    fn attach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError> {
+        let disk = image::volume_disk(&volume.path);
+        if running.is_none() {
+            // Before the first start, a disk may still have to be made.
+            let is_new = !disks_of(place).join(machine::SEED).exists();
+            return match disk {
+                None if !is_new => Err(no_disk(volume)),
+                _ => Ok(()),
+            };
+        }
+        let disk = disk.ok_or_else(|| no_disk(volume))?;
+        let file = disk.path.to_str().ok_or_else(|| no_disk(volume))?;
+        let (node, device) = (node_of(volume.uuid), device_of(volume.uuid));
+        let plug = || {
+            let mut qmp = Qmp::connect(&place.work())?;
+            qmp.add_file(&node, disk.format.name(), file)?;
+            let serial = serial_of(volume.uuid);
+            let arguments = [
+                ("driver", "virtio-blk-pci"),
+                ("drive", &*node),
+                ("id", &*device),
+                ("serial", &*serial),
+            ];
+            qmp.execute("device_add", &arguments).inspect_err(|_| {
+                // Otherwise the file would stay in use.
+                let _ = qmp.execute("blockdev-del", &[("node-name", &node)]);
+            })
+        };
+        plug().map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
+    }
+
+    /// The system in the machine has to let go of it, too.
+    fn detach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError> {
+        if running.is_none() {
+            return Ok(());
+        }
+        let (node, device) = (node_of(volume.uuid), device_of(volume.uuid));
+        let unplug = || {
+            let mut qmp = Qmp::connect(&place.work())?;
+            qmp.execute("device_del", &[("id", &device)])?;
+            qmp.await_deleted(&device, UNPLUG)?;
+            qmp.execute("blockdev-del", &[("node-name", &node)])
+        };
+        unplug().map_err(|e: io::Error| VolumeError::new(VolumeFault::Instance, e.to_string()))
+    }
+}
+
+/// What cloud-init is to find. It wants both files, and an instance's name.
+fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
+    let (user, meta) = (&launch.payload.user_data, &launch.payload.meta_data);
+    let user = user.as_ref().map_or(&b""[..], |document| document.as_bytes());
+    let default = format!("instance-id: {}\n", launch.place.instance());
+    let given = meta.as_ref().map(|document| document.as_bytes());
+    let meta = given
+        .filter(|bytes| !bytes.is_empty())
+        .map_or(default.as_bytes(), |bytes| bytes);
+    seed::image(user, meta)
+        .ok_or_else(|| LaunchError::new(LaunchFault::Data, "too much user data or meta data"))
+}
+
+/// The disks of the volumes that are attached, whoever did that.
+fn volumes_of(place: &Place, start: &Start) -> Result<Vec<(Uuid, Disk)>, LaunchError> {
+    let links = match fs::read_dir(place.volumes()) {
+        Ok(links) => links,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(LaunchError::io(place.volumes().display(), &e)),
+    };
+    let mut volumes = Vec::new();
+    for link in links.flatten() {
+        let name = link.file_name();
+        let Some(uuid) = name.to_str().and_then(|name| Uuid::try_parse(name).ok()) else {
+            continue;
+        };
+        let path = fs::canonicalize(link.path()).map_err(|e| LaunchError::io(link.path().display(), &e))?;
+        let disk = match image::volume_disk(&path) {
+            Some(disk) => disk,
+            None => {
+                let said = |entry: &&ssntp::payload::Storage| entry.id.uuid() == Some(uuid) && entry.local;
+                let entry = start.storage.iter().find(said);
+                let missing = || LaunchError::new(LaunchFault::Image, no_disk_at(&path));
+                let entry = entry.ok_or_else(missing)?;
+                image::make_volume_disk(&path, entry.size).map_err(|e| LaunchError::io(path.display(), &e))?
+            }
+        };
+        volumes.push((uuid, disk));
+    }
+    // The order that the instance sees them in, the same at each start.
+    volumes.sort_by_key(|(uuid, _)| *uuid);
+    Ok(volumes)
+}
+
+fn no_disk(volume: &Volume) -> VolumeError {
+    VolumeError::new(VolumeFault::Failed, no_disk_at(&volume.path))
+}
+
+fn no_disk_at(volume: &Path) -> String {
+    format!("there is no disk.img in the volume {}", volume.display())
+}
+
+/// Where the disks of a machine are.
+fn disks_of(place: &Place) -> PathBuf {
+    place.dir().join("disks")
+}
+
+/// The end of what QEMU complained of.
+fn last_words(place: &Place) -> io::Result<Vec<u8>> {
+    let mut log = File::open(place.dir().join("stderr.log"))?;
+    let from = log.metadata()?.len().saturating_sub(LAST_WORDS);
+    log.seek(SeekFrom::Start(from))?;
+    let mut words = Vec::new();
+    log.take(LAST_WORDS).read_to_end(&mut words)?;
+    Ok(words)
+}
+
+fn pause() {
+    let _ = crossbeam_channel::after(LOOK).recv();
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits of answers")]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,298 @@
+//! QMP: how a running machine is asked and told.
+//!
+//! ```text
+//!  agent ── connect ──▶ DIR/qmp.sock           one client at a time
+//!        ◀── {"QMP": …}                        greeting
+//!        ── {"execute": "qmp_capabilities"} ─▶
+//!        ◀── {"return": {}}
+//!        ── {"execute": …} ──▶ ◀── events …, {"return": …} or {"error": …}
+//! ```
+//!
+//! A connection serves a few commands and is closed. Each has a time limit: a
+//! machine that hangs doesn't hold up a worker for longer.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the socket of a machine of ours, with time limits of its own"
+)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::super::supervisor::connect_to;
+
+/// The socket's name in the machine's directory.
+pub(super) const SOCKET: &str = "qmp.sock";
+/// How long one command, or the greeting, may take.
+const ANSWER: Duration = Duration::from_secs(2);
+/// The longest line that is read.
+const MAX_LINE: usize = 1 << 20;
+
+/// A connection to a machine.
+#[derive(Debug)]
+pub(super) struct Qmp {
+    stream: UnixStream,
+    /// Read, and not used yet.
+    read: Vec<u8>,
+    /// The devices that the machine said are gone, since the last look.
+    deleted: Vec<String>,
+}
+
+/// A line of the machine's: one of its fields is there.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Line {
+    #[serde(rename = "QMP")]
+    greeting: Option<Greeting>,
+    #[serde(rename = "return")]
+    answer: Option<Answer>,
+    error: Option<Refusal>,
+    event: String,
+    data: Data,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Greeting {}
+
+/// All that is read of any answer.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    status: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Refusal {
+    desc: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Data {
+    device: String,
+}
+
+impl Qmp {
+    /// Connects to the machine that runs in a directory, and exchanges the
+    /// greetings.
+    pub(super) fn connect(dir: &Path) -> io::Result<Self> {
+        let stream = connect_to(File::open(dir)?, SOCKET)?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        let mut qmp = Self {
+            stream,
+            read: Vec::new(),
+            deleted: Vec::new(),
+        };
+        let limit = now() + ANSWER;
+        while qmp.line(limit)?.greeting.is_none() {}
+        qmp.execute("qmp_capabilities", &[])?;
+        Ok(qmp)
+    }
+
+    /// What the machine is doing: `running`, `paused`, `shutdown`, ….
+    pub(super) fn status(&mut self) -> io::Result<String> {
+        Ok(self.ask("query-status", &Value::Object(Map::new()))?.status)
+    }
+
+    /// Gives a command whose arguments are all texts.
+    pub(super) fn execute(&mut self, command: &str, arguments: &[(&str, &str)]) -> io::Result<()> {
+        let named = arguments.iter().map(|(name, value)| (*name, *value));
+        self.ask(command, &named.collect()).map(drop)
+    }
+
+    /// Makes a file known to the machine as a disk's content.
+    pub(super) fn add_file(&mut self, node: &str, format: &str, file: &str) -> io::Result<()> {
+        let file = json!({ "driver": "file", "filename": file });
+        let disk = json!({ "node-name": node, "driver": format, "file": file });
+        self.ask("blockdev-add", &disk).map(drop)
+    }
+
+    /// Waits until the machine says that a device is gone.
+    pub(super) fn await_deleted(&mut self, device: &str, within: Duration) -> io::Result<()> {
+        let limit = now() + within;
+        while !self.deleted.iter().any(|deleted| deleted == device) {
+            self.line(limit)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Answer> {
+        let limit = now() + ANSWER;
+        let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
+        self.stream.write_all(line.as_bytes())?;
+        loop {
+            let line = self.line(limit)?;
+            match (line.answer, line.error) {
+                (Some(answer), _) => return Ok(answer),
+                (None, Some(refusal)) => {
+                    return Err(io::Error::other(format!("{command}: {}", refusal.desc)));
+                }
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// The next line, within the limit.
+    fn line(&mut self, limit: Instant) -> io::Result<Line> {
+        let end = loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                break end;
+            }
+            if self.read.len() > MAX_LINE {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "too long a line"));
+            }
+            let left = limit.saturating_duration_since(now());
+            if left.is_zero() {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the machine does not answer",
+                ));
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => self.read.extend(buffer.iter().take(len)),
+                // Looked at above, with the time.
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(e) => return Err(e),
+            }
+        };
+        let bytes: Vec<u8> = self.read.drain(..=end).collect();
+        let line: Line =
+            serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        if line.event == "DEVICE_DELETED" {
+            self.deleted.push(line.data.device.clone());
+        }
+        Ok(line)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits of answers")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use ssntp_transport::threads;
+
+    const HELLO: &str = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 9}, "package": ""}, "capabilities": ["oob"]}}"#;
+
+    /// A machine that says those lines: the first at once, each other one
+    /// after a command. Its thread gives back the commands.
+    fn machine(lines: &'static [&'static str]) -> (TempDir, JoinHandle<Vec<String>>) {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+        let thread = threads::spawn("machine", move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut heard = Vec::new();
+            for line in lines {
+                stream.write_all(format!("{line}\r\n").as_bytes()).unwrap();
+                match commands.next() {
+                    Some(Ok(command)) => heard.push(command),
+                    _ => break,
+                }
+            }
+            heard
+        });
+        (dir, thread.unwrap())
+    }
+
+    #[test]
+    fn commands_are_said_and_answers_understood_between_events() {
+        let (dir, machine) = machine(&[
+            HELLO,
+            r#"{"return": {}}"#,
+            "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 2}, \"event\": \"RESUME\"}\r\n{\"return\": {\"status\": \"running\", \"singlestep\": false, \"running\": true}}",
+            r#"{"error": {"class": "GenericError", "desc": "no \"such\" thing"}}"#,
+            "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"d1\", \"path\": \"/x\"}}\r\n{\"return\": {}}",
+        ]);
+        let mut qmp = Qmp::connect(dir.path()).unwrap();
+        assert_eq!(qmp.status().unwrap(), "running");
+        let refused = qmp.add_file("n", "raw", "/a,b\"\\\n").unwrap_err().to_string();
+        assert_eq!(refused, "blockdev-add: no \"such\" thing");
+        qmp.execute("device_del", &[("id", "d1")]).unwrap();
+        qmp.await_deleted("d1", Duration::ZERO).unwrap();
+        drop(qmp);
+        let heard = machine.join().unwrap();
+        let heard: Vec<Value> = heard
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(
+            heard,
+            [
+                json!({ "execute": "qmp_capabilities", "arguments": {} }),
+                json!({ "execute": "query-status", "arguments": {} }),
+                json!({ "execute": "blockdev-add", "arguments": {
+                    "node-name": "n", "driver": "raw", "file": { "driver": "file", "filename": "/a,b\"\\\n" },
+                } }),
+                json!({ "execute": "device_del", "arguments": { "id": "d1" } }),
+            ]
+        );
+    }
+
+    #[test]
+    fn who_says_nothing_or_nonsense_or_leaves_is_an_error() {
+        let nobody = tempfile::tempdir().unwrap();
+        assert!(Qmp::connect(nobody.path()).is_err());
+        let (dir, _silent) = machine(&[HELLO]);
+        let error = Qmp::connect(dir.path()).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            ),
+            "{error}"
+        );
+        let (dir, _odd) = machine(&["{]"]);
+        assert_eq!(
+            Qmp::connect(dir.path()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        let silent = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(silent.path().join(SOCKET)).unwrap();
+        let error = Qmp::connect(silent.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    /// To another machine's, say, which would be told to quit.
+    #[test]
+    fn a_link_does_not_lead_to_another_socket() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let listener = UnixListener::bind(other.path().join(SOCKET)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::os::unix::fs::symlink(other.path().join(SOCKET), dir.path().join(SOCKET)).unwrap();
+        assert!(Qmp::connect(dir.path()).is_err());
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn a_long_path_is_no_hindrance() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        let here = File::open(&deep).unwrap();
+        let short = format!("/proc/self/fd/{}/{SOCKET}", here.as_raw_fd());
+        let _listener = UnixListener::bind(short).unwrap();
+        assert_eq!(Qmp::connect(&deep).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,343 @@
+//! With real machines, where QEMU is installed.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, unbounded};
+use tempfile::TempDir;
+
+use super::super::{Ended, User};
+use super::*;
+use crate::agent::policy::Policy;
+use ssntp::payload::{Persistence, RawDocument, StartPayload, Storage, yaml};
+
+const SOON: Duration = Duration::from_secs(60);
+const GREETING: &[u8] = b"ssntp-boot\n";
+
+/// A disk's first sector, as a program: writes the greeting to the first
+/// serial port, byte by byte, and halts.
+fn boot_sector() -> Vec<u8> {
+    let mut sector = vec![
+        0xfa, // cli
+        0xfc, // cld
+        0x31, 0xc0, // xor ax, ax
+        0x8e, 0xd8, // mov ds, ax
+        0xbe, 0x17, 0x7c, // mov si, greeting
+        0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xac, // next: lodsb
+        0x84, 0xc0, // test al, al
+        0x74, 0x03, // jz halt
+        0xee, // out dx, al
+        0xeb, 0xf8, // jmp next
+        0xf4, // halt: hlt
+        0xeb, 0xfd, // jmp halt
+    ];
+    sector.extend(GREETING);
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    // The BIOS boots from no disk that is as small as that.
+    sector.resize(1 << 20, 0);
+    sector
+}
+
+struct Stage {
+    dir: TempDir,
+    place: Place,
+    driver: QemuDriver,
+    sink: EndSink,
+    ends: Receiver<Ended>,
+    running: Option<Running>,
+    user: Option<User>,
+    policy: Policy,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(Uuid::new_v4(), dir.path().join("instance"));
+        fs::create_dir_all(place.work()).unwrap();
+        fs::create_dir_all(place.volumes()).unwrap();
+        let images = dir.path().join("images, all");
+        fs::create_dir(&images).unwrap();
+        fs::write(images.join("tiny.raw"), boot_sector()).unwrap();
+        let (to, ends) = unbounded();
+        Self {
+            driver: QemuDriver::new(Confinement::ResourceLimits)
+                .unwrap()
+                .images(images),
+            dir,
+            place,
+            sink: Arc::new(move |ended| to.send(ended).unwrap()),
+            ends,
+            running: None,
+            user: None,
+            // Where there is no KVM, too.
+            policy: yaml::decode(b"emulation: yes").unwrap(),
+        }
+    }
+
+    fn start(&self, image: &str) -> StartPayload {
+        let mut payload = StartPayload {
+            start: Start {
+                instance_uuid: self.place.instance(),
+                persistence: Persistence::Host,
+                ..Start::default()
+            },
+            user_data: Some(RawDocument::new("#cloud-config\n").unwrap()),
+            meta_data: None,
+        };
+        payload.start.requirements.mem_mb = 64;
+        payload.start.requirements.vcpus = 1;
+        payload.start.storage.push(Storage {
+            id: image.into(),
+            boot: true,
+            ..Storage::default()
+        });
+        payload
+    }
+
+    fn launch(&mut self, payload: &StartPayload) -> Result<Running, LaunchError> {
+        let launch = Launch {
+            place: &self.place,
+            payload,
+            user: self.user,
+            policy: &self.policy,
+            cancel: &Cancel::default(),
+        };
+        let handle = self.driver.launch(&launch, &mut |_| Ok(()))?;
+        let running = Running {
+            place: self.place.clone(),
+            handle,
+        };
+        self.driver.watch(&running, &self.sink);
+        self.running = Some(running.clone());
+        Ok(running)
+    }
+
+    fn serial(&self) -> Vec<u8> {
+        fs::read(self.place.dir().join("stdout.log")).unwrap_or_default()
+    }
+
+    fn await_greetings(&self, count: usize) {
+        let limit = now() + SOON;
+        let greetings = |log: &[u8]| log.windows(GREETING.len()).filter(|w| *w == GREETING).count();
+        while greetings(&self.serial()) < count {
+            assert!(now() < limit, "{:?}", String::from_utf8_lossy(&self.serial()));
+            pause();
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(running) = &self.running {
+            self.driver.supervisors.kill(running).unwrap();
+        }
+    }
+}
+
+/// Whether machines can be started here, where a boot sector's code runs.
+fn has_qemu() -> bool {
+    let found = Emulator::find(std::env::var_os("PATH").as_deref(), None);
+    let usable = found.is_ok_and(|emulator| emulator.arch == "x86_64");
+    if !usable {
+        println!("skipped: no qemu-system here");
+    }
+    usable
+}
+
+#[test]
+fn without_qemu_a_start_is_a_launch_failure() {
+    let mut stage = Stage::new();
+    let empty = stage.dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    stage.driver = stage.driver.clone().path(empty);
+    let payload = stage.start("tiny");
+    assert_eq!(stage.driver.check(&payload.start), Ok(()));
+    let error = stage.launch(&payload).unwrap_err();
+    assert_eq!(error.fault, LaunchFault::Launch);
+    assert!(error.why.contains("QEMU is not installed"), "{error}");
+}
+
+#[test]
+fn the_kind_and_the_name_of_the_image_decide() {
+    let stage = Stage::new();
+    let mut payload = stage.start("tiny");
+    for (kind, fault) in [
+        (VmType::Qemu, None),
+        (VmType::Unset, None),
+        (VmType::Process, Some(LaunchFault::Launch)),
+        (VmType::Docker, Some(LaunchFault::Launch)),
+    ] {
+        payload.start.vm_type = kind;
+        let checked = stage.driver.check(&payload.start);
+        assert_eq!(checked.err().map(|e| e.fault), fault);
+    }
+    let start = stage.start("../instance/work/x").start;
+    assert_eq!(stage.driver.check(&start).unwrap_err().fault, LaunchFault::Data);
+}
+
+#[test]
+fn a_missing_image_or_disk_is_an_image_failure() {
+    let mut stage = Stage::new();
+    // Something that is found, and would fail if it were run.
+    let bin = stage.dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
+    fs::write(&qemu, "#!/bin/sh\necho 'no such luck' >&2\nexit 3\n").unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    stage.driver = stage.driver.clone().path(&bin);
+    for payload in [
+        stage.start("absent"),
+        stage.start(""),
+        StartPayload::from(Start::default()),
+    ] {
+        let error = stage.launch(&payload).unwrap_err();
+        assert_eq!(error.fault, LaunchFault::Image, "{error}");
+    }
+    // And a machine that ends at once was never started.
+    let error = stage.launch(&stage.start("tiny")).unwrap_err();
+    assert_eq!(error.fault, LaunchFault::Launch);
+    assert!(error.why.ends_with("no such luck"), "{error}");
+
+    let volume = stage.dir.path().join("volume");
+    fs::create_dir(&volume).unwrap();
+    let link = stage.place.volumes().join(Uuid::nil().to_string());
+    std::os::unix::fs::symlink(&volume, link).unwrap();
+    let error = stage.launch(&stage.start("tiny")).unwrap_err();
+    assert_eq!(error.fault, LaunchFault::Image, "{error}");
+}
+
+/// A QEMU that says what it was told, and whether it has a sandbox.
+#[test]
+fn a_machine_runs_in_qemus_sandbox_where_there_is_one() {
+    let mut stage = Stage::new();
+    let bin = stage.dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    stage.driver = stage.driver.clone().path(&bin);
+    let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
+    for (help, has_it) in [
+        ("-sandbox on[,obsolete=allow|deny]", true),
+        ("-nodefaults", false),
+    ] {
+        let script = format!(
+            "#!/bin/sh\n[ \"$1\" = -help ] && {{ echo '{help}'; exit 0; }}\necho \"$@\" >&2\nexit 3\n"
+        );
+        fs::write(&qemu, script).unwrap();
+        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+        let error = stage.launch(&stage.start("tiny")).unwrap_err();
+        assert!(error.why.contains("-nodefaults"), "{error}");
+        assert_eq!(error.why.contains("-sandbox on,"), has_it, "{error}");
+    }
+}
+
+/// A machine's user leaves links behind where the agent is about to write, or
+/// to give what is there to that user.
+#[test]
+fn what_a_machine_leaves_in_its_directory_leads_nowhere() {
+    let mut stage = Stage::new();
+    let victim = stage.dir.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    for name in [
+        "seed.img",
+        ".seed.img.new",
+        "boot.qcow2",
+        "boot.raw",
+        "boot.new",
+        "boot.err",
+    ] {
+        std::os::unix::fs::symlink(&victim, stage.place.work().join(name)).unwrap();
+    }
+    let bin = stage.dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    let qemu = bin.join(format!("qemu-system-{}", std::env::consts::ARCH));
+    fs::write(&qemu, "#!/bin/sh\nexit 3\n").unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    stage.driver = stage.driver.clone().path(&bin);
+    // Only root may run machines as another.
+    stage.user = if rustix::process::geteuid().is_root() {
+        let (uid, gid, alone) = (65534, 65534, false);
+        Some(User { uid, gid, alone })
+    } else {
+        None
+    };
+    let owner = |path: &Path| fs::metadata(path).unwrap().uid();
+    let before = owner(&victim);
+    stage.launch(&stage.start("tiny")).unwrap_err();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(owner(&victim), before);
+    let boot = disks_of(&stage.place).join("boot.raw");
+    if stage.user.is_some() {
+        assert_eq!((owner(&boot), owner(boot.parent().unwrap())), (65534, before));
+        assert_eq!(fs::metadata(&boot).unwrap().mode() & 0o777, 0o600);
+    }
+    // And a disk that is none of its own is not given away.
+    fs::remove_file(&boot).unwrap();
+    fs::hard_link(&victim, &boot).unwrap();
+    stage.launch(&stage.start("tiny")).unwrap_err();
+    assert_eq!(owner(&victim), before);
+}
+
+#[test]
+fn a_machine_boots_is_found_again_and_ends() {
+    if !has_qemu() {
+        return;
+    }
+    let mut stage = Stage::new();
+    let mut payload = stage.start("tiny");
+    let (first, second) = (Uuid::new_v4(), Uuid::new_v4());
+    for volume in [first, second] {
+        let path = stage.dir.path().join(volume.to_string());
+        fs::create_dir(&path).unwrap();
+        if volume == first {
+            std::os::unix::fs::symlink(&path, stage.place.volumes().join(volume.to_string())).unwrap();
+        }
+    }
+    payload.start.storage.push(Storage {
+        id: first.into(),
+        local: true,
+        ..Storage::default()
+    });
+    let running = stage.launch(&payload).unwrap();
+    stage.await_greetings(1);
+    assert!(disks_of(&stage.place).join(machine::SEED).is_file());
+
+    // Another agent's driver finds it, and measures it.
+    let later = QemuDriver::new(Confinement::ResourceLimits).unwrap();
+    assert_eq!(later.find(&running), Found::Running);
+    assert_eq!(later.find_unrecorded(&stage.place), Some(running.handle.clone()));
+    let subject = Subject {
+        place: stage.place.clone(),
+        handle: Some(running.handle.clone()),
+        vcpus: 1,
+        mem_mb: 64,
+    };
+    let usage = later.measure(&[subject])[0];
+    assert!(usage.memory_mb > 0 && usage.disk_mb > 0, "{usage:?}");
+
+    // A volume is plugged in while it runs; one without a disk isn't.
+    let volume = Volume {
+        uuid: second,
+        path: stage.dir.path().join(second.to_string()),
+    };
+    let attach = |volume| later.attach(&stage.place, Some(&running.handle), volume);
+    assert_eq!(attach(&volume).unwrap_err().fault, VolumeFault::Failed);
+    image::make_volume_disk(&volume.path, 1).unwrap();
+    attach(&volume).unwrap();
+    assert_eq!(attach(&volume).unwrap_err().fault, VolumeFault::Instance);
+
+    // Nothing in it listens to the power button, so it has to be ended.
+    stage.driver.terminate(&running).unwrap();
+    assert!(stage.ends.recv_timeout(Duration::from_millis(300)).is_err());
+    stage.driver.kill(&running).unwrap();
+    let ended = stage.ends.recv_timeout(SOON).unwrap();
+    assert_eq!((ended.handle, ended.exit.code), (running.handle, Some(0)));
+
+    // It starts again, from the disk that it has by now.
+    let again = stage.launch(&payload).unwrap();
+    stage.await_greetings(2);
+    stage.driver.supervisors.kill(&again).unwrap();
+    let ended = stage.ends.recv_timeout(SOON).unwrap();
+    assert_eq!(ended.exit.code, Some(137));
+}

@@ -1,0 +1,193 @@
+//! The process that becomes the program: what can only be done from within,
+//! and step by step, so that it is known which one failed.
+//!
+//! It has its order at the standard input. The other end of that is closed by
+//! the system when the program is executed; before, it takes the complaint.
+
+#![expect(clippy::disallowed_types, reason = "the socket that the order comes by")]
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use rustix::fs::Gid;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+
+use super::order::Order;
+use super::state::State;
+use super::user_of;
+use crate::agent::driver::LaunchError;
+
+/// Becomes the program, or says why not.
+pub(super) fn enter() -> ExitCode {
+    // Closed when the program is executed, unlike the standard input.
+    let Ok(supervisor) = io::stdin().as_fd().try_clone_to_owned() else {
+        return ExitCode::FAILURE;
+    };
+    let mut supervisor = UnixStream::from(supervisor);
+    let error = match Order::read(&supervisor) {
+        Ok(order) => become_program(&order),
+        Err(e) => LaunchError::io("its order", &e),
+    };
+    let _ = supervisor.write_all(State::Failed(error).line().as_bytes());
+    ExitCode::FAILURE
+}
+
+fn become_program(order: &Order) -> LaunchError {
+    if let Err(error) = prepare(order) {
+        return error;
+    }
+    let error = Command::new(&order.program)
+        .args(&order.arguments)
+        .env_clear()
+        .envs(&order.env)
+        .stdin(Stdio::null())
+        .exec();
+    let path = order.env.get(OsStr::new("PATH")).map(|path| &**path);
+    match find_program(&order.program, path, &order.dir) {
+        // Where it is, and the system refuses it all the same.
+        Ok(found) => LaunchError::io(found.display(), &error),
+        Err(missing) => missing,
+    }
+}
+
+fn prepare(order: &Order) -> Result<(), LaunchError> {
+    let system = |what: String| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
+    // This process, to the system.
+    let joined = order
+        .cgroups
+        .iter()
+        .try_for_each(|group| fs::write(group.join("cgroup.procs"), "0"));
+    if let Some(files) = order.files {
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        let current = Some(files);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
+    }
+    if let Some(processes) = order.processes {
+        let limit = Rlimit {
+            current: Some(processes),
+            maximum: Some(processes),
+        };
+        let _ = setrlimit(Resource::Nproc, limit);
+    }
+    if let Some(user) = order.user {
+        let (uid, gid) = user_of(user);
+        let groups: Vec<_> = order.group.into_iter().map(Gid::from_raw).collect();
+        set_thread_groups(&groups).map_err(system("its groups".into()))?;
+        set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
+        set_thread_uid(uid).map_err(system(format!("user {}", user.uid)))?;
+    }
+    env::set_current_dir(&order.dir).map_err(|e| LaunchError::io(order.dir.display(), &e))?;
+    // Only now, for links in it could lead elsewhere.
+    if let Some(within) = &order.within {
+        let dir = env::current_dir().map_err(|e| LaunchError::io(order.dir.display(), &e))?;
+        if !within.iter().any(|allowed| dir.starts_with(allowed)) {
+            let why = format!("this node starts nothing in {dir:?} (policy: directories)");
+            return Err(LaunchError::launch(why));
+        }
+    }
+    // A run without its supervisor is nobody's. The system forgets this when
+    // the user changes, so it comes afterwards.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    // Last, for it holds for this process, too. A limit that can't be set is
+    // no reason not to run.
+    if let Some(data) = order.data.filter(|_| joined.is_err() || order.cgroups.is_empty()) {
+        // Not the address space: many programs reserve far more of it than
+        // they ever use.
+        let limit = Rlimit {
+            current: Some(data),
+            maximum: Some(data),
+        };
+        let _ = setrlimit(Resource::Data, limit);
+    }
+    Ok(())
+}
+
+/// The file of a program, found as a shell would.
+pub(in super::super) fn find_program(
+    name: &OsStr,
+    path: Option<&OsStr>,
+    dir: &Path,
+) -> Result<PathBuf, LaunchError> {
+    let candidates = if name.as_encoded_bytes().contains(&b'/') {
+        vec![dir.join(name)]
+    } else {
+        let dirs = path.map(env::split_paths).into_iter().flatten();
+        dirs.map(|entry| dir.join(entry).join(name)).collect()
+    };
+    let files = candidates
+        .iter()
+        .filter_map(|path| Some((path, fs::metadata(path).ok()?)));
+    let files: Vec<_> = files.filter(|(_, metadata)| metadata.is_file()).collect();
+    // One that nobody may execute is worth naming, where there is no other.
+    let found = files.iter().find(|(_, metadata)| metadata.mode() & 0o111 != 0);
+    let found = found.or_else(|| files.first()).map(|(path, _)| (*path).clone());
+    let missing = || LaunchError::launch(format!("there is no program {}", name.display()));
+    let found = found.ok_or_else(missing)?;
+    check_interpreter(&found)?;
+    Ok(found)
+}
+
+/// Without its interpreter, a script is not found, though it is there.
+fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
+    let mut start = Vec::new();
+    let read = File::open(script).and_then(|file| file.take(256).read_to_end(&mut start));
+    // Programs that can't be read may run all the same.
+    let Ok(_) = read else { return Ok(()) };
+    let line = start
+        .strip_prefix(b"#!")
+        .and_then(|rest| rest.split(|b| *b == b'\n').next());
+    let text = line.and_then(|line| std::str::from_utf8(line).ok());
+    match text.and_then(|text| text.split_whitespace().next()) {
+        Some(interpreter) if !Path::new(interpreter).exists() => {
+            let script = script.display();
+            Err(LaunchError::launch(format!(
+                "{script} asks for {interpreter}, which is not there"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_as_a_shell_does() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str, text: &str, mode: u32| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        make("tool", "#!/bin/sh\n", 0o755);
+        make("data", "", 0o644);
+        make("lost", "#!/no/such/interpreter -x\n", 0o755);
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        let path = env::join_paths([Path::new("/nowhere"), dir.path()]).unwrap();
+        let find = |name: &str| find_program(name.as_ref(), Some(&path), dir.path());
+        for name in ["tool", "./tool", "data"] {
+            assert_eq!(find(name).unwrap(), dir.path().join(name));
+        }
+        assert!(find("/bin/sh").is_ok());
+        for (name, why) in [
+            ("sh", "no program"),
+            ("./folder", "no program"),
+            ("lost", "/no/such/interpreter"),
+        ] {
+            let error = find(name).unwrap_err();
+            assert!(error.why.contains(why), "{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What instances use.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::super::{Handle, Subject, Usage};
+use super::procfs::{self, Stat, Tree};
+use super::{MB, Supervisors, is_of, lock, now};
+use crate::agent::tree;
+
+/// CPU time of a run, at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    handle: Handle,
+    at: Instant,
+    cpu: Duration,
+}
+
+impl Sample {
+    /// That of a run that has just begun.
+    pub(super) fn first(handle: &Handle) -> Self {
+        Self {
+            handle: handle.clone(),
+            at: now(),
+            cpu: Duration::ZERO,
+        }
+    }
+}
+
+impl Supervisors {
+    /// What each instance uses: one look at all processes for all of them.
+    pub(in super::super) fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        let all = procfs::all();
+        let (tree, by_pid): (_, HashMap<_, _>) =
+            (Tree::new(&all), all.iter().map(|stat| (stat.pid, stat)).collect());
+        let at = now();
+        let measure = |subject: &Subject| {
+            let mut usage = Usage {
+                disk_mb: disk_mb(subject),
+                ..Usage::default()
+            };
+            match &subject.handle {
+                Some(handle) => {
+                    let supervisor = by_pid.get(&handle.pid).filter(|stat| is_of(stat, handle));
+                    let run = supervisor.map(|stat| (**stat, tree.descendants(handle.pid)));
+                    self.measure_running(subject, handle, run, at, &mut usage);
+                }
+                None => (usage.memory_mb, usage.cpu_percent) = (0, 0),
+            }
+            usage
+        };
+        subjects.iter().map(measure).collect()
+    }
+
+    /// `run` is its supervisor, and all that comes from it.
+    fn measure_running(
+        &self,
+        subject: &Subject,
+        handle: &Handle,
+        run: Option<(Stat, Vec<&Stat>)>,
+        at: Instant,
+        usage: &mut Usage,
+    ) {
+        let (cgroups, instance) = (&self.inner.cgroups, subject.place.instance());
+        let page = rustix::param::page_size() as u64;
+        let of_run = run
+            .as_ref()
+            .map(|(_, run)| run.iter().map(|stat| stat.resident_pages * page).sum());
+        if let Some(bytes) = cgroups.memory(instance).or(of_run) {
+            usage.memory_mb = i64::try_from(bytes.div_ceil(MB)).unwrap_or(-1);
+        }
+        let second = rustix::param::clock_ticks_per_second().max(1);
+        let of_ticks = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000) / second);
+        // The supervisor has waited for orphans.
+        let ticks = |(supervisor, run): (Stat, Vec<&Stat>)| {
+            supervisor.cpu_ticks + run.iter().map(|stat| stat.cpu_ticks).sum::<u64>()
+        };
+        let cpu = cgroups.cpu_usec(instance).map(Duration::from_micros);
+        let Some(cpu) = cpu.or(run.map(ticks).map(of_ticks)) else {
+            return;
+        };
+        let sample = Sample {
+            handle: handle.clone(),
+            at,
+            cpu,
+        };
+        let before = lock(&self.inner.samples).insert(instance, sample);
+        if let Some(before) = before.filter(|before| before.handle == *handle && before.at < at) {
+            usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);
+        }
+    }
+}
+
+fn disk_mb(subject: &Subject) -> i64 {
+    let bytes = tree::disk_usage(subject.place.dir());
+    bytes
+        .and_then(|bytes| i64::try_from(bytes.div_ceil(MB)).ok())
+        .unwrap_or(-1)
+}
+
+fn percent(cpu: Duration, over: Duration, vcpus: i64) -> i64 {
+    let cpus = match u64::try_from(vcpus) {
+        Ok(vcpus) if vcpus > 0 => vcpus,
+        _ => std::thread::available_parallelism().map_or(1, |n| n.get() as u64),
+    };
+    let available = over.as_micros().saturating_mul(u128::from(cpus)).max(1);
+    let percent = cpu.as_micros().saturating_mul(100) / available;
+    i64::try_from(percent.min(100)).unwrap_or(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_percent_is_of_all_its_cpus() {
+        let second = Duration::from_secs(1);
+        assert_eq!(percent(second, second, 1), 100);
+        assert_eq!(percent(second, second, 4), 25);
+        assert_eq!(percent(second * 3, second, 2), 100);
+        assert_eq!(percent(Duration::ZERO, Duration::ZERO, 2), 0);
+    }
+}

@@ -1,0 +1,675 @@
+//! A supervisor for each run of an instance: this program, started again, for
+//! the drivers that run programs.
+//!
+//! ```text
+//!  agent ── order ──▶ supervisor             the program, as `supervise-instance DIR`:
+//!        ◀── held ───   │                    in a session of its own, adopts orphans,
+//!        commit         │                    takes no new privileges
+//!        ─── go ─────▶  ├── order ─▶ supervise-instance --enter
+//!                       │              │ joins control groups, becomes the user,
+//!                       │              │ changes directory, limits its data
+//!                       │              ▼ exec
+//!        ◀── running ── │ ◀─ closed ─ program ── its children …
+//!                       │               │
+//!                       │ ◀── pipes ────┘ ──▶ stdout.log, stderr.log, within bounds
+//!        ◀── ended ──── │ ──▶ run/state
+//! ```
+//!
+//! An instance outlives its agent, and the agent's binary may be replaced
+//! meanwhile: a supervisor is the file that it was started from. The next agent
+//! finds it by its socket.
+//!
+//! # Who owns what
+//!
+//! | | owned by |
+//! |---|---|
+//! | the order, control groups, the supervisor's entry in the process table while the agent lives | agent |
+//! | pipes, logs, state file, socket, every process of the run | supervisor |
+//! | user, limits, directory, environment of the program | the process that becomes it |
+//!
+//! `run/` in the instance's directory has mode 0700 and is the agent's user's,
+//! so a workload with a user of its own can neither reach the socket nor change
+//! the state. A workload that runs as the agent's user can end its supervisor;
+//! then the run is over: what is left of it is killed, and nobody knows how it
+//! ended.
+//!
+//! # States
+//!
+//! ```text
+//!  held ── go ──▶ running ── the first process ended, all others were killed ──▶ ended
+//!    │               └────── the program could not be executed ───────────────▶ failed
+//!    └── its agent is gone: nothing ever runs
+//! ```
+//!
+//! A supervisor ends once the run is `ended` or `failed`, which closes all of its
+//! connections. The state stays in `run/state` until the next run.
+//!
+//! # What is said
+//!
+//! The order, once, comes by the supervisor's standard input (`order`). From
+//! then on there are lines, there and on each connection to `run/socket`:
+//!
+//! | agent | supervisor |
+//! |---|---|
+//! | `go` | lets the program run, where it is held |
+//! | `term` | SIGTERM to the run's group and to all that left it |
+//! | `kill` | SIGKILL to all of it |
+//! | anything else, as `state` | |
+//!
+//! Each line is answered by the state, as one line (`state` has its form), and
+//! every connection is told of a new state. An agent says at most 64 bytes in a
+//! line, a supervisor 512. What either does not know it passes over, since an
+//! older supervisor may meet a newer agent.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `serve` | the supervisor |
+//! | `enter` | the process that becomes the program |
+//! | `order` | what is to be run |
+//! | `state` | what became of it |
+//! | `logs` | what instances write, within bounds |
+//! | `watch` | the agent's thread that notices ends |
+//! | `measure` | what instances use |
+//! | `cgroup` | limits and figures by control group, versions 1 and 2 |
+//! | `procfs` | `/proc/PID/stat` |
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the sockets of supervisors, with time limits of their own"
+)]
+
+mod cgroup;
+mod enter;
+mod logs;
+mod measure;
+mod order;
+mod procfs;
+mod serve;
+mod state;
+mod watch;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use log::{info, warn};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, fstat, openat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Resource, Signal, getrlimit};
+use uuid::Uuid;
+
+use self::cgroup::Cgroups;
+pub(super) use self::enter::find_program;
+use self::measure::Sample;
+use self::order::Order;
+pub(in crate::agent) use self::procfs::boot_id;
+use self::procfs::{Life, Tree};
+use self::state::State;
+use self::watch::Watch;
+use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, LaunchFault, Place, Running, User};
+use ssntp_transport::descriptors;
+
+/// The subcommand that makes this program a supervisor.
+const SUPERVISE: &str = "supervise-instance";
+/// What stands in place of a directory where it is to become the program.
+const ENTER: &str = "--enter";
+/// What a supervisor is called in lists of processes.
+const NAME: &CStr = c"ssntp-instance";
+/// The directory of a run, in the instance's.
+const RUN: &str = "run";
+const SOCKET: &str = "socket";
+/// What an instance writes, in its directory.
+const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
+/// The most of one log, in MB, where nothing else is said.
+pub(super) const DEFAULT_LOG_MB: u32 = 16;
+/// How long a supervisor may take to be ready, and then to run the program.
+const FIRST_STEPS: Duration = Duration::from_secs(10);
+/// How long it may take for any other answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long what a supervisor left, because it was killed itself, is killed
+/// before the end of its run is told anyway: a process may hang in the kernel.
+const LEFTOVERS: Duration = Duration::from_secs(2);
+const MB: u64 = 1024 * 1024;
+
+/// Whether this program becomes a supervisor when it is started as one.
+static SUPERVISES: AtomicBool = AtomicBool::new(false);
+
+/// Makes this process the supervisor of an instance, if it was started to be
+/// one: it then ends with that code. A program with an agent that runs processes
+/// or virtual machines calls this first of all, or says which program does, by
+/// [`ProcessDriver::supervisor`](super::ProcessDriver::supervisor).
+///
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// fn main() -> ExitCode {
+///     if let Some(code) = ssntp_cluster::agent::driver::supervise() {
+///         return code;
+///     }
+///     // …
+///     ExitCode::SUCCESS
+/// }
+/// ```
+#[must_use = "a supervisor ends with this code, and does nothing else"]
+pub fn supervise() -> Option<ExitCode> {
+    SUPERVISES.store(true, Ordering::Release);
+    let mut arguments = std::env::args_os().skip(1);
+    let asked = arguments.next().is_some_and(|argument| argument == SUPERVISE);
+    asked.then(|| supervise_as(arguments.next().as_deref()))
+}
+
+fn supervise_as(what: Option<&OsStr>) -> ExitCode {
+    match what {
+        Some(what) if what == ENTER => enter::enter(),
+        _ => serve::serve(),
+    }
+}
+
+/// This program once more, as the file that runs now, whatever has its name.
+fn again(what: &OsStr) -> Command {
+    started_again(Path::new("/proc/self/exe"), what)
+}
+
+#[cfg(not(test))]
+fn started_again(program: &Path, what: &OsStr) -> Command {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::process::CommandExt;
+
+    let mut command = Command::new(program);
+    command.arg0(OsStr::from_bytes(NAME.to_bytes()));
+    command.args([SUPERVISE.as_ref(), what]);
+    command.env_clear().current_dir("/");
+    command
+}
+
+/// The program is that of the tests: one of them becomes the supervisor.
+#[cfg(test)]
+fn started_again(program: &Path, what: &OsStr) -> Command {
+    let mut command = Command::new(program);
+    command.args(["--exact", tests::SUPERVISOR, "--nocapture"]);
+    command.env_clear().env(SUPERVISE, what).current_dir("/");
+    command
+}
+
+/// How instances are kept within their memory and CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confinement {
+    /// By control groups where we may make some, else by resource limits.
+    #[default]
+    Auto,
+    /// By resource limits: each process of an instance may have that much
+    /// data, and there is no limit on CPUs.
+    ResourceLimits,
+}
+
+/// A program to run as an instance.
+#[derive(Debug)]
+pub(super) struct Program<'a> {
+    pub(super) place: &'a Place,
+    /// Its name, looked for in the `PATH` of `env`, or its file.
+    pub(super) program: &'a OsStr,
+    pub(super) arguments: Vec<OsString>,
+    pub(super) env: BTreeMap<OsString, OsString>,
+    pub(super) dir: &'a Path,
+    /// Who runs it, where not the agent's own user.
+    pub(super) user: Option<User>,
+    /// 0: no limit.
+    pub(super) mem_mb: i64,
+    /// 0: no limit.
+    pub(super) vcpus: i64,
+    /// The most processes and threads.
+    pub(super) pids: u32,
+    /// A further group that it is in.
+    pub(super) group: Option<u32>,
+    /// What its directory has to be in, where that is not open.
+    pub(super) within: Option<Vec<PathBuf>>,
+    /// The most of each log.
+    pub(super) log_mb: u32,
+}
+
+/// Starts supervisors and speaks with them. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Supervisors {
+    inner: Arc<Inner>,
+    /// The program that is one; `None` for this one.
+    program: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    cgroups: Cgroups,
+    boot_id: String,
+    /// The soft limit of open files that this process was started with.
+    files: Option<u64>,
+    watch: Watch,
+    /// Launched and not watched yet, by their process; bounded by the number of
+    /// instances.
+    launched: Mutex<HashMap<i32, (Child, UnixStream)>>,
+    /// CPU time at the last measurement.
+    samples: Mutex<HashMap<Uuid, Sample>>,
+}
+
+impl Supervisors {
+    pub(super) fn new(confinement: Confinement) -> io::Result<Self> {
+        let cgroups = match confinement {
+            Confinement::Auto => Cgroups::detect(),
+            Confinement::ResourceLimits => Cgroups::None,
+        };
+        info!("instances are confined by {cgroups:?}");
+        // Each run is a connection.
+        static FILES: OnceLock<Option<u64>> = OnceLock::new();
+        let files = *FILES.get_or_init(|| getrlimit(Resource::Nofile).current);
+        descriptors();
+        let inner = Inner {
+            cgroups,
+            boot_id: procfs::boot_id(),
+            files,
+            watch: Watch::start()?,
+            launched: Mutex::default(),
+            samples: Mutex::default(),
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+            program: None,
+        })
+    }
+
+    /// Starts that program as a supervisor, in place of this one.
+    pub(super) fn program(&mut self, program: PathBuf) {
+        self.program = Some(program);
+    }
+
+    /// Launches a program; see the module's picture.
+    pub(super) fn launch(
+        &self,
+        program: Program<'_>,
+        commit: &mut Commit<'_>,
+    ) -> Result<Handle, LaunchError> {
+        let place = program.place.dir().as_os_str();
+        let mut command = match &self.program {
+            Some(program) => started_again(program, place),
+            None if cfg!(test) || SUPERVISES.load(Ordering::Acquire) => again(place),
+            None => {
+                return Err(LaunchError::launch(
+                    "this program is no supervisor: see driver::supervise",
+                ));
+            }
+        };
+        let mut starting = Starting {
+            cgroups: Some(&self.inner.cgroups),
+            instance: program.place.instance(),
+            run: None,
+        };
+        let order = self.order(program)?;
+        let failed = |e: io::Error| LaunchError::io("its supervisor", &e);
+        let (mut stream, theirs) = UnixStream::pair().map_err(failed)?;
+        stream.set_read_timeout(Some(FIRST_STEPS)).map_err(failed)?;
+        stream.set_write_timeout(Some(FIRST_STEPS)).map_err(failed)?;
+        command
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn();
+        // The other end is only the supervisor's.
+        drop(command);
+        let child = child.map_err(failed)?;
+        // Until it was waited for it is there, whatever it does.
+        let stat = procfs::stat(i32::try_from(child.id()).unwrap_or_default());
+        let handle = stat
+            .as_ref()
+            .map_or_else(|_| Handle::default(), |stat| self.handle(stat));
+        starting.run = Some((child, handle.clone()));
+        stat.map_err(failed)?;
+        // Where it has ended instead of reading, it has said why.
+        let sent = order.write(&stream);
+        match (told(&stream), sent) {
+            (Ok(State::Held), Ok(())) => {}
+            (Ok(State::Failed(error)), _) => return Err(error),
+            (Ok(_), _) => return Err(failed(io::ErrorKind::InvalidData.into())),
+            (Err(e), _) => return Err(failed(e)),
+        }
+        commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        stream.write_all(b"go\n").map_err(failed)?;
+        // One that ended already has said `running` before.
+        match told(&stream).map_err(failed)? {
+            State::Failed(error) => return Err(error),
+            State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
+            State::Running { .. } | State::Ended(_) => {}
+        }
+        lock(&self.inner.samples).insert(starting.instance, Sample::first(&handle));
+        starting.cgroups = None;
+        if let Some((child, _)) = starting.run.take() {
+            lock(&self.inner.launched).insert(handle.pid, (child, stream));
+        }
+        Ok(handle)
+    }
+
+    /// A limit that can't be set is no reason not to run.
+    fn order(&self, program: Program<'_>) -> Result<Order, LaunchError> {
+        let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
+        let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
+        let mut order = Order {
+            place: program.place.dir().to_owned(),
+            log_bytes: u64::from(program.log_mb).max(1) * MB,
+            program: program.program.to_owned(),
+            arguments: program.arguments,
+            env: program.env,
+            dir: program.dir.to_owned(),
+            user: program.user,
+            group: program.group,
+            within: program.within,
+            data: Some(bytes).filter(|bytes| *bytes > 0),
+            // Of a user that runs other things, too, these would count.
+            processes: program
+                .user
+                .filter(|user| user.alone)
+                .map(|_| program.pids.into()),
+            files: self.inner.files,
+            ..Order::default()
+        };
+        if !order.fits() {
+            return Err(LaunchError::new(
+                LaunchFault::Data,
+                "its arguments and environment are too long",
+            ));
+        }
+        match cgroups.create(instance, program.mem_mb, program.vcpus, program.pids) {
+            Ok(()) => {
+                order.cgroups = cgroups.groups(instance).collect();
+                order.oom = cgroups.oom(instance);
+            }
+            Err(e) if *cgroups == Cgroups::None => drop(e),
+            Err(e) => warn!("instance {instance}: no control group: {e}"),
+        }
+        Ok(order)
+    }
+
+    /// Ends a run that was launched and is not watched, and takes notice of
+    /// its end: it counts as never started.
+    pub(super) fn abandon(&self, running: &Running) {
+        if let Err(e) = self.kill(running) {
+            warn!("instance {}: {e}", running.place.instance());
+        }
+        let launched = lock(&self.inner.launched).remove(&running.handle.pid);
+        if let Some((mut child, _)) = launched {
+            let _ = child.wait();
+        }
+        self.kill_leftovers(running);
+        self.inner.cgroups.remove(running.place.instance());
+    }
+
+    fn kill_leftovers(&self, running: &Running) {
+        kill_leftovers(&self.inner.cgroups, running.place.instance(), &running.handle);
+    }
+
+    /// Tells `sink` when the run has ended: its supervisor is gone, and what
+    /// it may have left has been killed.
+    pub(super) fn watch(&self, running: &Running, sink: &EndSink) {
+        let launched = lock(&self.inner.launched).remove(&running.handle.pid);
+        let (child, stream) = launched.unzip();
+        let (cgroups, ended, sink) = (self.inner.cgroups.clone(), running.clone(), Arc::clone(sink));
+        let mut limit = None;
+        let on_end = move || {
+            let limit = *limit.get_or_insert_with(|| now() + LEFTOVERS);
+            let instance = ended.place.instance();
+            if kill_leftovers(&cgroups, instance, &ended.handle) {
+                if now() < limit {
+                    return false;
+                }
+                warn!("instance {instance}: some of its processes do not end");
+            }
+            cgroups.remove(instance);
+            sink(Ended {
+                instance,
+                handle: ended.handle.clone(),
+                exit: exit_of(&ended.place),
+            });
+            true
+        };
+        self.inner
+            .watch
+            .add(running.clone(), child, stream, Box::new(on_end));
+    }
+
+    /// Asks all of the run to end.
+    pub(super) fn terminate(&self, running: &Running) -> io::Result<()> {
+        match ask(running, "term\n") {
+            Err(_) if life(&running.handle) == Life::Dead => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Ends all of the run: without its supervisor, where that does not
+    /// answer.
+    pub(super) fn kill(&self, running: &Running) -> io::Result<()> {
+        if ask(running, "kill\n").is_ok() {
+            return Ok(());
+        }
+        kill_tree(&running.handle);
+        self.kill_leftovers(running);
+        Ok(())
+    }
+
+    /// What became of a run that a former agent launched. Where the system
+    /// doesn't say whether it lives, whoever watches it will see.
+    pub(super) fn find(&self, running: &Running) -> Found {
+        let same_boot = running.handle.boot_id == self.inner.boot_id;
+        let state = run_of(&running.place).ok().and_then(State::read);
+        // It says so with its last breath.
+        let is_over = matches!(state, Some(State::Ended(_) | State::Failed(_)));
+        if same_boot && !is_over && life(&running.handle) != Life::Dead {
+            return Found::Running;
+        }
+        if same_boot {
+            self.kill_leftovers(running);
+        }
+        self.inner.cgroups.remove(running.place.instance());
+        match state {
+            // A file of another boot may be older than it seems.
+            Some(State::Held | State::Failed(_)) if same_boot => Found::NeverRan,
+            _ => Found::Ended(exit_of(&running.place)),
+        }
+    }
+
+    /// The supervisor that listens in an instance's directory, if one does.
+    pub(super) fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+        let stream = connect_to(run_of(place).ok()?, SOCKET).ok()?;
+        let supervisor = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
+        let stat = procfs::stat(supervisor.as_raw_nonzero().get()).ok()?;
+        Some(self.handle(&stat))
+    }
+
+    /// Forgets what was kept to measure an instance, and its control group,
+    /// should an agent have died too early to do so.
+    pub(super) fn forget(&self, instance: Uuid) {
+        lock(&self.inner.samples).remove(&instance);
+        self.inner.cgroups.remove(instance);
+    }
+
+    fn handle(&self, stat: &procfs::Stat) -> Handle {
+        Handle {
+            pid: stat.pid,
+            start_time: stat.start_time,
+            boot_id: self.inner.boot_id.clone(),
+        }
+    }
+}
+
+/// Kills all that comes from a supervisor, and then itself: without it, nobody
+/// would know what that was.
+fn kill_tree(supervisor: &Handle) {
+    let all = procfs::all();
+    if let Some(root) = all.iter().find(|stat| is_of(stat, supervisor)) {
+        for stat in Tree::new(&all).descendants(root.pid) {
+            procfs::signal(stat, Signal::KILL);
+        }
+        procfs::signal(root, Signal::KILL);
+    }
+}
+
+/// Kills what is left of a run whose supervisor has ended: there is something
+/// only where that was killed. Whether there was anything.
+fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &Handle) -> bool {
+    let all = procfs::all();
+    let grouped = cgroups.pids(instance);
+    // While one of its processes lives, a session's number names no other
+    // process. So a process of that number is a later one, with its own.
+    let is_later =
+        |stat: &procfs::Stat| stat.pid == supervisor.pid && stat.start_time != supervisor.start_time;
+    let later = all.iter().any(is_later);
+    let is_left = |stat: &&procfs::Stat| {
+        let of_session = stat.session == supervisor.pid && stat.pid != supervisor.pid && !later;
+        !stat.zombie && (of_session || grouped.contains(&stat.pid))
+    };
+    let left: Vec<_> = all.iter().filter(is_left).collect();
+    left.iter().for_each(|stat| procfs::signal(stat, Signal::KILL));
+    !left.is_empty()
+}
+
+/// A supervisor whose run is not let go, or not known to be. Dropped, it is
+/// killed, and its run with it.
+struct Starting<'a> {
+    /// `None` once it runs.
+    cgroups: Option<&'a Cgroups>,
+    instance: Uuid,
+    run: Option<(Child, Handle)>,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let Some(cgroups) = self.cgroups else { return };
+        if let Some((child, handle)) = &mut self.run {
+            kill_tree(handle);
+            // It may have ended on its own: the wait says so either way.
+            let _ = child.kill();
+            let _ = child.wait();
+            kill_leftovers(cgroups, self.instance, handle);
+        }
+        cgroups.remove(self.instance);
+    }
+}
+
+/// Whether a supervisor still runs.
+pub(super) fn is_alive(handle: &Handle) -> bool {
+    life(handle) != Life::Dead
+}
+
+fn life(handle: &Handle) -> Life {
+    procfs::life(handle.pid, handle.start_time)
+}
+
+fn is_of(stat: &procfs::Stat, handle: &Handle) -> bool {
+    stat.pid == handle.pid && stat.start_time == handle.start_time
+}
+
+/// What its supervisor wrote.
+fn exit_of(place: &Place) -> Exit {
+    match run_of(place).ok().and_then(State::read) {
+        Some(State::Ended(exit)) => exit,
+        _ => Exit::default(),
+    }
+}
+
+fn run_of(place: &Place) -> io::Result<OwnedFd> {
+    let place = File::open(place.dir())?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(place, RUN, flags, Mode::empty())?)
+}
+
+/// A connection to a run's supervisor, and to no later one's.
+fn reach(running: &Running) -> io::Result<UnixStream> {
+    let stream = connect_to(run_of(&running.place)?, SOCKET)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
+    match peer.as_raw_nonzero().get() == running.handle.pid {
+        true => Ok(stream),
+        false => Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "another run has its place",
+        )),
+    }
+}
+
+/// Says one line to a run's supervisor, and waits until it was heard.
+fn ask(running: &Running, line: &str) -> io::Result<()> {
+    let mut stream = reach(running)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_write_timeout(Some(ANSWER))?;
+    stream.write_all(line.as_bytes())?;
+    told(&stream).map(drop)
+}
+
+/// The next line of a supervisor. What may follow it is lost.
+fn told(stream: &UnixStream) -> io::Result<State> {
+    let mut line = String::new();
+    BufReader::new(stream)
+        .take(state::LINE as u64)
+        .read_line(&mut line)?;
+    if line.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
+    }
+    State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it says what is not known"))
+}
+
+/// Connects to a socket in a directory, and not through a link: who may write
+/// there could lead elsewhere. Does not wait.
+pub(super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
+    let found = openat(
+        dir,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    // Where others wait already, this fails at once, and doesn't wait.
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+fn user_of(user: User) -> (Uid, Gid) {
+    (Uid::from_raw(user.uid), Gid::from_raw(user.gid))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What they hold is whole at any moment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "time limits, and CPU usage, which is time over time"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) const SUPERVISOR: &str = "cluster::agent::driver::supervisor::tests::as_a_supervisor";
+
+    /// No test, but the supervisor of others: the program that they start
+    /// again is this one.
+    #[test]
+    fn as_a_supervisor() {
+        if let Some(what) = std::env::var_os(SUPERVISE) {
+            // There is no way for a test to end with a code.
+            assert_eq!(supervise_as(Some(&what)), ExitCode::SUCCESS);
+        }
+    }
+}

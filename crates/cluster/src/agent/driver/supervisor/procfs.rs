@@ -1,0 +1,185 @@
+//! Processes as `/proc` tells of them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+/// What matters of `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) pid: i32,
+    /// The process that hears of its end.
+    pub(super) parent: i32,
+    /// Its process group.
+    pub(super) group: i32,
+    pub(super) session: i32,
+    /// It has ended, and nobody has taken notice yet.
+    pub(super) zombie: bool,
+    /// CPU time of it and of the children it has waited for, in ticks.
+    pub(super) cpu_ticks: u64,
+    /// When it started, in ticks since boot.
+    pub(super) start_time: u64,
+    /// Its memory, in pages.
+    pub(super) resident_pages: u64,
+}
+
+/// Whether a process is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Alive,
+    Dead,
+    /// The system doesn't say: there is no descriptor to be had, for one.
+    Unknown,
+}
+
+/// The process of that number, if there is one.
+pub(super) fn stat(pid: i32) -> io::Result<Stat> {
+    let line = fs::read(format!("/proc/{pid}/stat"))?;
+    parse(&String::from_utf8_lossy(&line)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Whether that very process, and no later one of its number, still runs.
+pub(super) fn life(pid: i32, start_time: u64) -> Life {
+    match stat(pid) {
+        Ok(stat) if stat.start_time == start_time && !stat.zombie => Life::Alive,
+        Ok(_) => Life::Dead,
+        // The second is what reading says of one that ended meanwhile.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Life::Dead,
+        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Life::Dead,
+        Err(_) => Life::Unknown,
+    }
+}
+
+/// Every process. One that ends meanwhile may be missing.
+pub(super) fn all() -> Vec<Stat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| stat(pid).ok()).collect()
+}
+
+/// Who comes from whom.
+#[derive(Debug)]
+pub(super) struct Tree<'a> {
+    children: HashMap<i32, Vec<&'a Stat>>,
+    processes: usize,
+}
+
+impl<'a> Tree<'a> {
+    pub(super) fn new(all: &'a [Stat]) -> Self {
+        let mut children: HashMap<_, Vec<_>> = HashMap::new();
+        for stat in all {
+            children.entry(stat.parent).or_default().push(stat);
+        }
+        let processes = all.len();
+        Self { children, processes }
+    }
+
+    /// What comes from a process, however far: all of it, where that process
+    /// adopts orphans.
+    pub(super) fn descendants(&self, of: i32) -> Vec<&'a Stat> {
+        let of_one = |pid| self.children.get(&pid).into_iter().flatten().copied();
+        let mut found: Vec<&Stat> = of_one(of).collect();
+        let mut next = 0;
+        // They were read one after the other, so a number that was used twice
+        // meanwhile could make a circle.
+        while let Some(stat) = found.get(next).filter(|_| found.len() <= self.processes) {
+            found.extend(of_one(stat.pid));
+            next += 1;
+        }
+        found
+    }
+}
+
+/// Signals that very process, and no later one of its number.
+pub(super) fn signal(stat: &Stat, signal: Signal) {
+    let Some(pid) = Pid::from_raw(stat.pid) else {
+        return;
+    };
+    // It may end at any moment: that is all that can go wrong, unless there is
+    // no descriptor to be had.
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            if life(stat.pid, stat.start_time) != Life::Dead {
+                let _ = pidfd_send_signal(process, signal);
+            }
+        }
+        Err(rustix::io::Errno::SRCH) => {}
+        Err(_) => {
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+/// What tells this boot from others; empty where the kernel doesn't say.
+pub(in crate::agent) fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+fn parse(line: &str) -> Option<Stat> {
+    // The second field is the program's name, which may hold anything.
+    let (pid, rest) = line.split_once(" (")?;
+    let (_, rest) = rest.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let id = |index: usize| fields.get(index)?.parse::<i32>().ok();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    // Times of children are signed in the kernel's interface.
+    let time = |index: usize| fields.get(index)?.parse::<i64>().ok()?.try_into().ok();
+    Some(Stat {
+        pid: pid.parse().ok()?,
+        parent: id(1)?,
+        group: id(2)?,
+        session: id(3)?,
+        zombie: matches!(*fields.first()?, "Z" | "X"),
+        cpu_ticks: number(11)? + number(12)? + time(13).unwrap_or(0) + time(14).unwrap_or(0),
+        start_time: number(19)?,
+        resident_pages: time(21).unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stat_line_is_read_whatever_the_program_is_called() {
+        let line = "42 (a) b ( 1 2) S 1 40 39 0 -1 4194560 1 2 3 4 10 20 300 4000 20 0 1 0 98765 1000 77 18446744073709551615\n";
+        let expected = Stat {
+            pid: 42,
+            parent: 1,
+            group: 40,
+            session: 39,
+            zombie: false,
+            cpu_ticks: 4330,
+            start_time: 98765,
+            resident_pages: 77,
+        };
+        assert_eq!(parse(line), Some(expected));
+        for junk in [
+            "",
+            "42",
+            "42 (a)",
+            "42 (a) S 1 2",
+            "x (a) S 1 40 39 0 -1 4194560 1 2 3 4 1 2 3 4 20 0 1 0 9 1 7",
+        ] {
+            assert_eq!(parse(junk), None, "{junk:?}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_there() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let own = stat(pid).unwrap();
+        assert!(own.start_time > 0 && own.resident_pages > 0, "{own:?}");
+        let all = all();
+        assert!(all.iter().any(|s| s.pid == pid && s.start_time == own.start_time));
+        let tree = Tree::new(&all);
+        assert!(tree.descendants(own.parent).iter().any(|stat| stat.pid == pid));
+        assert!(tree.descendants(1).iter().all(|stat| stat.pid != 1));
+        assert_eq!(life(pid, own.start_time), Life::Alive);
+        assert_eq!(life(pid, own.start_time + 1), Life::Dead);
+        assert_eq!(life(-1, 0), Life::Dead);
+    }
+}

@@ -1,0 +1,445 @@
+//! The supervisor itself: one thread that waits for everything at once.
+//!
+//! Nothing here waits for a workload or for an agent: all that they hold the
+//! other end of is read and written without blocking, in bounded pieces.
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a process of its own, with the socket that it serves and the times it notes"
+)]
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, unlinkat};
+use rustix::io::ioctl_fionbio;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, set_child_subreaper, setsid, wait,
+};
+use rustix::thread::{set_name, set_no_new_privs};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use super::logs::{Log, Output};
+use super::order::Order;
+use super::procfs::{self, Tree};
+use super::state::{State, StateFile};
+use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
+use crate::agent::driver::{Exit, LaunchError};
+
+/// How many agents may be connected. There is one at a time, and moments in
+/// which the end of the former one has not been noticed yet; beyond that, the
+/// longest connected is let go.
+const AGENTS: usize = 4;
+/// The longest that an agent says in one line.
+const MAX_COMMAND: usize = 64;
+/// How long what is left of a run is killed before its end is told anyway: a
+/// process may hang in the kernel. Nobody finds the rest once this process is
+/// gone, so one that multiplies is given no quick way out.
+const LEFTOVERS: Duration = Duration::from_secs(10);
+/// How often it is looked for at first; each further time is half as often, down to
+/// three times a second.
+const LOOK_AGAIN: i64 = 10_000_000;
+const MAX_DOUBLINGS: u32 = 5;
+
+/// Serves the agent at the standard input, and those that come after it.
+pub(super) fn serve() -> ExitCode {
+    let stdin = io::stdin().as_fd().try_clone_to_owned();
+    let agent = stdin
+        .ok()
+        .filter(|fd| rustix::net::sockopt::socket_type(fd).is_ok());
+    let Some(agent) = agent else {
+        eprintln!("ssntp: an agent starts this, to look after an instance");
+        return ExitCode::from(2);
+    };
+    let mut agent = UnixStream::from(agent);
+    match Supervisor::prepare(&agent) {
+        Ok(supervisor) => {
+            supervisor.hold(agent);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let _ = agent.write_all(State::Failed(error).line().as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Supervisor {
+    order: Order,
+    run: OwnedFd,
+    listener: UnixListener,
+    file: StateFile,
+    state: State,
+    /// A byte for each signal that came.
+    signals: UnixStream,
+    /// Somebody wants this process to end: for its run's sake it asks that.
+    asked_to_end: Arc<AtomicBool>,
+    logs: Vec<Log>,
+    outputs: Vec<Output>,
+    agents: Vec<Agent>,
+    /// The run's first process, until it was waited for: so its number, and
+    /// that of its group, are nobody else's.
+    leader: Option<Pid>,
+    /// Where the process that is to become the program says why it doesn't.
+    entering: Option<UnixStream>,
+    complaint: Vec<u8>,
+    killed_for_memory: u64,
+}
+
+/// A connection, and the beginning of a line.
+#[derive(Debug)]
+struct Agent {
+    stream: UnixStream,
+    read: Vec<u8>,
+}
+
+impl Supervisor {
+    /// All that can fail before anything runs.
+    fn prepare(agent: &UnixStream) -> Result<Self, LaunchError> {
+        let system = |what: &'static str| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
+        let order = Order::read(agent).map_err(|e| LaunchError::io("its order", &e))?;
+        // It has no terminal, and no signal for the agent's group is for it.
+        setsid().map_err(system("a session"))?;
+        set_child_subreaper(Some(getpid())).map_err(system("adopting orphans"))?;
+        set_no_new_privs(true).map_err(system("no_new_privs"))?;
+        // A name in lists of processes, and no more.
+        let _ = set_name(NAME);
+        let (signals, asked_to_end) = signals().map_err(|e| LaunchError::io("signals", &e))?;
+        let (place, run) =
+            run_directory(&order.place).map_err(|e| LaunchError::io("its run directory", &e))?;
+        let logs = LOGS.map(|name| {
+            let log = Log::open(Arc::clone(&place), name, order.log_bytes);
+            log.map_err(|e| LaunchError::io(order.place.join(name).display(), &e))
+        });
+        let logs = logs.into_iter().collect::<Result<_, _>>()?;
+        let file = StateFile::create(&run, &State::Held).map_err(|e| LaunchError::io("its state", &e))?;
+        let listener = listen(&run).map_err(|e| LaunchError::io("its socket", &e))?;
+        Ok(Self {
+            killed_for_memory: order.oom.as_deref().and_then(cgroup::kills).unwrap_or(0),
+            order,
+            run,
+            listener,
+            file,
+            state: State::Held,
+            signals,
+            asked_to_end,
+            logs,
+            outputs: Vec::new(),
+            agents: Vec::new(),
+            leader: None,
+            entering: None,
+            complaint: Vec::new(),
+        })
+    }
+
+    /// Waits until the agent has written the run down; without an agent
+    /// nothing runs.
+    fn hold(mut self, agent: UnixStream) {
+        let mut line = String::new();
+        let said = (&agent).write_all(self.state.line().as_bytes()).and_then(|()| {
+            BufReader::new(&agent)
+                .take(MAX_COMMAND as u64)
+                .read_line(&mut line)
+        });
+        if said.is_ok() && line == "go\n" && agent.set_nonblocking(true).is_ok() {
+            self.agents.push(Agent {
+                stream: agent,
+                read: Vec::new(),
+            });
+            match self.start() {
+                Ok(()) => self.serve(),
+                Err(error) => self.finish(State::Failed(error)),
+            }
+        } else {
+            self.close();
+        }
+    }
+
+    /// Starts the process that is to become the program.
+    fn start(&mut self) -> Result<(), LaunchError> {
+        let failed = |e: io::Error| LaunchError::io("the program's process", &e);
+        self.state = State::Running {
+            started: Some(SystemTime::now()),
+        };
+        // From here on it may have run.
+        self.file
+            .write(&self.state)
+            .map_err(|e| LaunchError::io("its state", &e))?;
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let mut ends = Vec::new();
+        for log in self.logs.drain(..) {
+            let (reader, writer) = io::pipe().map_err(failed)?;
+            ioctl_fionbio(&reader, true).map_err(|e| failed(e.into()))?;
+            if let Some(user) = self.order.user {
+                // So that it can open it again, as `/dev/stdout`.
+                let (uid, gid) = user_of(user);
+                rustix::fs::fchown(&writer, Some(uid), Some(gid)).map_err(|e| failed(e.into()))?;
+            }
+            ends.push(writer);
+            self.outputs.push(Output::new(reader, log));
+        }
+        let mut ends = ends.into_iter().map(Stdio::from);
+        let mut command = again(ENTER.as_ref());
+        command
+            .stdin(OwnedFd::from(theirs))
+            .stdout(ends.next().unwrap_or_else(Stdio::null))
+            .stderr(ends.next().unwrap_or_else(Stdio::null))
+            .process_group(0);
+        let child = command.spawn().map_err(failed)?;
+        // It holds the ends of the pipes, which only the run is to hold.
+        drop(command);
+        self.leader = Some(Pid::from_child(&child));
+        // What goes wrong here shows in how that process ends.
+        let _ = self.order.write(&ours);
+        // The rest of it may be large.
+        self.order.arguments = Vec::new();
+        self.order.env.clear();
+        // Nothing may fail any more, for the run would be nobody's.
+        let _ = ours.set_nonblocking(true);
+        self.entering = Some(ours);
+        Ok(())
+    }
+
+    /// Until the run has ended.
+    fn serve(&mut self) {
+        let (mut end, mut limit, mut looks) = (None, None, 0);
+        loop {
+            let alone = self.reap(&mut end);
+            if self.asked_to_end.swap(false, Ordering::AcqRel) {
+                self.terminate();
+            }
+            let mut pause = None;
+            if end.is_some() {
+                let limit = *limit.get_or_insert_with(|| Instant::now() + LEFTOVERS);
+                if alone || Instant::now() >= limit {
+                    break;
+                }
+                self.kill();
+                pause = Some(Timespec {
+                    tv_sec: 0,
+                    tv_nsec: LOOK_AGAIN << looks,
+                });
+                looks = MAX_DOUBLINGS.min(looks + 1);
+            }
+            self.wait(pause);
+            self.enter();
+            for output in &mut self.outputs {
+                output.take();
+            }
+            self.listen_to_agents();
+        }
+        self.enter();
+        self.outputs.iter_mut().for_each(Output::drain);
+        let state = match end {
+            _ if !self.complaint.is_empty() => self.failure(),
+            Some((status, ended)) => State::Ended(self.exit(status, ended)),
+            None => State::Ended(Exit::default()),
+        };
+        self.finish(state);
+    }
+
+    /// Takes notice of processes that ended; whether there are none left.
+    fn reap(&mut self, end: &mut Option<(WaitStatus, SystemTime)>) -> bool {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if self.leader == Some(pid) => {
+                    self.leader = None;
+                    *end = Some((status, SystemTime::now()));
+                }
+                Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+                Ok(None) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    fn wait(&self, limit: Option<Timespec>) {
+        let pipes = self.outputs.iter().filter_map(|output| output.pipe.as_ref());
+        let mut fds: Vec<_> = [self.signals.as_fd(), self.listener.as_fd()]
+            .into_iter()
+            .chain(pipes.map(AsFd::as_fd))
+            .chain(self.entering.as_ref().map(AsFd::as_fd))
+            .chain(self.agents.iter().map(|agent| agent.stream.as_fd()))
+            .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        // A signal that interrupts it has left its byte.
+        let _ = poll(&mut fds, limit.as_ref());
+        let _ = (&self.signals).read(&mut [0; 64]);
+    }
+
+    /// Hears whether the program was executed: the other end is closed then.
+    fn enter(&mut self) {
+        let Some(stream) = &mut self.entering else { return };
+        let mut piece = [0; super::state::LINE];
+        match stream.read(&mut piece) {
+            Ok(0) => {
+                self.entering = None;
+                if self.complaint.is_empty() {
+                    self.tell();
+                }
+            }
+            Ok(length) => self.complaint.extend(piece.iter().take(length)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => self.entering = None,
+        }
+    }
+
+    fn failure(&self) -> State {
+        let state = std::str::from_utf8(&self.complaint).ok().and_then(State::parse);
+        let why = "its process does not say why it does not run the program";
+        state.unwrap_or_else(|| State::Failed(LaunchError::launch(why)))
+    }
+
+    fn exit(&self, status: WaitStatus, ended: SystemTime) -> Exit {
+        let signal = status.terminating_signal();
+        let kills = self.order.oom.as_deref().and_then(cgroup::kills).unwrap_or(0);
+        let State::Running { started } = self.state else {
+            return Exit::default();
+        };
+        Exit {
+            code: status.exit_status().or(signal.map(|signal| 128 + signal)),
+            signal,
+            out_of_memory: kills > self.killed_for_memory,
+            started,
+            ended: Some(ended),
+        }
+    }
+
+    /// Asks all of the run to end: its group at one stroke, and what left it.
+    fn terminate(&self) {
+        let Some(leader) = self.leader else { return };
+        let _ = kill_process_group(leader, Signal::TERM);
+        let group = leader.as_raw_nonzero().get();
+        self.signal(Signal::TERM, |stat| stat.group != group);
+    }
+
+    fn kill(&self) {
+        self.signal(Signal::KILL, |_| true);
+    }
+
+    /// Signals what comes from this process. All of the run does, whatever
+    /// session or group it is in: orphans are adopted here.
+    fn signal(&self, signal: Signal, which: impl Fn(&procfs::Stat) -> bool) {
+        let all = procfs::all();
+        let run = Tree::new(&all).descendants(getpid().as_raw_nonzero().get());
+        let run = run.into_iter().filter(|stat| !stat.zombie && which(stat));
+        run.for_each(|stat| procfs::signal(stat, signal));
+    }
+
+    fn finish(&mut self, state: State) {
+        self.close();
+        self.state = state;
+        // Where that fails, those who are connected know.
+        let _ = self.file.write(&self.state);
+        self.tell();
+    }
+
+    /// Nobody finds this supervisor any more.
+    fn close(&self) {
+        let _ = unlinkat(&self.run, SOCKET, AtFlags::empty());
+    }
+
+    /// Tells every agent.
+    fn tell(&mut self) {
+        let line = self.state.line();
+        self.agents.retain_mut(|agent| agent.say(&line));
+    }
+
+    fn listen_to_agents(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if stream.set_nonblocking(true).is_ok() {
+                self.agents.push(Agent {
+                    stream,
+                    read: Vec::new(),
+                });
+            }
+            if self.agents.len() > AGENTS {
+                self.agents.remove(0);
+            }
+        }
+        let mut agents = std::mem::take(&mut self.agents);
+        agents.retain_mut(|agent| self.listen_to(agent));
+        self.agents = agents;
+    }
+
+    /// Does what an agent says, and answers each line with the state; whether
+    /// it is still there. Words that are not known here are answered, too.
+    fn listen_to(&self, agent: &mut Agent) -> bool {
+        let mut piece = [0; MAX_COMMAND];
+        match agent.stream.read(&mut piece) {
+            Ok(0) => return false,
+            Ok(length) => agent.read.extend(piece.iter().take(length)),
+            Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
+        }
+        while let Some(end) = agent.read.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = agent.read.drain(..=end).collect();
+            match &*line {
+                b"term\n" => self.terminate(),
+                b"kill\n" => self.kill(),
+                _ => {}
+            }
+            if !agent.say(&self.state.line()) {
+                return false;
+            }
+        }
+        agent.read.len() < MAX_COMMAND
+    }
+}
+
+impl Agent {
+    /// Whether it takes the line. One that doesn't has not read for long.
+    fn say(&mut self, line: &str) -> bool {
+        self.stream
+            .write(line.as_bytes())
+            .is_ok_and(|written| written == line.len())
+    }
+}
+
+/// A socket that has a byte for each signal that matters, and whether that was
+/// one that asks this process to end.
+fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
+    let (reader, writer) = UnixStream::pair()?;
+    reader.set_nonblocking(true)?;
+    let asked_to_end = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&asked_to_end))?;
+    }
+    for signal in [SIGCHLD, SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+    }
+    Ok((reader, asked_to_end))
+}
+
+/// The instance's directory, and in it that of its run, which nobody else may
+/// enter.
+fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
+    let place: OwnedFd = File::open(place)?.into();
+    match mkdirat(&place, RUN, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let run = openat(&place, RUN, flags, Mode::empty())?;
+    fchmod(&run, Mode::RWXU)?;
+    Ok((Arc::new(place), run))
+}
+
+/// Listens in a directory, through its descriptor: the path of a socket may be
+/// no longer than about a hundred bytes, and a state directory's is.
+fn listen(run: &OwnedFd) -> io::Result<UnixListener> {
+    let _ = unlinkat(run, SOCKET, AtFlags::empty());
+    let listener = UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd()))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

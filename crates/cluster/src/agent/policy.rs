@@ -1,0 +1,517 @@
+//! What a node lets instances have, whatever a controller asks for.
+//!
+//! ```yaml
+//! users: [1879048192-1879113727, nobody]   # a UID of its own for each; nobody where CONFIGURE says so
+//! drivers: [process]
+//! directories: [/srv/jobs]
+//! images: [debian-12]
+//! mem_mb: 4096
+//! pids: 1024
+//! disk_mb: 10240
+//! emulation: false
+//! retention_s: 86400
+//! retention_count: 256
+//! ```
+//!
+//! It is the agent's own: CONFIGURE and START choose within it, and what they
+//! ask beyond it is refused. What a refusal says ends with the key that is to
+//! blame, as `(policy: users)`.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+
+use super::driver::{LaunchError, LaunchFault, User};
+use ssntp::payload::{Start, yaml};
+
+/// The UIDs of instances, where nothing else is said: 65,536 of those that
+/// systemd's list of assignments leaves unused, and so do distributions.
+const OWN: RangeInclusive<u32> = 1_879_048_192..=1_879_113_727;
+/// `(uid_t) -1` stands for no user in system calls.
+const NO_UID: u32 = u32::MAX;
+/// The most processes and threads of an instance. A shell's fork bomb is over
+/// at once, and QEMU with its threads for disks needs about a hundred.
+const PIDS: u32 = 1024;
+/// The most that an instance's directory may hold, in MB.
+const DISK_MB: u32 = 10 * 1024;
+
+/// What a node lets instances have. It is read from a file, or made from the
+/// default by setting fields.
+///
+/// ```
+/// use ssntp_cluster::agent::Policy;
+///
+/// let mut policy = Policy::default();
+/// policy.users = vec!["nobody".parse()?];
+/// policy.pids = 64;
+/// # Ok::<_, String>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Policy {
+    /// What instances may run as. The first is what they do run as, unless
+    /// CONFIGURE's `child_user` names another of them. Default: where the agent
+    /// is root, a UID of its own for each of them, of 1879048192-1879113727;
+    /// else the agent's own user, for others can only be had by root.
+    pub users: Vec<RunAs>,
+    /// The drivers that STARTs may use. Default: all that the agent has.
+    pub drivers: Option<Vec<String>>,
+    /// The directories that processes may be started in, or in what is below
+    /// them, besides their own. Default: any that their user may enter.
+    pub directories: Option<Vec<PathBuf>>,
+    /// The images that machines may boot from, by name. Default: all that the
+    /// agent has.
+    pub images: Option<Vec<String>>,
+    /// The most memory of an instance, in MB, which is also what one gets that
+    /// asks for none. Default: no limit.
+    pub mem_mb: Option<u32>,
+    /// The most processes and threads of an instance. It holds where there are
+    /// control groups, and without them for an instance with a UID of its own.
+    /// Default: 1024.
+    pub pids: u32,
+    /// The most that an instance may keep in its own directory, in MB; also the
+    /// most of the disks that a START asks for together. The directory is
+    /// measured for each STATS: an instance that has more is killed. `None`, which
+    /// a file calls 0, is no limit. Default: 10240.
+    #[serde(deserialize_with = "limit")]
+    pub disk_mb: Option<u32>,
+    /// Whether a machine may be emulated where the processor can't run it by
+    /// itself (KVM), which is many times slower. Default: no.
+    pub emulation: bool,
+    /// For how many seconds an instance that has ended is kept before it is
+    /// deleted; persistent ones are kept. Default: 86400, a day.
+    pub retention_s: u32,
+    /// How many such instances are kept, the latest. They don't count as
+    /// instances of the node. Default: 256.
+    pub retention_count: u32,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            users: Vec::new(),
+            drivers: None,
+            directories: None,
+            images: None,
+            mem_mb: None,
+            pids: PIDS,
+            disk_mb: Some(DISK_MB),
+            emulation: false,
+            retention_s: 24 * 60 * 60,
+            retention_count: 256,
+        }
+    }
+}
+
+fn limit<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
+    Ok(Some(u32::deserialize(value)?).filter(|limit| *limit > 0))
+}
+
+/// What instances may run as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunAs {
+    /// Each has a UID of its own, and the group of the same number.
+    Own(RangeInclusive<u32>),
+    /// The agent's own user, which may be root.
+    Agent,
+    /// A user of the system, by name or number.
+    User(String),
+}
+
+impl FromStr for RunAs {
+    type Err = String;
+
+    /// `LOW-HIGH`, `agent`, or a user.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = text.split_once('-').and_then(|(low, high)| {
+            let (low, high): (u32, u32) = (low.parse().ok()?, high.parse().ok()?);
+            Some(low..=high)
+        });
+        match (range, text) {
+            // Root is said by its name.
+            (Some(range), _) if range.is_empty() || range.contains(&0) || range.contains(&NO_UID) => {
+                Err(format!("{text:?} is no range of UIDs"))
+            }
+            (Some(range), _) => Ok(Self::Own(range)),
+            (None, "agent") => Ok(Self::Agent),
+            (None, "") => Err("a user without a name".into()),
+            (None, _) if text.contains('\0') => Err(format!("{text:?} is no user")),
+            (None, name) => Ok(Self::User(name.into())),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RunAs {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        String::deserialize(value)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Why a policy can't be read.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The file can't be read.
+    Io(PathBuf, io::Error),
+    /// It isn't a policy: where, and why.
+    Document(PathBuf, yaml::Error),
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
+            Self::Document(path, e) => write!(f, "{}: {e}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for PolicyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(_, e) => Some(e),
+            Self::Document(_, e) => Some(e),
+        }
+    }
+}
+
+impl Policy {
+    /// Reads a policy from a YAML file. A key that is missing has its default;
+    /// one that is not known is an error, since it may have been meant to forbid
+    /// something.
+    ///
+    /// # Errors
+    /// [`PolicyError`], with line and column where the document is to blame.
+    pub fn read(path: &Path) -> Result<Self, PolicyError> {
+        let io = |e| PolicyError::Io(path.to_owned(), e);
+        let mut bytes = Vec::new();
+        // One byte more, so that a longer one is refused, and not cut.
+        let most = yaml::MAX_DOCUMENT_LEN as u64 + 1;
+        let file = File::open(path).map_err(io)?;
+        file.take(most).read_to_end(&mut bytes).map_err(io)?;
+        yaml::decode(&bytes).map_err(|e| PolicyError::Document(path.to_owned(), e))
+    }
+
+    /// Whether an instance may be what a START says, as far as that can be told
+    /// without asking the system.
+    pub(crate) fn check(&self, driver: &str, start: &Start) -> Result<(), LaunchError> {
+        let refuse = |fault, why: String| Err(LaunchError::new(fault, why));
+        let is_listed = |list: &Option<Vec<String>>, name: &str| {
+            list.as_ref()
+                .is_none_or(|list| list.iter().any(|known| known == name))
+        };
+        if !is_listed(&self.drivers, driver) {
+            let why = format!("this node starts nothing with the driver {driver} (policy: drivers)");
+            return refuse(LaunchFault::Launch, why);
+        }
+        let dir = Path::new(&start.dir);
+        if let Some(directories) = &self.directories
+            && dir.is_absolute()
+        {
+            let leaves = dir.components().any(|part| part == Component::ParentDir);
+            if leaves || !directories.iter().any(|allowed| dir.starts_with(allowed)) {
+                let why = format!("this node starts nothing in {dir:?} (policy: directories)");
+                return refuse(LaunchFault::Launch, why);
+            }
+        }
+        let mut boots = start.storage.iter().filter(|storage| storage.boot);
+        if let Some(storage) = boots.find(|storage| !is_listed(&self.images, storage.id.as_str())) {
+            let image = storage.id.as_str();
+            return refuse(
+                LaunchFault::Image,
+                format!("this node boots nothing from {image:?} (policy: images)"),
+            );
+        }
+        let asked = start.requirements.mem_mb;
+        if let Some(most) = self.mem_mb.filter(|most| asked > i64::from(*most)) {
+            let why = format!("it asks for {asked} MB of memory, and may have {most} (policy: mem_mb)");
+            return refuse(LaunchFault::Full, why);
+        }
+        let disks = start
+            .storage
+            .iter()
+            .filter(|storage| storage.boot || storage.local);
+        let asked = disks.fold(0i64, |sum, disk| {
+            sum.saturating_add(disk.size.saturating_mul(1024))
+        });
+        if let Some(most) = self.disk_mb.filter(|most| asked > i64::from(*most)) {
+            let why = format!("it asks for {asked} MB of disks, and may have {most} (policy: disk_mb)");
+            return refuse(LaunchFault::Full, why);
+        }
+        Ok(())
+    }
+
+    /// The memory of an instance that asks for so much, in MB; 0 is no limit.
+    pub(crate) fn mem_mb(&self, asked: i64) -> i64 {
+        match self.mem_mb.map(i64::from) {
+            Some(most) if asked == 0 => most,
+            Some(most) => asked.min(most),
+            None => asked,
+        }
+    }
+
+    /// Who an instance runs as, where that isn't the agent's own user. `own`
+    /// finds a UID that is its own. Asks the system, which may take a moment.
+    pub(crate) fn user(
+        &self,
+        child_user: &str,
+        own: impl FnOnce(&RangeInclusive<u32>) -> io::Result<u32>,
+    ) -> Result<Option<User>, LaunchError> {
+        let agent = rustix::process::geteuid();
+        let first = match self.users.first() {
+            Some(first) => first,
+            None if agent.is_root() => &RunAs::Own(OWN),
+            None => &RunAs::Agent,
+        };
+        let only_root = |who: &dyn fmt::Display| {
+            LaunchError::launch(format!("only root can run instances as {who} (policy: users)"))
+        };
+        let user = match first {
+            _ if !child_user.is_empty() => {
+                let user = find_user(child_user)?;
+                if !self.allows(user, agent.as_raw()) {
+                    let why = format!("nothing runs as {child_user:?} on this node (policy: users)");
+                    return Err(LaunchError::launch(why));
+                }
+                user
+            }
+            RunAs::Agent => return Ok(None),
+            RunAs::Own(range) if agent.is_root() => {
+                let uid = own(range).map_err(|e| LaunchError::io("a user of its own (policy: users)", &e))?;
+                return Ok(Some(User {
+                    uid,
+                    gid: uid,
+                    alone: true,
+                }));
+            }
+            RunAs::Own(_) => return Err(only_root(&"users of their own")),
+            RunAs::User(name) => find_user(name)?,
+        };
+        match agent.as_raw() {
+            own if own == user.uid => Ok(None),
+            0 => Ok(Some(user)),
+            _ => Err(only_root(&user.uid)),
+        }
+    }
+
+    /// The directory that keeps users of instances from their own, on the way to
+    /// `root`, where they are others than the agent's.
+    pub(crate) fn closed<'a>(&self, root: &'a Path) -> Option<&'a Path> {
+        let others = rustix::process::geteuid().is_root() && self.users != [RunAs::Agent];
+        let is_closed = |dir: &&Path| dir.metadata().is_ok_and(|found| found.mode() & 0o1 == 0);
+        root.ancestors().filter(|_| others).find(is_closed)
+    }
+
+    /// Whether CONFIGURE may choose that user.
+    fn allows(&self, user: User, agent: u32) -> bool {
+        let is_it = |run_as: &RunAs| match run_as {
+            RunAs::Own(_) => false,
+            RunAs::Agent => user.uid == agent,
+            RunAs::User(name) => find_user(name).is_ok_and(|named| named.uid == user.uid),
+        };
+        match self.users.is_empty() {
+            true => agent != 0 && user.uid == agent,
+            false => self.users.iter().any(is_it),
+        }
+    }
+}
+
+/// A user of the system's database, by name or number.
+fn find_user(name: &str) -> Result<User, LaunchError> {
+    use nix::unistd;
+
+    let by_name = unistd::User::from_name(name);
+    let found = match name.parse() {
+        Ok(uid) if matches!(by_name, Ok(None)) => unistd::User::from_uid(unistd::Uid::from_raw(uid)),
+        _ => by_name,
+    };
+    let found = found.map_err(|e| LaunchError::io(format_args!("user {name:?}"), &e.into()))?;
+    let missing = || LaunchError::launch(format!("there is no user {name:?} (policy: users)"));
+    let found = found.ok_or_else(missing)?;
+    Ok(User {
+        uid: found.uid.as_raw(),
+        gid: found.gid.as_raw(),
+        alone: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::payload::{Storage, VmType};
+
+    fn policy(text: &str) -> Policy {
+        yaml::decode(text.as_bytes()).unwrap()
+    }
+
+    fn user(policy: &Policy, child_user: &str) -> Result<Option<User>, LaunchError> {
+        policy.user(child_user, |range| Ok(*range.start()))
+    }
+
+    #[test]
+    fn a_policy_is_read_from_a_file_and_what_it_does_not_know_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("policy.yaml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Policy::read(&path).map_err(|e| e.to_string())
+        };
+        assert_eq!(read(""), Ok(Policy::default()));
+        let full = "users: [70000-70009, agent, nobody, 7]\ndrivers: [process]\ndirectories: [/srv]\n\
+                    images: [a]\nmem_mb: 5\npids: 6\ndisk_mb: 0\nemulation: yes\nretention_s: 8\nretention_count: 9\n";
+        let expected = Policy {
+            users: vec![
+                RunAs::Own(70000..=70009),
+                RunAs::Agent,
+                RunAs::User("nobody".into()),
+                RunAs::User("7".into()),
+            ],
+            drivers: Some(vec!["process".into()]),
+            directories: Some(vec!["/srv".into()]),
+            images: Some(vec!["a".into()]),
+            mem_mb: Some(5),
+            pids: 6,
+            disk_mb: None,
+            emulation: true,
+            retention_s: 8,
+            retention_count: 9,
+        };
+        assert_eq!(read(full), Ok(expected));
+        for (text, where_it_is, what) in [
+            ("pids: 1\n  \nuser: [nobody]\n", "(line 3, column 1)", "user"),
+            ("users: [nobody, 9-7]\n", "(line 1, column 17)", "no range"),
+            ("users: [0-7]\n", "line 1", "no range"),
+            ("pids: -1\n", "(line 1, column 7)", "pids"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(where_it_is) && error.contains(what), "{error}");
+            assert!(error.contains("policy.yaml"), "{error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(Policy::read(&path), Err(PolicyError::Io(..))));
+    }
+
+    #[test]
+    fn what_is_beyond_the_policy_is_refused_and_the_rule_is_named() {
+        let narrow = policy(
+            "drivers: [process]\ndirectories: [/srv/jobs]\nimages: [good]\nmem_mb: 100\ndisk_mb: 2048\n",
+        );
+        let start = Start {
+            vm_type: VmType::Process,
+            ..Start::default()
+        };
+        let boot = |id: &str, size| Storage {
+            id: id.into(),
+            boot: true,
+            size,
+            ..Storage::default()
+        };
+        let check = |driver: &str, change: &dyn Fn(&mut Start)| {
+            let mut start = start.clone();
+            change(&mut start);
+            assert_eq!(Policy::default().check(driver, &start), Ok(()));
+            narrow.check(driver, &start)
+        };
+        let within: [&dyn Fn(&mut Start); 4] = [
+            &|_| {},
+            &|s| s.dir = "/srv/jobs/a".into(),
+            &|s| s.dir = "relative".into(),
+            &|s| s.storage.push(boot("good", 2)),
+        ];
+        for change in within {
+            assert_eq!(check("process", change), Ok(()));
+        }
+        type Row<'a> = (&'a dyn Fn(&mut Start), LaunchFault, &'a str);
+        let beyond: [Row<'_>; 6] = [
+            (
+                &|s| s.dir = "/srv/jobsx".into(),
+                LaunchFault::Launch,
+                "(policy: directories)",
+            ),
+            (
+                &|s| s.dir = "/srv/jobs/../x".into(),
+                LaunchFault::Launch,
+                "(policy: directories)",
+            ),
+            (
+                &|s| s.dir = "/".into(),
+                LaunchFault::Launch,
+                "(policy: directories)",
+            ),
+            (
+                &|s| s.storage.push(boot("bad", 0)),
+                LaunchFault::Image,
+                "(policy: images)",
+            ),
+            (
+                &|s| s.requirements.mem_mb = 101,
+                LaunchFault::Full,
+                "(policy: mem_mb)",
+            ),
+            (
+                &|s| s.storage.push(boot("good", 3)),
+                LaunchFault::Full,
+                "(policy: disk_mb)",
+            ),
+        ];
+        for (change, fault, rule) in beyond {
+            let error = check("process", change).unwrap_err();
+            assert_eq!(error.fault, fault, "{error}");
+            assert!(error.why.ends_with(rule), "{error}");
+        }
+        let error = check("qemu", &|_| {}).unwrap_err();
+        assert!(error.why.ends_with("(policy: drivers)"), "{error}");
+        let limits = [0, 50, 200].map(|asked| narrow.mem_mb(asked));
+        assert_eq!(limits, [100, 50, 100]);
+        assert_eq!(Policy::default().mem_mb(200), 200);
+    }
+
+    /// Users that there are on every system.
+    #[test]
+    fn nothing_runs_as_root_unless_the_policy_says_so() {
+        let own = rustix::process::geteuid().as_raw();
+        let open = policy("users: [agent]");
+        assert_eq!(user(&open, ""), Ok(None));
+        assert_eq!(user(&open, &own.to_string()), Ok(None));
+        for refused in ["root", "0", "no such user", "a\0b", "nobody"] {
+            let error = user(&policy("users: [daemon]"), refused).unwrap_err();
+            assert!(error.why.ends_with("(policy: users)"), "{error}");
+        }
+        if own != 0 {
+            assert_eq!(user(&Policy::default(), ""), Ok(None));
+            for (policy, child_user) in [(policy("users: [7-8]"), ""), (policy("users: [root]"), "root")] {
+                let error = user(&policy, child_user).unwrap_err();
+                assert!(error.why.contains("only root"), "{error}");
+            }
+            return;
+        }
+        let first = *OWN.start();
+        let alone = |uid| {
+            Some(User {
+                uid,
+                gid: uid,
+                alone: true,
+            })
+        };
+        assert_eq!(user(&Policy::default(), ""), Ok(alone(first)));
+        for refused in ["root", "0", "nobody"] {
+            assert!(user(&Policy::default(), refused).is_err(), "{refused}");
+        }
+        let named = policy("users: [7000-7001, nobody, root]");
+        assert_eq!(user(&named, ""), Ok(alone(7000)));
+        assert_eq!(user(&named, "0"), Ok(None));
+        let nobody = user(&named, "nobody").unwrap().unwrap();
+        assert_eq!(user(&named, &nobody.uid.to_string()), Ok(Some(nobody)));
+        assert!(!nobody.alone && nobody.uid != 0);
+        assert!(user(&named, "daemon").is_err());
+        assert!(user(&policy("users: [nobody]"), "7000").is_err());
+    }
+}

@@ -1,0 +1,503 @@
+//! The agent's thread: between the client, the state machine and the workers.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, at, bounded, select};
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::control::{Action, Control, Input, Settings};
+use super::driver::Driver;
+use super::figures::AgentFigures;
+use super::policy::Policy;
+use super::store::{PASS, Store, make_dirs};
+use super::streams::Streams;
+use super::worker::Workers;
+use crate::machine::Facts;
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
+use ssntp::payload::NextState;
+use ssntp::pki::{Identity, Trust};
+use ssntp::proto::Command;
+use ssntp_transport::LogLimit;
+use ssntp_transport::threads;
+
+/// The most instances of a node, where nothing else is said.
+pub const DEFAULT_MAX_INSTANCES: usize = 4096;
+/// Outcomes and ends on their way to the agent's thread. When full, workers
+/// wait; the agent's thread never waits for them.
+const INPUTS: usize = 256;
+/// Next states that the agent's owner has not taken yet. When full, they are
+/// logged and dropped.
+const EVACUATIONS: usize = 4;
+/// How long whoever asks for figures waits.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long the last frames may take to leave when the agent ends.
+const LAST_FRAMES: Duration = Duration::from_millis(300);
+
+/// What an agent is made from.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    client: ClientConfig,
+    state: Option<PathBuf>,
+    volumes: Option<PathBuf>,
+    drivers: Vec<Arc<dyn Driver>>,
+    policy: Arc<Policy>,
+    mem_mb: Option<i64>,
+    disk_mb: Option<i64>,
+    max_instances: usize,
+    interval: Duration,
+    grace: Duration,
+}
+
+impl AgentConfig {
+    /// An agent that connects as this client. Without
+    /// [`state`](Self::state) and a [`driver`](Self::driver) it reports what
+    /// the machine has, and refuses to start anything.
+    ///
+    /// An agent is known by its client's UUID, so that has to be one that
+    /// survives: of the certificate, given, or
+    /// [`Persistent`](ssntp::client::UuidSource::Persistent).
+    pub fn new(client: ClientConfig) -> Self {
+        Self {
+            client,
+            state: None,
+            volumes: None,
+            drivers: Vec::new(),
+            policy: Arc::default(),
+            mem_mb: None,
+            disk_mb: None,
+            max_instances: DEFAULT_MAX_INSTANCES,
+            interval: Duration::from_secs(30),
+            grace: Duration::from_secs(10),
+        }
+    }
+
+    /// Where what it knows of its instances is kept. Default: nowhere.
+    #[must_use]
+    pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.state = Some(directory.into());
+        self
+    }
+
+    /// The directory of volumes: each is a directory in it, named by its
+    /// UUID. Default: none, and this node has no volumes.
+    #[must_use]
+    pub fn volumes(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.volumes = Some(directory.into());
+        self
+    }
+
+    /// Adds a driver; the first that takes an instance runs it. Default: none.
+    #[must_use]
+    pub fn driver(mut self, driver: impl Driver + 'static) -> Self {
+        self.drivers.push(Arc::new(driver));
+        self
+    }
+
+    /// What this node lets instances have, whatever a controller asks for.
+    /// Default: [`Policy::default`], in which nothing runs as root.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = Arc::new(policy);
+        self
+    }
+
+    /// The memory to give to instances, in MB. Default: what the machine has
+    /// free.
+    #[must_use]
+    pub fn mem_mb(mut self, mb: u32) -> Self {
+        self.mem_mb = Some(mb.into());
+        self
+    }
+
+    /// The disk to give to instances, in MB. Default: what is free where the
+    /// state directory lies.
+    #[must_use]
+    pub fn disk_mb(mut self, mb: u32) -> Self {
+        self.disk_mb = Some(mb.into());
+        self
+    }
+
+    /// How many instances it holds, stopped ones included. Default:
+    /// [`DEFAULT_MAX_INSTANCES`].
+    #[must_use]
+    pub fn max_instances(mut self, instances: usize) -> Self {
+        self.max_instances = instances;
+        self
+    }
+
+    /// How often STATS are sent; they also are soon after an instance changed.
+    /// Default: 30 s.
+    #[must_use]
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// How long an instance may take to end before it is killed. Default:
+    /// 10 s.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+}
+
+/// Why an agent doesn't run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The state directory, or the directory of volumes, can't be used:
+    /// another agent does, or the system refuses.
+    State(PathBuf, io::Error),
+    /// The client can't start, or ended for good.
+    Client(ClientError),
+    /// The client's roles aren't those of an agent.
+    Role(Role),
+    /// A thread can't be started.
+    Thread(io::Error),
+}
+
+impl fmt::Display for AgentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State(path, e) => write!(f, "{}: {e}", path.display()),
+            Self::Client(e) => e.fmt(f),
+            Self::Role(role) => write!(f, "{role} is not the role of an agent"),
+            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for AgentError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::State(_, e) | Self::Thread(e) => Some(e),
+            Self::Client(e) => Some(e),
+            Self::Role(_) => None,
+        }
+    }
+}
+
+impl From<ClientError> for AgentError {
+    fn from(error: ClientError) -> Self {
+        Self::Client(error)
+    }
+}
+
+/// A running agent.
+///
+/// # Threads
+/// It owns its thread, the workers, and its client's threads. `Send` and
+/// `Sync`. [`stop`](Self::stop), or dropping it, ends all of them within two
+/// seconds. Instances keep running; the next agent with the same state
+/// directory finds them.
+#[derive(Debug)]
+pub struct Agent {
+    client: ClientHandle,
+    orders: Sender<Order>,
+    ended: Receiver<ClientError>,
+    evacuated: Receiver<NextState>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the agent's owner asks for.
+#[derive(Debug)]
+enum Order {
+    ToggleOffline,
+    Figures(Sender<AgentFigures>),
+}
+
+impl Agent {
+    /// Opens the state directory, finds the instances that a former agent
+    /// left, and connects in the background.
+    ///
+    /// # Errors
+    /// [`AgentError`]; nothing runs then.
+    pub fn start(config: AgentConfig) -> Result<Self, AgentError> {
+        let store = config
+            .state
+            .as_deref()
+            .map(|root| open(root, config.volumes.as_deref()));
+        let store = store.transpose()?.map(Arc::new);
+        if let Some(store) = &store
+            && let Some(closed) = config.policy.closed(store.root())
+        {
+            warn!(
+                "{}: users of instances can't pass it (policy: users)",
+                closed.display()
+            );
+        }
+        let client = Client::start(config.client.clone())?;
+        if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
+            return Err(AgentError::Role(client.role()));
+        }
+        let handle = client.handle();
+        let (orders, inbox) = bounded(16);
+        let (ending, ended) = bounded(1);
+        let (evacuations, evacuated) = bounded(EVACUATIONS);
+        let (inputs, outcomes) = bounded(INPUTS);
+        let workers =
+            Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
+        let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
+        let settings = settings(&config, &client, store.as_deref());
+        let disk = store
+            .as_ref()
+            .map_or_else(|| PathBuf::from("/"), |store| store.root().to_owned());
+        let mut control = Control::new(settings, Facts::read(&disk), now());
+        if let Some(store) = &store {
+            let (node, stored) = store
+                .load()
+                .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
+            control.adopt(node, stored, now());
+        }
+        let runner = Runner {
+            client,
+            control,
+            workers,
+            streams,
+            inbox,
+            outcomes,
+            evacuations,
+            log: LogLimit::default(),
+            reports: 0,
+        };
+        let thread = threads::spawn("ssntp-agent", move || {
+            if let Some(why) = runner.run() {
+                let _ = ending.send(why);
+            }
+        });
+        Ok(Self {
+            client: handle,
+            orders,
+            ended,
+            evacuated,
+            thread: Some(thread.map_err(AgentError::Thread)?),
+        })
+    }
+
+    /// The node's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.client.uuid()
+    }
+
+    /// Its client: counters, the server of the session, how long the certificate
+    /// is valid.
+    pub fn client(&self) -> ClientHandle {
+        self.client.clone()
+    }
+
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Instances are
+    /// not disturbed; their streams end where the session is replaced.
+    ///
+    /// # Errors
+    /// As there; nothing has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.client.renew(identity, trust)
+    }
+
+    /// Takes the node out of service (OFFLINE), or back into it. Does not
+    /// wait.
+    pub fn toggle_offline(&self) {
+        if let Err(TrySendError::Full(_)) = self.orders.try_send(Order::ToggleOffline) {
+            warn!("{}: too many orders wait", self.uuid());
+        }
+    }
+
+    /// What the agent knows about itself, at one moment; none where it has ended,
+    /// or has so much to do that it does not answer in 5 s.
+    pub fn figures(&self) -> Option<AgentFigures> {
+        let (reply, figures) = bounded(1);
+        let until = now() + ANSWER;
+        self.orders.send_deadline(Order::Figures(reply), until).ok()?;
+        figures.recv_deadline(until).ok()
+    }
+
+    /// Gives the reason when the client has ended for good, and the agent
+    /// with it; disconnected afterwards: for `select!`.
+    pub fn ended(&self) -> &Receiver<ClientError> {
+        &self.ended
+    }
+
+    /// Gives what an EVACUATE wants to come next, once the node has been
+    /// evacuated and MAINTENANCE was sent: `shutdown`, `update`, `reboot`, or a
+    /// word that isn't known here. Nothing, where that is `maintenance`. The
+    /// agent itself does none of it.
+    ///
+    /// Each is given once, whatever becomes of the agent. Four that nobody took
+    /// are kept; further ones are only logged.
+    pub fn evacuated(&self) -> &Receiver<NextState> {
+        &self.evacuated
+    }
+
+    /// Ends it and waits for its threads. Instances keep running.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let (closed, _) = bounded(0);
+        // The thread sees that its orders are over.
+        self.orders = closed;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
+    let at_root = |e| AgentError::State(root.to_owned(), e);
+    if let Some(volumes) = volumes {
+        let at_volumes = |e| AgentError::State(volumes.to_owned(), e);
+        make_dirs(volumes, PASS).map_err(at_volumes)?;
+    }
+    let store = Store::open(root, volumes).map_err(at_root)?;
+    if let Err(e) = store.check_writable() {
+        warn!("{}: {e}: nothing can be started", root.display());
+    }
+    Ok(store)
+}
+
+fn settings(config: &AgentConfig, client: &Client, store: Option<&Store>) -> Settings {
+    Settings {
+        node: client.uuid(),
+        role: client.role(),
+        drivers: config.drivers.clone(),
+        policy: Arc::clone(&config.policy),
+        state: store.map(|store| store.root().to_owned()),
+        has_volumes: store.is_some() && config.volumes.is_some(),
+        mem_mb: config.mem_mb,
+        disk_mb: config.disk_mb,
+        max_instances: config.max_instances,
+        interval: config.interval,
+        grace: config.grace,
+    }
+}
+
+struct Runner {
+    client: Client,
+    control: Control,
+    workers: Workers,
+    streams: Streams,
+    inbox: Receiver<Order>,
+    outcomes: Receiver<Input>,
+    evacuations: Sender<NextState>,
+    log: LogLimit<()>,
+    /// STATS that were to be sent.
+    reports: u64,
+}
+
+impl Runner {
+    /// Until the owner ends it, or the client ended: then why.
+    fn run(mut self) -> Option<ClientError> {
+        let why = loop {
+            self.act();
+            let due = at(self.control.next_deadline());
+            let input = select! {
+                recv(self.client.events()) -> event => match event {
+                    Ok(ClientEvent::Connected(server)) => {
+                        info!("{}: connected to {server}", self.client.uuid());
+                        Input::Connected { configuration: self.client.configuration() }
+                    }
+                    Ok(ClientEvent::Frame(frame)) => Input::Frame(frame),
+                    Ok(ClientEvent::Disconnected { reason, .. }) => {
+                        warn!("{}: disconnected: {reason}", self.client.uuid());
+                        Input::Disconnected
+                    }
+                    Ok(ClientEvent::Closed(why)) => break Some(why),
+                    // A request: this client has registered none.
+                    Ok(_) => continue,
+                    Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
+                },
+                recv(self.outcomes) -> input => match input {
+                    Ok(input) => input,
+                    // The workers are ours.
+                    Err(_) => break None,
+                },
+                recv(self.inbox) -> order => match order {
+                    Ok(Order::ToggleOffline) => Input::ToggleOffline,
+                    Ok(Order::Figures(reply)) => {
+                        let _ = reply.send(self.figures());
+                        continue;
+                    }
+                    Err(_) => break None,
+                },
+                recv(due) -> _ => Input::Tick,
+            };
+            self.control.handle(now(), input);
+        };
+        let Self {
+            client,
+            workers,
+            streams,
+            outcomes,
+            control,
+            inbox,
+            evacuations: _,
+            log: _,
+            reports: _,
+        } = self;
+        client.flush(LAST_FRAMES);
+        // In this order: workers may be waiting for room in the channel, and
+        // drivers go with their last user.
+        drop(outcomes);
+        drop(workers);
+        drop(streams);
+        drop(control);
+        client.close();
+        drop(inbox);
+        why
+    }
+
+    fn figures(&self) -> AgentFigures {
+        let client = self.client.handle().figures();
+        self.control.figures(client, self.workers.figures(), self.reports)
+    }
+
+    fn act(&mut self) {
+        loop {
+            let actions = self.control.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            let mut unsent = Vec::new();
+            for action in actions {
+                match action {
+                    Action::Job(job) => self.workers.give(job),
+                    Action::Stream(order) => self.streams.take(order),
+                    Action::Evacuated(next) => {
+                        info!("{}: evacuated; next is {next}", self.client.uuid());
+                        if self.evacuations.try_send(next).is_err() {
+                            warn!("{}: nobody takes what is next", self.client.uuid());
+                        }
+                    }
+                    Action::Send(frame) => {
+                        self.reports += u64::from(frame.kind() == Command::STATS);
+                        if let Err(e) = self.client.try_send(frame) {
+                            if let Some(more) = self.log.admit((), "unsent", now()) {
+                                warn!("{}: {e}{more}", self.client.uuid());
+                            }
+                            unsent.push(e.into_frame());
+                        }
+                    }
+                }
+            }
+            for frame in unsent {
+                self.control.handle(now(), Input::Unsent(frame));
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "here the state machine gets its clock")]
+fn now() -> Instant {
+    Instant::now()
+}

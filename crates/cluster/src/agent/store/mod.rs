@@ -1,0 +1,687 @@
+//! What an agent knows, on disk.
+//!
+//! ```text
+//! STATE/                        locked: one agent at a time
+//!   node.yaml                   whether the node is in maintenance, and what is next
+//!   instances/UUID/
+//!     instance.yaml             the record: phase, process, exit code
+//!     start.yaml                a checksum, and the START as it was received
+//!     restart.yaml              what a RESTART said anew, where one did
+//!     …                         the driver's, see `driver::Place`
+//!   new/                        instances that are being made
+//!   removed/                    what DELETE left, on its way out
+//!   set-aside/                  copies of what could not be read; why is in the log
+//! ```
+//!
+//! All of it is the agent's alone, but for what an instance's user has to pass
+//! to get to its own: the instance's directory lets nobody else in. Whoever owns
+//! `work` is the user of that instance; no two instances have the same one, where
+//! each has one of its own.
+//!
+//! A file is written beside its place, synced, and renamed over it, so that
+//! after a crash the old or the new one is there. An instance's directory is made
+//! in `new`, and renamed once all of it is on the disk: after a crash the whole
+//! instance is there, or nothing of it. Each file has a checksum of the rest: one
+//! that is torn all the same, or was changed by hand, is recognised and set aside,
+//! never obeyed.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, DirBuilder, File, Permissions, set_permissions};
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use log::warn;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::driver::{Exit, Handle, Place, User, Volume, boot_id};
+use super::tree::{self, Access};
+use crate::summed::{fnv1a, read_summed, sum_line, write_summed};
+use ssntp::payload::{Networking, NextState, Payload, Restart, Start, StartPayload};
+
+const RECORD: &str = "instance.yaml";
+const START: &str = "start.yaml";
+const RESTART: &str = "restart.yaml";
+const NODE: &str = "node.yaml";
+const INSTANCES: &str = "instances";
+const SET_ASIDE: &str = "set-aside";
+const NEW: &str = "new";
+const REMOVED: &str = "removed";
+/// The mode of a directory that nobody else gets into.
+const PRIVATE: u32 = 0o700;
+/// That of one that others may pass who know the way.
+pub(crate) const PASS: u32 = 0o711;
+/// How many copies of the same broken file are kept.
+const SET_ASIDE_COPIES: u32 = 100;
+
+/// The record of an instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Record {
+    /// The driver that runs it.
+    pub(crate) driver: String,
+    pub(crate) phase: RecordPhase,
+    pub(crate) pid: i32,
+    pub(crate) start_time: u64,
+    pub(crate) boot_id: String,
+    /// Whether its run is, or was, the first.
+    pub(crate) first_run: bool,
+    /// How its last run ended; -1 unknown.
+    pub(crate) exit_code: i32,
+    /// The signal that ended it; 0 none.
+    pub(crate) exit_signal: i32,
+    pub(crate) out_of_memory: bool,
+    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
+    pub(crate) started: u64,
+    pub(crate) ended: u64,
+    /// Why its node ended it, or could not start it again; a line for people.
+    pub(crate) detail: String,
+    /// How often its node has started it again by itself, in all and since it last
+    /// ran for long.
+    pub(crate) restarts: u32,
+    pub(crate) restarts_in_row: u32,
+    /// It has ended, and its node is to start it again.
+    pub(crate) restart_due: bool,
+    /// What is to happen once it has ended, where somebody asked.
+    pub(crate) after: RecordAfter,
+}
+
+/// How far an instance had come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordPhase {
+    /// It was being launched, and did not run yet.
+    #[default]
+    Starting,
+    /// It ran.
+    Running,
+    /// It had stopped.
+    Stopped,
+}
+
+/// What was asked of an instance that was to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordAfter {
+    /// Nothing was asked.
+    #[default]
+    Nothing,
+    /// Stop and keep.
+    Keep,
+    /// Stop, keep, and say InstanceStopped.
+    Evacuate,
+    /// Remove, and say InstanceDeleted.
+    Delete,
+    /// Remove, and say InstanceStopped.
+    Release,
+    /// Remove, since it was kept long enough, and say InstanceDeleted.
+    Retire,
+}
+
+impl Record {
+    /// Whether it tells of the run that a START made.
+    pub(crate) fn is_first_run(&self) -> bool {
+        self.first_run && self.phase == RecordPhase::Running
+    }
+
+    /// The run it tells of, unless it tells of none.
+    pub(crate) fn handle(&self) -> Option<Handle> {
+        (self.phase == RecordPhase::Running).then(|| Handle {
+            pid: self.pid,
+            start_time: self.start_time,
+            boot_id: self.boot_id.clone(),
+        })
+    }
+
+    /// The same instance, running; `started` is set by who starts it.
+    pub(crate) fn running(&self, handle: &Handle) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            phase: RecordPhase::Running,
+            pid: handle.pid,
+            start_time: handle.start_time,
+            boot_id: handle.boot_id.clone(),
+            first_run: self.phase == RecordPhase::Starting,
+            exit_code: -1,
+            started: self.started,
+            restarts: self.restarts,
+            restarts_in_row: self.restarts_in_row,
+            ..Self::default()
+        }
+    }
+
+    /// The same instance, stopped.
+    pub(crate) fn stopped(&self, exit: Exit) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            phase: RecordPhase::Stopped,
+            exit_code: exit.code.unwrap_or(-1),
+            exit_signal: exit.signal.unwrap_or(0),
+            out_of_memory: exit.out_of_memory,
+            started: exit.started.map_or(self.started, millis),
+            ended: exit.ended.map_or(0, millis),
+            detail: self.detail.clone(),
+            restarts: self.restarts,
+            restarts_in_row: self.restarts_in_row,
+            after: self.after,
+            ..Self::default()
+        }
+    }
+}
+
+/// A time as a record has it.
+pub(crate) fn millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What is true of the whole node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeRecord {
+    /// It is being evacuated, or was.
+    pub(crate) maintenance: bool,
+    /// What is to come once it is.
+    pub(crate) next_state: NextState,
+    /// Somebody at the node has taken it out of service.
+    pub(crate) offline: bool,
+}
+
+/// An instance as it was found on disk.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) instance: Uuid,
+    /// `None` where it can't be read; a copy was set aside.
+    pub(crate) record: Option<Record>,
+    /// `None` where it can't be read; a copy was set aside.
+    pub(crate) start: Option<Box<StartPayload>>,
+    pub(crate) volumes: BTreeSet<Uuid>,
+    /// Its last run was in another boot.
+    pub(crate) rebooted: bool,
+    /// How long its record says what it says.
+    pub(crate) age: Duration,
+}
+
+/// The state directory of one agent. Its calls come from any thread; two for
+/// the same instance don't come at the same time.
+#[derive(Debug)]
+pub(crate) struct Store {
+    root: PathBuf,
+    volumes: Option<PathBuf>,
+    /// The owners of instances' directories, other than the agent's user; as
+    /// many as there are instances.
+    uids: Mutex<HashMap<Uuid, u32>>,
+    /// Its lock goes with it.
+    _lock: File,
+}
+
+impl Store {
+    /// Opens the directory, which is made where there is none, and locks it.
+    /// Volumes lie in `volumes`, if this node has any.
+    pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
+        make_dirs(root, PASS)?;
+        // Instances get these paths, and have another working directory.
+        let root = fs::canonicalize(root)?;
+        let volumes = volumes.map(fs::canonicalize).transpose()?;
+        let lock = File::open(&root)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
+            e if e.kind() == io::ErrorKind::WouldBlock => {
+                io::Error::new(e.kind(), "another agent uses this state directory")
+            }
+            e => e,
+        })?;
+        // Now: once the disk is full, it could not be made.
+        if let Err(e) = make_dirs(&root.join(REMOVED), PRIVATE) {
+            warn!("{}: {e}", root.display());
+        }
+        Ok(Self {
+            root,
+            volumes,
+            uids: Mutex::default(),
+            _lock: lock,
+        })
+    }
+
+    /// The directory itself.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether files can be made in it.
+    pub(crate) fn check_writable(&self) -> io::Result<()> {
+        let path = self.root.join(".probe");
+        File::create(&path)?;
+        fs::remove_file(&path)
+    }
+
+    /// Where an instance lives.
+    pub(crate) fn place(&self, instance: Uuid) -> Place {
+        place(&self.root, instance)
+    }
+
+    /// Makes the directory of a new instance, with its START as it was received.
+    /// After a power cut all of it is there, or nothing.
+    pub(crate) fn create(&self, instance: Uuid, start: &[u8], record: &Record) -> io::Result<()> {
+        let place = self.place(instance);
+        // What is left of a former one of that name is nobody's.
+        tree::remove(place.dir())?;
+        let instances = self.root.join(INSTANCES);
+        make_dirs(&instances, PASS)?;
+        let new = Place::new(instance, self.root.join(NEW).join(instance.to_string()));
+        let make = || {
+            tree::remove(new.dir())?;
+            make_dirs(&new.work(), PRIVATE)?;
+            make_dirs(&new.volumes(), PRIVATE)?;
+            // In front: after the last document it would be a part of that.
+            let mut options = File::options();
+            let options = options.write(true).create_new(true).mode(0o600);
+            let mut file = options.open(new.dir().join(START))?;
+            file.write_all(sum_line(start).as_bytes())?;
+            file.write_all(start)?;
+            file.sync_all()?;
+            // This syncs the directory as well.
+            write_summed(&new.dir().join(RECORD), record)?;
+            fs::rename(new.dir(), place.dir())
+        };
+        make().inspect_err(|_| {
+            // The first error is the one to tell; the next agent tries again.
+            let _ = tree::remove(new.dir());
+        })?;
+        sync_dir(&instances)
+    }
+
+    /// Writes down what a RESTART said anew. The START stays as it was received.
+    pub(crate) fn save_restart(&self, instance: Uuid, restart: &Restart) -> io::Result<()> {
+        write_summed(&self.place(instance).dir().join(RESTART), restart)
+    }
+
+    /// Replaces an instance's record.
+    pub(crate) fn save(&self, instance: Uuid, record: &Record) -> io::Result<()> {
+        write_summed(&self.place(instance).dir().join(RECORD), record)
+    }
+
+    /// Replaces the node's record.
+    pub(crate) fn save_node(&self, node: &NodeRecord) -> io::Result<()> {
+        write_summed(&self.root.join(NODE), node)
+    }
+
+    /// Forgets an instance and removes all its files, those of its volumes
+    /// excepted that are not `ephemeral`.
+    ///
+    /// After an error it is still here as a whole. Files that can't be
+    /// removed are no error: it is no instance any more, and the next agent
+    /// tries again.
+    pub(crate) fn remove(&self, instance: Uuid, ephemeral: &[Uuid]) -> io::Result<()> {
+        let place = self.place(instance);
+        for volume in volumes_at(&place.volumes()) {
+            self.take_back(&place, volume);
+            if ephemeral.contains(&volume) {
+                self.remove_volume(instance, volume);
+            }
+        }
+        let dir = place.dir().to_owned();
+        // At one stroke, and without taking any space.
+        let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
+        let gone = match fs::rename(&dir, &aside) {
+            Ok(()) => aside,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => {
+                self.uids().remove(&instance);
+                return Ok(());
+            }
+            Err(_) => {
+                // Without its record it is no instance, either.
+                found(fs::remove_file(dir.join(RECORD)))?;
+                dir
+            }
+        };
+        if let Err(e) = tree::remove(&gone) {
+            warn!("{}: some of it can't be removed: {e}", gone.display());
+        }
+        self.uids().remove(&instance);
+        Ok(())
+    }
+
+    /// What could not be removed before, or was not made to the end.
+    fn remove_the_rest(&self) {
+        let entries = |name| fs::read_dir(self.root.join(name)).into_iter().flatten();
+        for entry in entries(REMOVED).chain(entries(NEW)).flatten() {
+            if let Err(e) = tree::remove(&entry.path()) {
+                warn!("{}: {e}", entry.path().display());
+            }
+        }
+    }
+
+    /// Reads everything. What can't be read is set aside and told in the log.
+    pub(crate) fn load(&self) -> io::Result<(NodeRecord, Vec<Stored>)> {
+        self.remove_the_rest();
+        let node = match read_summed(&self.root.join(NODE)) {
+            Ok(node) => node.unwrap_or_default(),
+            Err(why) => {
+                self.set_aside(&self.root.join(NODE), &why);
+                // It may have been evacuated for a reason.
+                NodeRecord {
+                    maintenance: true,
+                    ..NodeRecord::default()
+                }
+            }
+        };
+        let entries = match fs::read_dir(self.root.join(INSTANCES)) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((node, Vec::new())),
+            Err(e) => return Err(e),
+        };
+        let mut stored = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name();
+            match name.to_str().and_then(|name| Uuid::try_parse(name).ok()) {
+                Some(instance) => stored.extend(self.load_instance(instance)),
+                None => warn!("{}: no instance's directory", entry.path().display()),
+            }
+        }
+        stored.sort_by_key(|stored| stored.instance);
+        Ok((node, stored))
+    }
+
+    fn load_instance(&self, instance: Uuid) -> Option<Stored> {
+        let place = self.place(instance);
+        let (record_path, start_path) = (place.dir().join(RECORD), place.dir().join(START));
+        if let Some(uid) = owner_of(&place) {
+            self.uids().insert(instance, uid);
+        }
+        // Agents before this one let everybody read them.
+        for path in [&record_path, &start_path] {
+            let _ = set_permissions(path, Permissions::from_mode(0o600));
+        }
+        let record: Option<Record> = match read_summed(&record_path) {
+            Ok(Some(record)) => Some(record),
+            Ok(None) => {
+                // It was being made or removed when the agent ended.
+                warn!("instance {instance}: it has no record, and is removed");
+                if let Err(e) = self.remove(instance, &[]) {
+                    warn!("instance {instance}: {e}");
+                }
+                return None;
+            }
+            Err(why) => {
+                self.set_aside(&record_path, &why);
+                None
+            }
+        };
+        let mut start = match read_start(&start_path) {
+            Ok(mut start) => {
+                name_own_volumes(&mut start.start);
+                Some(Box::new(start))
+            }
+            Err(why) => {
+                self.set_aside(&start_path, &why);
+                None
+            }
+        };
+        let restart_path = place.dir().join(RESTART);
+        match (read_summed(&restart_path), &mut start) {
+            (Ok(Some(restart)), Some(start)) => start.start = restarted(&start.start, restart),
+            (Ok(_), _) => {}
+            (Err(why), _) => self.set_aside(&restart_path, &why),
+        }
+        let (is_run, boot) = (record.as_ref().and_then(Record::handle), boot_id());
+        let rebooted =
+            is_run.is_some_and(|run| !run.boot_id.is_empty() && !boot.is_empty() && run.boot_id != boot);
+        let changed = fs::metadata(&record_path).and_then(|metadata| metadata.modified());
+        Some(Stored {
+            instance,
+            record,
+            start,
+            volumes: volumes_at(&place.volumes()),
+            rebooted,
+            // A clock that was set back makes it young.
+            age: changed.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default(),
+        })
+    }
+
+    /// Keeps a copy of a broken file under a name that tells where it was.
+    /// The file itself stays until it is written anew: an instance without a
+    /// record is taken for one that never was.
+    fn set_aside(&self, path: &Path, why: &str) {
+        let copied = || -> io::Result<PathBuf> {
+            let dir = self.root.join(SET_ASIDE);
+            make_dirs(&dir, PRIVATE)?;
+            let relative = path.strip_prefix(&self.root).unwrap_or(path);
+            let name = relative.to_string_lossy().replace('/', "_");
+            let to = (0..SET_ASIDE_COPIES)
+                .map(|n| dir.join(format!("{name}.{n}")))
+                .find(|to| !to.exists())
+                .unwrap_or_else(|| dir.join(&name));
+            fs::copy(path, &to)?;
+            Ok(to)
+        };
+        match copied() {
+            Ok(to) => warn!("{}: {why}; set aside as {}", path.display(), to.display()),
+            Err(e) => warn!("{}: {why}; it can't be set aside: {e}", path.display()),
+        }
+    }
+
+    /// A volume of this node.
+    pub(crate) fn volume(&self, uuid: Uuid) -> Option<Volume> {
+        let path = self.volumes.as_ref()?.join(uuid.to_string());
+        Some(Volume { uuid, path })
+    }
+
+    /// Writes down that a volume is attached: a link to it is the record.
+    pub(crate) fn link(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+        make_dirs(&place.volumes(), PRIVATE)?;
+        symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
+        sync_dir(&place.volumes())
+    }
+
+    /// Lets an instance's user write in a volume, whoever made it.
+    pub(crate) fn lend(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+        match user_of(place) {
+            Some(user) => tree::give(&fs::canonicalize(&volume.path)?, user),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes a volume to the user of an instance, for that user may later be
+    /// another one's. What is in it keeps its owner until it is lent again.
+    fn take_back(&self, place: &Place, volume: Uuid) {
+        let (Some(uid), Some(volume)) = (owner_of(place), self.volume(volume)) else {
+            return;
+        };
+        let agent = rustix::process::geteuid().as_raw();
+        if fs::metadata(&volume.path).is_ok_and(|metadata| metadata.uid() == uid)
+            && let Err(e) = chown(&volume.path, Some(agent), None)
+        {
+            warn!("{}: {e}", volume.path.display());
+        }
+    }
+
+    /// Removes a volume that goes with an instance, unless another one has it.
+    /// First of all that is removed: a crash leaves it to be removed again.
+    fn remove_volume(&self, instance: Uuid, uuid: Uuid) {
+        let Some(volume) = self.volume(uuid) else { return };
+        let others = fs::read_dir(self.root.join(INSTANCES))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let has_it = |other: fs::DirEntry| {
+            other.file_name() != *instance.to_string()
+                && fs::symlink_metadata(other.path().join("volumes").join(uuid.to_string())).is_ok()
+        };
+        if others.into_iter().any(has_it) {
+            return warn!("volume {uuid} of instance {instance} is not removed: another one has it");
+        }
+        if let Err(e) = tree::remove(&volume.path) {
+            warn!(
+                "{}: it goes with instance {instance}, and can't be removed: {e}",
+                volume.path.display()
+            );
+        }
+    }
+
+    /// A UID of the range that is no other instance's. An instance keeps its
+    /// own as long as it is here; after that it is long until it is used again,
+    /// for which one comes first depends on the instance.
+    pub(crate) fn own_uid(&self, instance: Uuid, range: &RangeInclusive<u32>) -> io::Result<u32> {
+        let mut uids = self.uids();
+        if let Some(uid) = uids.get(&instance).filter(|uid| range.contains(uid)) {
+            return Ok(*uid);
+        }
+        let first = u64::from(*range.start());
+        let length = u64::from(*range.end()) - first + 1;
+        let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
+        let (_, begin) = instance.as_u64_pair();
+        // Of one more than are taken, one is free.
+        let mut candidates = (0..length.min(taken.len() as u64 + 1))
+            .map(|n| first + (begin % length + n) % length)
+            .filter(|uid| !taken.contains(uid));
+        let uid = candidates.next().and_then(|uid| u32::try_from(uid).ok());
+        let uid = uid.ok_or_else(|| io::Error::other("all of its range are taken"))?;
+        uids.insert(instance, uid);
+        Ok(uid)
+    }
+
+    /// Makes an instance's directories its user's, as far as they are to be,
+    /// and its volumes; nobody else gets in.
+    pub(crate) fn enclose(&self, place: &Place, user: Option<User>) -> io::Result<()> {
+        tree::share(place.dir(), user, Access::Pass)?;
+        tree::share(&place.volumes(), user, Access::List)?;
+        let Some(user) = user else { return Ok(()) };
+        tree::give(&place.work(), user)?;
+        for volume in volumes_at(&place.volumes()) {
+            if let Some(volume) = self.volume(volume) {
+                found(self.lend(place, &volume))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn uids(&self) -> MutexGuard<'_, HashMap<Uuid, u32>> {
+        self.uids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down that a volume is no longer attached.
+    pub(crate) fn unlink(&self, place: &Place, volume: Uuid) -> io::Result<()> {
+        self.take_back(place, volume);
+        found(fs::remove_file(place.volumes().join(volume.to_string())))?;
+        sync_dir(&place.volumes())
+    }
+}
+
+/// Where an instance lives in the state directory `root`.
+pub(crate) fn place(root: &Path, instance: Uuid) -> Place {
+    Place::new(instance, root.join(INSTANCES).join(instance.to_string()))
+}
+
+/// Makes a directory, and those on the way to it.
+pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(path)
+}
+
+/// The user of an instance, where that isn't the agent's own.
+fn user_of(place: &Place) -> Option<User> {
+    let metadata = fs::symlink_metadata(place.work()).ok()?;
+    let is_other = metadata.uid() != rustix::process::geteuid().as_raw();
+    is_other.then(|| User {
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        alone: false,
+    })
+}
+
+fn owner_of(place: &Place) -> Option<u32> {
+    user_of(place).map(|user| user.uid)
+}
+
+/// A file that is gone already was removed.
+fn found(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn volumes_at(dir: &Path) -> BTreeSet<Uuid> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let uuid = |entry: fs::DirEntry| Uuid::try_parse(entry.file_name().to_str()?).ok();
+    entries.filter_map(uuid).collect()
+}
+
+/// Names the volumes that are made with an instance, and go with it: those that
+/// its START does not name. Each has the same name whenever it is asked for, and no
+/// other instance's.
+pub(crate) fn name_own_volumes(start: &mut Start) {
+    for (n, storage) in start.storage.iter_mut().enumerate() {
+        if storage.id.is_empty() && !storage.boot {
+            let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
+            storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
+            storage.local = true;
+            storage.ephemeral = true;
+        }
+    }
+}
+
+/// The START of an instance with what a RESTART says anew.
+pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
+    let mut start = start.clone();
+    let said = &restart.requirements;
+    if said.mem_mb != 0 || said.vcpus != 0 {
+        start.requirements.mem_mb = said.mem_mb;
+        start.requirements.vcpus = said.vcpus;
+    }
+    if restart.persistence.as_str() != "" {
+        start.persistence = restart.persistence;
+    }
+    if restart.fw_type.as_str() != "" {
+        start.fw_type = restart.fw_type;
+    }
+    if restart.networking != Networking::default() {
+        start.networking = restart.networking;
+    }
+    start
+}
+
+/// A RESTART that makes the one START of the other: what has to be written down
+/// beside the first. `None` where they say the same.
+pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
+    (before != after).then(|| Restart {
+        instance_uuid: after.instance_uuid.into(),
+        fw_type: after.fw_type.clone(),
+        persistence: after.persistence.clone(),
+        networking: after.networking.clone(),
+        requirements: after.requirements.clone(),
+        ..Restart::default()
+    })
+}
+
+fn read_start(path: &Path) -> Result<StartPayload, String> {
+    let bytes = fs::read(path).map_err(|e| e.to_string())?;
+    // Agents before this one kept the checksum in a file of its own.
+    let (sum, start) = match fs::read(path.with_extension("sum")) {
+        Ok(sum) => (sum, bytes.as_slice()),
+        Err(_) => {
+            let end = bytes
+                .iter()
+                .position(|byte| *byte == b'\n')
+                .map_or(0, |at| at + 1);
+            let (sum, start) = bytes.split_at(end);
+            (sum.to_vec(), start)
+        }
+    };
+    if sum != sum_line(start).as_bytes() {
+        return Err("its checksum is wrong: it is torn".into());
+    }
+    StartPayload::decode(start).map_err(|e| e.to_string())
+}
+
+fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}

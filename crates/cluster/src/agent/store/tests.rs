@@ -1,0 +1,273 @@
+use super::*;
+use ssntp::payload::{RawDocument, Start, VmType};
+
+fn start(instance: Uuid) -> StartPayload {
+    StartPayload {
+        start: Start {
+            instance_uuid: instance,
+            vm_type: VmType::Process,
+            command: vec!["true".into()],
+            ..Start::default()
+        },
+        user_data: Some(RawDocument::new("#cloud-config\n").unwrap()),
+        meta_data: None,
+    }
+}
+
+fn running() -> Record {
+    let handle = Handle {
+        pid: 7,
+        start_time: 12345,
+        boot_id: "b".into(),
+    };
+    Record {
+        driver: "process".into(),
+        ..Record::default()
+    }
+    .running(&handle)
+}
+
+#[test]
+fn what_was_saved_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
+    let stopped = running().stopped(Exit::code(3));
+    let evacuated = NodeRecord {
+        maintenance: true,
+        next_state: NextState::Update,
+        offline: true,
+    };
+    {
+        let store = Store::open(&dir.path().join("deep/state"), Some(dir.path())).unwrap();
+        store.create(b, &start(b).encode(), &running()).unwrap();
+        store.create(a, &start(a).encode(), &stopped).unwrap();
+        store.save_node(&evacuated).unwrap();
+        let volume = store.volume(Uuid::from_u128(9)).unwrap();
+        store.link(&store.place(a), &volume).unwrap();
+        assert!(store.link(&store.place(a), &volume).is_err(), "attached already");
+    }
+    let store = Store::open(&dir.path().join("deep/state"), None).unwrap();
+    assert!(store.volume(a).is_none());
+    let (node, stored) = store.load().unwrap();
+    assert_eq!(node, evacuated);
+    let of = |stored: &Stored| (stored.record.clone(), stored.start.as_deref().cloned());
+    assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [a, b]);
+    assert_eq!(of(&stored[0]), (Some(stopped.clone()), Some(start(a))));
+    assert_eq!(stored[0].volumes, BTreeSet::from([Uuid::from_u128(9)]));
+    assert_eq!(of(&stored[1]), (Some(running()), Some(start(b))));
+    assert_eq!(running().handle().unwrap().start_time, 12345);
+    assert_eq!((stopped.handle(), stopped.exit_code), (None, 3));
+
+    store.unlink(&store.place(a), Uuid::from_u128(9)).unwrap();
+    store.remove(a, &[]).unwrap();
+    store.remove(a, &[]).unwrap();
+    let (_, stored) = store.load().unwrap();
+    assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [b]);
+}
+
+#[test]
+fn a_state_directory_has_one_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Store::open(dir.path(), None).unwrap();
+    let error = Store::open(dir.path(), None).unwrap_err();
+    assert_eq!(error.to_string(), "another agent uses this state directory");
+    drop(first);
+    Store::open(dir.path(), None).unwrap();
+}
+
+/// Whatever a file lost or got, it is set aside; the others are read.
+#[test]
+fn torn_and_changed_files_are_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bad, good) = (Uuid::from_u128(1), Uuid::from_u128(2));
+    let store = Store::open(dir.path(), None).unwrap();
+    store.create(good, &start(good).encode(), &running()).unwrap();
+    for file in [RECORD, START] {
+        store.create(bad, &start(bad).encode(), &running()).unwrap();
+        let path = store.place(bad).dir().join(file);
+        let whole = fs::read(&path).unwrap();
+        let mut changed = whole.clone();
+        changed[whole.len() / 2] ^= 0x21;
+        for broken in [
+            &whole[..whole.len() / 2],
+            &whole[..whole.len() - 1],
+            b"",
+            b"\xff\xfe",
+            &changed,
+        ] {
+            store.create(bad, &start(bad).encode(), &running()).unwrap();
+            fs::write(&path, broken).unwrap();
+            for _again in 0..2 {
+                let (_, stored) = store.load().unwrap();
+                assert_eq!(stored.len(), 2, "{file}");
+                let read = (stored[0].record.is_some(), stored[0].start.is_some());
+                assert_eq!(read, (file != RECORD, file == RECORD), "{file}: {broken:?}");
+                assert!(stored[1].record.is_some() && stored[1].start.is_some(), "{file}");
+            }
+        }
+        store.remove(bad, &[]).unwrap();
+    }
+    assert!(fs::read_dir(dir.path().join(SET_ASIDE)).unwrap().count() >= 10);
+}
+
+#[test]
+fn a_corrupt_node_stays_in_maintenance() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    assert!(!store.load().unwrap().0.maintenance);
+    fs::write(dir.path().join(NODE), "maintenance: fal").unwrap();
+    assert!(store.load().unwrap().0.maintenance);
+    store.save_node(&NodeRecord::default()).unwrap();
+    assert!(!store.load().unwrap().0.maintenance);
+}
+
+#[test]
+fn an_instance_without_record_never_ran() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let half = store.place(Uuid::from_u128(5));
+    fs::create_dir_all(half.work()).unwrap();
+    fs::create_dir_all(dir.path().join(INSTANCES).join("not-a-uuid")).unwrap();
+    assert_eq!(store.load().unwrap().1.len(), 0);
+    assert!(!half.dir().exists());
+}
+
+/// An instance is gone at once, whatever becomes of its files.
+#[test]
+fn what_cannot_be_removed_at_once_is_removed_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let instance = Uuid::from_u128(1);
+    let removed = || fs::read_dir(dir.path().join(REMOVED)).unwrap().count();
+    store
+        .create(instance, &start(instance).encode(), &running())
+        .unwrap();
+    store.remove(instance, &[]).unwrap();
+    assert_eq!((removed(), store.load().unwrap().1.len()), (0, 0));
+
+    // An agent that was killed in the middle.
+    fs::create_dir_all(dir.path().join(REMOVED).join("x/work")).unwrap();
+    fs::write(dir.path().join(REMOVED).join("y"), "").unwrap();
+    assert_eq!(store.load().unwrap().1.len(), 0);
+    assert_eq!(removed(), 0);
+
+    // Without room to put it aside, its record goes first.
+    store
+        .create(instance, &start(instance).encode(), &running())
+        .unwrap();
+    fs::remove_dir(dir.path().join(REMOVED)).unwrap();
+    fs::write(dir.path().join(REMOVED), "").unwrap();
+    store.remove(instance, &[]).unwrap();
+    assert!(!store.place(instance).dir().exists());
+}
+
+#[test]
+fn a_new_instance_finds_nothing_of_a_former_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let instance = Uuid::from_u128(1);
+    let left = store.place(instance).work().join("left");
+    fs::create_dir_all(store.place(instance).work()).unwrap();
+    fs::write(&left, "").unwrap();
+    store
+        .create(instance, &start(instance).encode(), &running())
+        .unwrap();
+    assert!(!left.exists());
+}
+
+#[test]
+fn a_directory_that_takes_no_files_fails_without_leftovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    // A file in the place of the directory: also for root.
+    fs::write(dir.path().join(INSTANCES), "").unwrap();
+    let instance = Uuid::from_u128(1);
+    assert!(
+        store
+            .create(instance, &start(instance).encode(), &running())
+            .is_err()
+    );
+    assert!(store.load().is_err());
+}
+
+/// Power that goes while it is made, at any step.
+#[test]
+fn a_start_is_on_disk_as_a_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let instance = Uuid::from_u128(1);
+    let received = format!("start:\n  instance_uuid: {instance}\n  vm_type: process\n  command: [a]\n");
+    store.create(instance, received.as_bytes(), &running()).unwrap();
+    let whole = dir.path().join(INSTANCES).join(instance.to_string());
+    let new = dir.path().join(NEW).join(instance.to_string());
+    for lost in [
+        &["work", "volumes", START, RECORD][..],
+        &[START, RECORD],
+        &[RECORD],
+        &[],
+    ] {
+        fs::rename(&whole, &new).unwrap();
+        for name in lost {
+            tree::remove(&new.join(name)).unwrap();
+        }
+        assert!(store.load().unwrap().1.is_empty(), "without {lost:?}");
+        assert!(!new.exists() && !whole.exists());
+        store.create(instance, received.as_bytes(), &running()).unwrap();
+        let (_, stored) = store.load().unwrap();
+        assert!(stored[0].start.is_some() && stored[0].record.is_some());
+    }
+}
+
+#[test]
+fn a_start_is_kept_as_it_was_received_also_through_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let instance = Uuid::from_u128(1);
+    let start =
+        format!("{{instance_uuid: {instance}, command: [a], colour: blue, requirements: {{mem_mb: 5}}}}");
+    let received = format!("start: {start}\n---\n#cloud-config\n---\n{{}}");
+    store.create(instance, received.as_bytes(), &running()).unwrap();
+    let start = store.load().unwrap().1[0].start.clone().unwrap();
+    let mut after = start.start.clone();
+    after.requirements.mem_mb = 7;
+    assert_eq!(changes(&start.start, &start.start), None);
+    store
+        .save_restart(instance, &changes(&start.start, &after).unwrap())
+        .unwrap();
+    let kept = fs::read_to_string(store.place(instance).dir().join(START)).unwrap();
+    assert!(kept.ends_with(&received), "{kept}");
+    let stored = store.load().unwrap().1[0].start.clone().unwrap();
+    assert_eq!(stored.start, after);
+    assert_eq!(stored.user_data.unwrap().as_text(), Some("#cloud-config\n"));
+}
+
+#[test]
+fn a_start_of_an_older_agent_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), None).unwrap();
+    let instance = Uuid::from_u128(1);
+    store.create(instance, b"", &running()).unwrap();
+    let (path, bytes) = (store.place(instance).dir().join(START), start(instance).encode());
+    fs::write(&path, &bytes).unwrap();
+    fs::write(path.with_extension("sum"), sum_line(&bytes)).unwrap();
+    let stored = store.load().unwrap().1[0].start.clone();
+    assert_eq!(stored, Some(Box::new(start(instance))));
+}
+
+#[test]
+fn a_volume_without_a_name_has_the_same_one_each_time() {
+    let unnamed = |instance| {
+        let mut start = start(Uuid::from_u128(instance)).start;
+        start.storage = vec![Default::default(), Default::default()];
+        name_own_volumes(&mut start);
+        start.storage
+    };
+    assert_eq!(unnamed(1), unnamed(1));
+    let ids: BTreeSet<_> = [unnamed(1), unnamed(2)]
+        .concat()
+        .into_iter()
+        .map(|s| s.id.uuid())
+        .collect();
+    assert_eq!(ids.len(), 4);
+    assert!(unnamed(1)[0].local && unnamed(1)[0].ephemeral);
+}

@@ -1,0 +1,278 @@
+//! The thread that reads what instances have written, for all streams: a piece of
+//! each in turn, as far as each has credit.
+//!
+//! ```text
+//!  agent thread ── Open, Credit, Close, Ended ─▶ table ─▶ ssntp-streams ── frames ─▶ client
+//!                                             one entry      │
+//!                                             a stream       └ stdout.log.1, stdout.log, …
+//! ```
+//!
+//! The agent's thread changes the table under its lock and never waits: the lock is
+//! held for no reading. There is no queue, so nothing but the number of streams
+//! ([`MOST`]) has to be bounded.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `reader` | what there is next in a stream: the instance's log files |
+
+mod reader;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use log::{debug, warn};
+use uuid::Uuid;
+
+use self::reader::{Piece, Reader};
+use super::control::StreamOrder;
+use ssntp::client::{ClientHandle, SendFault};
+use ssntp::proto::{Frame, OpenStream, StreamEndReason, StreamEnded, stream_opened};
+use ssntp_transport::threads;
+
+/// The most streams: what a scheduler opens to one node.
+const MOST: usize = 64;
+/// How often logs that are followed are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long the thread may take to end: a disk may not answer.
+const LAST_READ: Duration = Duration::from_millis(500);
+
+/// The thread, and what it has been asked for.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    shared: Arc<Shared>,
+    client: ClientHandle,
+    thread: Option<JoinHandle<()>>,
+    /// Disconnected once the thread has ended.
+    ended: Receiver<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    asked: Mutex<Asked>,
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    streams: BTreeMap<Uuid, Wanted>,
+    /// Something in here has changed since the thread has looked.
+    changed: bool,
+    stop: bool,
+}
+
+/// A stream as it was asked for.
+#[derive(Clone, Debug)]
+struct Wanted {
+    open: OpenStream,
+    dir: PathBuf,
+    credit: u32,
+    /// Nothing more will be written.
+    over: bool,
+}
+
+impl Streams {
+    /// Starts the thread, which sends with that client.
+    pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (alive, ended) = bounded(0);
+        let (served, sender) = (Arc::clone(&shared), client.clone());
+        let thread = threads::spawn("ssntp-streams", move || {
+            let _alive: Sender<()> = alive;
+            served.run(&sender);
+        })?;
+        Ok(Self {
+            shared,
+            client,
+            thread: Some(thread),
+            ended,
+        })
+    }
+
+    /// Carries out an order. Does not wait.
+    pub(crate) fn take(&self, order: StreamOrder) {
+        let mut asked = self.shared.lock();
+        match order {
+            StreamOrder::Open { open, place, runs } => {
+                let is_known = asked.streams.contains_key(&open.stream);
+                if is_known || asked.streams.len() >= MOST {
+                    let text = format!("the instance's node has {MOST} streams already");
+                    let ended = StreamEnded::new(open.stream, StreamEndReason::TOO_MANY, text);
+                    // Where it finds no room, its controller gives up.
+                    let _ = self.client.try_send(ended.frame());
+                    return;
+                }
+                let wanted = Wanted {
+                    open,
+                    dir: place.dir().to_owned(),
+                    credit: open.credit,
+                    over: !runs,
+                };
+                asked.streams.insert(open.stream, wanted);
+            }
+            StreamOrder::Credit(credit) => {
+                if let Some(wanted) = asked.streams.get_mut(&credit.stream) {
+                    wanted.credit = wanted.credit.saturating_add(credit.bytes);
+                }
+            }
+            StreamOrder::Close(stream) => drop(asked.streams.remove(&stream)),
+            StreamOrder::CloseAll => asked.streams.clear(),
+            StreamOrder::Ended(instance) => {
+                let of_it = |wanted: &&mut Wanted| wanted.open.instance == instance;
+                for wanted in asked.streams.values_mut().filter(of_it) {
+                    wanted.over = true;
+                }
+            }
+        }
+        asked.changed = true;
+        drop(asked);
+        self.shared.news.notify_one();
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.news.notify_one();
+        if self.ended.recv_timeout(LAST_READ) == Err(RecvTimeoutError::Timeout) {
+            warn!("the thread that reads logs does not end, and is left behind");
+            return;
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What came of a look at a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outlook {
+    /// Nothing, until it is asked for more.
+    Waits,
+    /// There may be more in a while.
+    LookAgain,
+    /// There may be more at once.
+    GoesOn,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, client: &ClientHandle) {
+        let mut readers: BTreeMap<Uuid, Served> = BTreeMap::new();
+        let mut outlook = Outlook::Waits;
+        while let Some(wanted) = self.next(outlook) {
+            readers.retain(|stream, _| wanted.contains_key(stream));
+            outlook = Outlook::Waits;
+            for (stream, wanted) in wanted {
+                let served = readers.entry(stream).or_insert_with(|| Served::new(&wanted));
+                outlook = outlook.max(self.serve(client, stream, &wanted, served));
+            }
+        }
+    }
+
+    /// What is asked for, once it is time to look; none at the end.
+    fn next(&self, outlook: Outlook) -> Option<BTreeMap<Uuid, Wanted>> {
+        let mut asked = self.lock();
+        while !asked.changed && !asked.stop && outlook != Outlook::GoesOn {
+            if outlook == Outlook::Waits {
+                asked = self.news.wait(asked).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let waited = self.news.wait_timeout(asked, LOOK);
+            asked = waited.unwrap_or_else(PoisonError::into_inner).0;
+            break;
+        }
+        asked.changed = false;
+        (!asked.stop).then(|| asked.streams.clone())
+    }
+
+    /// Sends the next piece of a stream, or its end.
+    fn serve(&self, client: &ClientHandle, stream: Uuid, wanted: &Wanted, served: &mut Served) -> Outlook {
+        let outgoing = match served.unsent.take() {
+            Some(outgoing) => outgoing,
+            None => match served.reader.read(wanted) {
+                Ok(Piece::Data(data)) => Outgoing {
+                    cost: data.cost(),
+                    frame: data.frame(),
+                    is_last: false,
+                },
+                Ok(Piece::Sought) => return Outlook::GoesOn,
+                Ok(Piece::NotYet) => return Outlook::LookAgain,
+                Ok(Piece::NoCredit) => return Outlook::Waits,
+                Ok(Piece::End) => Outgoing::last(StreamEnded::new(stream, StreamEndReason::DONE, "")),
+                Err(e) => {
+                    debug!("instance {}: its log: {e}", wanted.open.instance);
+                    let text = format!("its log cannot be read: {e}");
+                    Outgoing::last(StreamEnded::new(stream, StreamEndReason::UNREADABLE, text))
+                }
+            },
+        };
+        let Outgoing { frame, cost, is_last } = outgoing;
+        match client.try_send(frame) {
+            Ok(()) => {}
+            Err(e) if matches!(e.fault(), SendFault::Full) => {
+                let frame = e.into_frame();
+                served.unsent = Some(Outgoing { frame, cost, is_last });
+                return Outlook::LookAgain;
+            }
+            // The session is over, and its streams with it.
+            Err(_) => {
+                self.lock().streams.remove(&stream);
+                return Outlook::Waits;
+            }
+        }
+        let mut asked = self.lock();
+        if is_last {
+            asked.streams.remove(&stream);
+        } else if let Some(wanted) = asked.streams.get_mut(&stream) {
+            wanted.credit = wanted.credit.saturating_sub(cost);
+        }
+        Outlook::GoesOn
+    }
+}
+
+/// How far a stream has come.
+#[derive(Debug)]
+struct Served {
+    reader: Reader,
+    unsent: Option<Outgoing>,
+}
+
+impl Served {
+    fn new(wanted: &Wanted) -> Self {
+        Self {
+            reader: Reader::new(wanted.open.outputs),
+            unsent: Some(Outgoing {
+                frame: stream_opened(wanted.open.stream),
+                cost: 0,
+                is_last: false,
+            }),
+        }
+    }
+}
+
+/// A frame that is to leave.
+#[derive(Debug)]
+struct Outgoing {
+    frame: Frame,
+    /// Of the stream's credit.
+    cost: u32,
+    is_last: bool,
+}
+
+impl Outgoing {
+    fn last(ended: StreamEnded) -> Self {
+        Self {
+            frame: ended.frame(),
+            cost: 0,
+            is_last: true,
+        }
+    }
+}

@@ -1,0 +1,568 @@
+//! What there is next in a stream: the files of an instance's log, one after the
+//! other.
+//!
+//! Files are those that the instance's supervisor writes and begins anew
+//! (`driver/supervisor/logs.rs`). They are opened in the instance's directory, never
+//! through a link, without waiting, and are files or are not read. What was opened
+//! is read to its end whatever becomes of its name.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use bytes::Bytes;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+
+use super::Wanted;
+use ssntp::proto::{Outputs, StreamData};
+
+/// How much is looked through for the beginning of the last lines at a time.
+const BLOCK: usize = 256 * 1024;
+/// How often a log may be begun anew while it is being opened.
+const TRIES: usize = 8;
+
+/// What there is next in a stream.
+#[derive(Debug)]
+pub(super) enum Piece {
+    Data(StreamData),
+    /// Nothing was found yet, and there is more to look through.
+    Sought,
+    /// The instance has written nothing more so far.
+    NotYet,
+    NoCredit,
+    End,
+}
+
+/// The logs of an instance, as far as they were read.
+#[derive(Debug)]
+pub(super) struct Reader {
+    logs: Vec<Log>,
+    /// `None` until it is there: an instance may be on its way.
+    dir: Option<OwnedFd>,
+}
+
+impl Reader {
+    pub(super) fn new(outputs: Outputs) -> Self {
+        let all = [(Outputs::STDOUT, "stdout.log"), (Outputs::STDERR, "stderr.log")];
+        let asked = all.into_iter().filter(|(output, _)| outputs.contains(*output));
+        Self {
+            logs: asked.map(|(output, name)| Log::new(output, name)).collect(),
+            dir: None,
+        }
+    }
+
+    /// Both outputs get their turns.
+    pub(super) fn read(&mut self, wanted: &Wanted) -> io::Result<Piece> {
+        let room = StreamData::room(wanted.credit);
+        if self.dir.is_none() {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            self.dir = found(openat(CWD, &wanted.dir, flags, Mode::empty()))?;
+        }
+        let Some(dir) = &self.dir else {
+            return Ok(match wanted.over {
+                true => Piece::End,
+                false => Piece::NotYet,
+            });
+        };
+        let mut next = Piece::End;
+        for at in 0..self.logs.len() {
+            let Some(log) = self.logs.get_mut(at) else { break };
+            match log.read(dir, wanted, room)? {
+                Piece::End => {}
+                Piece::NotYet => next = Piece::NotYet,
+                found => {
+                    self.logs.rotate_left(at + 1);
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(next)
+    }
+}
+
+/// One output of an instance, as far as it was read.
+#[derive(Debug)]
+struct Log {
+    output: Outputs,
+    name: &'static str,
+    /// What is still to be read, the oldest first; the last one may grow.
+    parts: VecDeque<Part>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Unopened,
+    /// The beginning of the last lines is looked for, backwards: in this part,
+    /// before this place, and so many line ends are to be found.
+    Seeking {
+        part: usize,
+        before: u64,
+        ends: u32,
+    },
+    Reading,
+}
+
+#[derive(Debug)]
+struct Part {
+    file: File,
+    at: u64,
+    /// How long it was when it was opened.
+    length: u64,
+    /// Something may be missing before what is read next.
+    missing: bool,
+}
+
+impl Log {
+    fn new(output: Outputs, name: &'static str) -> Self {
+        Self {
+            output,
+            name,
+            parts: VecDeque::new(),
+            stage: Stage::Unopened,
+        }
+    }
+
+    fn read(&mut self, dir: &OwnedFd, wanted: &Wanted, room: usize) -> io::Result<Piece> {
+        let open = &wanted.open;
+        loop {
+            match self.stage {
+                Stage::Unopened => {
+                    self.parts = parts(dir, self.name)?;
+                    match self.parts.is_empty() {
+                        false => self.stage = self.first_stage(open.tail),
+                        true if open.follow && !wanted.over => return Ok(Piece::NotYet),
+                        true => return Ok(Piece::End),
+                    }
+                }
+                Stage::Seeking { part, before, ends } => {
+                    self.stage = self.seek(part, before, ends)?;
+                    return Ok(Piece::Sought);
+                }
+                Stage::Reading => break,
+            }
+        }
+        if room == 0 {
+            return Ok(Piece::NoCredit);
+        }
+        while let Some(part) = self.parts.front_mut() {
+            let bytes = part.read(room, open.follow)?;
+            if !bytes.is_empty() {
+                return Ok(Piece::Data(StreamData {
+                    stream: open.stream,
+                    output: self.output,
+                    missing: std::mem::take(&mut part.missing),
+                    data: bytes,
+                }));
+            }
+            if self.parts.len() == 1 {
+                break;
+            }
+            self.parts.pop_front();
+        }
+        if !open.follow {
+            return Ok(Piece::End);
+        }
+        self.go_on(dir, wanted.over)
+    }
+
+    /// Where the lines begin that are wanted.
+    fn first_stage(&mut self, tail: Option<u32>) -> Stage {
+        let last = self.parts.len().saturating_sub(1);
+        let length = self.parts.back().map_or(0, |part| part.length);
+        match tail {
+            None => Stage::Reading,
+            Some(0) => self.begin_at(last, length),
+            Some(ends) => Stage::Seeking {
+                part: last,
+                before: length,
+                ends,
+            },
+        }
+    }
+
+    fn begin_at(&mut self, part: usize, at: u64) -> Stage {
+        self.parts.drain(..part);
+        if let Some(part) = self.parts.front_mut() {
+            part.at = at;
+        }
+        Stage::Reading
+    }
+
+    /// Looks through one block. The line end that is the very last byte ends the
+    /// last line, and begins none.
+    fn seek(&mut self, number: usize, before: u64, mut ends: u32) -> io::Result<Stage> {
+        let Some(part) = self.parts.get(number) else {
+            return Ok(Stage::Reading);
+        };
+        let later = self.parts.iter().skip(number + 1);
+        let is_end = before == part.length && later.map(|part| part.length).sum::<u64>() == 0;
+        let begin = before.saturating_sub(BLOCK as u64);
+        let mut block = vec![0; usize::try_from(before - begin).unwrap_or(BLOCK)];
+        let length = read_at(&part.file, &mut block, begin)?;
+        block.truncate(length);
+        for (at, byte) in block.iter().enumerate().rev() {
+            if *byte != b'\n' || (is_end && at + 1 == length) {
+                continue;
+            }
+            ends -= 1;
+            if ends == 0 {
+                return Ok(self.begin_at(number, begin + at as u64 + 1));
+            }
+        }
+        Ok(match (begin, number.checked_sub(1)) {
+            (0, None) => self.begin_at(0, 0),
+            (0, Some(number)) => Stage::Seeking {
+                part: number,
+                before: self.parts.get(number).map_or(0, |part| part.length),
+                ends,
+            },
+            (before, _) => Stage::Seeking {
+                part: number,
+                before,
+                ends,
+            },
+        })
+    }
+
+    /// Finds out whether more will come, once all was read.
+    fn go_on(&mut self, dir: &OwnedFd, over: bool) -> io::Result<Piece> {
+        let Some(part) = self.parts.front_mut() else {
+            return Ok(Piece::End);
+        };
+        let length = part.file.metadata()?.len();
+        if length < part.at {
+            // It could not be renamed, and was begun anew as it is.
+            (part.at, part.missing) = (0, true);
+            return Ok(Piece::Sought);
+        }
+        match successor(dir, self.name, &part.file)? {
+            // Nobody writes to the one before any more; what was written last to it
+            // is read first.
+            Some(next) => self.parts.push_back(next),
+            None if over => return Ok(Piece::End),
+            None => return Ok(Piece::NotYet),
+        }
+        Ok(Piece::Sought)
+    }
+}
+
+impl Part {
+    fn new(file: File) -> io::Result<Self> {
+        let length = file.metadata()?.len();
+        Ok(Self {
+            file,
+            at: 0,
+            length,
+            missing: false,
+        })
+    }
+
+    /// The next bytes: none where there are no more, or all was read that was
+    /// there at the beginning.
+    fn read(&mut self, room: usize, beyond: bool) -> io::Result<Bytes> {
+        let length = match beyond {
+            true => self.file.metadata()?.len(),
+            false => self.length,
+        };
+        let left = length.saturating_sub(self.at);
+        let mut bytes = vec![0; room.min(usize::try_from(left).unwrap_or(room))];
+        let length = read_at(&self.file, &mut bytes, self.at)?;
+        bytes.truncate(length);
+        self.at += length as u64;
+        Ok(bytes.into())
+    }
+}
+
+/// A log's files, the oldest first, which follow each other.
+fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
+    let mut files = VecDeque::new();
+    for _ in 0..TRIES {
+        let latest = open(dir, name)?;
+        let before = open(dir, &before(name))?;
+        let still = open(dir, name)?;
+        let settled = match (&latest, &still) {
+            (Some(latest), Some(still)) => is_same(latest, still)?,
+            (None, None) => true,
+            _ => false,
+        };
+        files = [before, latest].into_iter().flatten().collect();
+        if settled {
+            break;
+        }
+    }
+    if let [before, latest] = files.make_contiguous()
+        && is_same(before, latest)?
+    {
+        files.pop_back();
+    }
+    files.into_iter().map(Part::new).collect()
+}
+
+/// What follows a log that is not written any more; none while it is the latest
+/// one.
+fn successor(dir: &OwnedFd, name: &'static str, ours: &File) -> io::Result<Option<Part>> {
+    for _ in 0..TRIES {
+        let Some(latest) = open(dir, name)? else {
+            // It is just being begun anew.
+            return Ok(None);
+        };
+        if is_same(&latest, ours)? {
+            return Ok(None);
+        }
+        let before = open(dir, &before(name))?;
+        match open(dir, name)? {
+            Some(still) if is_same(&still, &latest)? => {}
+            _ => continue,
+        }
+        let (next, missing) = match before {
+            Some(before) if is_same(&before, ours)? => (latest, false),
+            Some(before) => (before, true),
+            None => (latest, true),
+        };
+        return Ok(Some(Part {
+            missing,
+            ..Part::new(next)?
+        }));
+    }
+    Ok(None)
+}
+
+fn before(name: &str) -> String {
+    format!("{name}.1")
+}
+
+/// Opens a log: never through a link, never waiting for who may write to a FIFO,
+/// and nothing but a file.
+fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let Some(file) = found(openat(dir, name, flags, Mode::empty()))?.map(File::from) else {
+        return Ok(None);
+    };
+    match file.metadata()?.is_file() {
+        true => Ok(Some(file)),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{name} is no file"),
+        )),
+    }
+}
+
+fn found(opened: Result<OwnedFd, Errno>) -> io::Result<Option<OwnedFd>> {
+    match opened {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(buffer, at) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::path::{Path, PathBuf};
+
+    use uuid::Uuid;
+
+    use super::*;
+    use ssntp::proto::{MAX_STREAM_CREDIT, OpenStream};
+
+    const LOG: &str = "stdout.log";
+    const BEFORE: &str = "stdout.log.1";
+
+    struct Stage {
+        dir: tempfile::TempDir,
+        wanted: Wanted,
+        reader: Reader,
+    }
+
+    impl Stage {
+        fn new(follow: bool, tail: Option<u32>) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let open = OpenStream {
+                stream: Uuid::from_u128(1),
+                instance: Uuid::from_u128(2),
+                outputs: Outputs::STDOUT,
+                follow,
+                tail,
+                credit: MAX_STREAM_CREDIT,
+            };
+            let wanted = Wanted {
+                open,
+                dir: dir.path().to_owned(),
+                credit: open.credit,
+                over: false,
+            };
+            let reader = Reader::new(Outputs::STDOUT);
+            Self { dir, wanted, reader }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn append(&self, text: &str) {
+            let path = self.path(LOG);
+            let log = File::options().append(true).create(true).open(path);
+            log.unwrap().write_all(text.as_bytes()).unwrap();
+        }
+
+        fn begin_anew(&self, text: &str) {
+            fs::rename(self.path(LOG), self.path(BEFORE)).unwrap();
+            self.append(text);
+        }
+
+        /// All that there is, with `?` before what may miss something; and whether
+        /// it is the end.
+        fn read(&mut self) -> (String, bool) {
+            let mut found = String::new();
+            loop {
+                match self.reader.read(&self.wanted).unwrap() {
+                    Piece::Data(data) => {
+                        found.push_str(if data.missing { "?" } else { "" });
+                        found.push_str(str::from_utf8(&data.data).unwrap());
+                    }
+                    Piece::Sought => {}
+                    Piece::NotYet => return (found, false),
+                    Piece::NoCredit => panic!("there is credit"),
+                    Piece::End => return (found, true),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_lines_are_found_in_both_files() {
+        let long = "x".repeat(BLOCK);
+        let long_line = format!("{long}\n");
+        for (before, latest, tail, expected) in [
+            ("", "a\nb\nc\n", Some(2), "b\nc\n"),
+            ("", "a\nb\nc", Some(2), "b\nc"),
+            ("", "a\nb\n", Some(9), "a\nb\n"),
+            ("", "a\nb\n", Some(0), ""),
+            ("", "a\n\n\n", Some(2), "\n\n"),
+            ("a\nb\n", "c\n", Some(2), "b\nc\n"),
+            ("a\nb", "c\n", Some(1), "bc\n"),
+            ("a\n", "b\n", None, "a\nb\n"),
+            ("a\n", "b\n", Some(u32::MAX - 1), "a\nb\n"),
+            ("a\nb\n", "", Some(1), "b\n"),
+            ("", &long_line, Some(1), &long_line),
+        ] {
+            for follow in [false, true] {
+                let mut stage = Stage::new(follow, tail);
+                stage.append(before);
+                stage.begin_anew(latest);
+                assert_eq!(
+                    stage.read(),
+                    (expected.to_owned(), !follow),
+                    "{before:?} {latest:?} {tail:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_that_begins_anew_is_followed_and_nothing_that_is_there_is_lost() {
+        let mut stage = Stage::new(true, None);
+        assert_eq!(stage.read(), (String::new(), false), "it has written nothing");
+        stage.append("a");
+        assert_eq!(stage.read().0, "a");
+        stage.append("b");
+        stage.begin_anew("c");
+        assert_eq!(stage.read().0, "bc");
+        // What is being read is read to its end, though its name is gone.
+        stage.append("d");
+        stage.begin_anew("e");
+        stage.begin_anew("f");
+        assert_eq!(stage.read().0, "d?ef");
+        // Just now there is none of that name.
+        fs::rename(stage.path(LOG), stage.path(BEFORE)).unwrap();
+        assert_eq!(stage.read(), (String::new(), false));
+        stage.append("g");
+        assert_eq!(stage.read().0, "g");
+        // It could not be renamed.
+        fs::write(stage.path(LOG), "").unwrap();
+        assert_eq!(stage.read(), (String::new(), false));
+        stage.append("h");
+        assert_eq!(stage.read().0, "?h");
+        stage.append("i");
+        stage.wanted.over = true;
+        assert_eq!(stage.read(), ("i".to_owned(), true));
+    }
+
+    #[test]
+    fn without_following_it_ends_with_what_was_there() {
+        let mut stage = Stage::new(false, None);
+        stage.append("a");
+        stage.wanted.credit = StreamData::cost_of(1) - 1;
+        assert!(matches!(stage.reader.read(&stage.wanted), Ok(Piece::NoCredit)));
+        stage.append("b");
+        stage.begin_anew("c");
+        stage.wanted.credit = MAX_STREAM_CREDIT;
+        assert_eq!(stage.read(), ("a".to_owned(), true));
+        // An instance that has nothing, not even a directory.
+        let mut stage = Stage::new(false, None);
+        assert_eq!(stage.read(), (String::new(), true));
+        let mut stage = Stage::new(true, None);
+        stage.wanted.dir.push("missing");
+        assert_eq!(stage.read(), (String::new(), false));
+        stage.wanted.over = true;
+        assert_eq!(stage.read(), (String::new(), true));
+    }
+
+    #[test]
+    fn a_piece_is_as_long_as_the_credit_allows_and_outputs_take_turns() {
+        let mut stage = Stage::new(false, None);
+        stage.wanted.open.outputs = Outputs::BOTH;
+        stage.reader = Reader::new(Outputs::BOTH);
+        stage.append("aaaa");
+        fs::write(stage.path("stderr.log"), "bbbb").unwrap();
+        stage.wanted.credit = StreamData::cost_of(3);
+        let mut pieces = Vec::new();
+        while let Piece::Data(data) = stage.reader.read(&stage.wanted).unwrap() {
+            pieces.push(data.data);
+        }
+        assert_eq!(pieces, ["aaa", "bbb", "a", "b"]);
+    }
+
+    #[test]
+    fn nothing_is_read_through_a_link_or_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("secret"), "secret").unwrap();
+        let link = |to: &Path| std::os::unix::fs::symlink(dir.path().join("secret"), to).unwrap();
+        let pipe = |to: &Path| rustix::fs::mkfifoat(CWD, to, Mode::RWXU).unwrap();
+        let directory = |to: &Path| fs::create_dir(to).unwrap();
+        let made: [&dyn Fn(&Path); 3] = [&link, &pipe, &directory];
+        for make in made {
+            for name in [LOG, BEFORE] {
+                let mut stage = Stage::new(true, None);
+                make(&stage.path(name));
+                assert!(stage.reader.read(&stage.wanted).is_err());
+            }
+        }
+        // Nor through one to the instance's directory.
+        let mut stage = Stage::new(true, None);
+        stage.append("a");
+        let elsewhere = dir.path().join("instance");
+        std::os::unix::fs::symlink(stage.dir.path(), &elsewhere).unwrap();
+        stage.wanted.dir = elsewhere;
+        assert!(stage.reader.read(&stage.wanted).is_err());
+    }
+}

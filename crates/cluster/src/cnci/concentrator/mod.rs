@@ -1,0 +1,264 @@
+//! What each frame does to the tables, and what is answered.
+//!
+//! ```text
+//!            ┌ TenantAdded, TenantRemoved, RefreshCNCI ─▶ taken up; nobody waits for it
+//!  a frame ──┼ AssignPublicIP, ReleasePublicIP ─────────▶ `requests`: confirmed, or failed
+//!            └ CONFIGURE ───────────────────────────────▶ checked
+//! ```
+
+mod requests;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use log::{debug, info, warn};
+use uuid::Uuid;
+
+use super::plane::DataPlane;
+use super::tables::{Tables, Tunnel};
+use crate::subnet::Subnet;
+use ssntp::payload::{
+    ConcentratorInstanceAdded, Configure, Id, InvalidConfiguration, InvalidFrameType, Payload,
+    PublicIpAssigned, RefreshCnci, TenantAdded, TenantRemoved,
+};
+use ssntp::proto::{Command, Event, Frame, FrameKind};
+use ssntp_transport::LogLimit;
+use ssntp_transport::excerpt;
+
+/// Keeps the tables where they survive.
+pub(super) type Keep = Box<dyn FnMut(&Tables) -> io::Result<()> + Send>;
+
+/// A concentrator without a network: frames in, frames out.
+pub(super) struct Concentrator {
+    uuid: Uuid,
+    tenant: Uuid,
+    mac: String,
+    tables: Tables,
+    plane: Box<dyn DataPlane>,
+    keep: Keep,
+    answers: Vec<Frame>,
+    /// Everything comes from one server.
+    log: LogLimit<()>,
+}
+
+impl Concentrator {
+    /// Begins with the tables of a former run, and keeps them at once: then
+    /// it is known that they can be kept.
+    pub(super) fn new(
+        uuid: Uuid,
+        tenant: Uuid,
+        ip: IpAddr,
+        mac: String,
+        mut tables: Tables,
+        mut plane: Box<dyn DataPlane>,
+        mut keep: Keep,
+    ) -> Result<Self, io::Error> {
+        tables.concentrator_uuid = uuid.into();
+        tables.tenant_uuid = tenant.into();
+        tables.ip = ip.to_string();
+        tables.data_plane = plane.name().to_owned();
+        keep(&tables)?;
+        plane.restore(&tables).map_err(io::Error::other)?;
+        info!("{uuid}: data plane: {}", plane.name());
+        Ok(Self {
+            uuid,
+            tenant,
+            mac,
+            tables,
+            plane,
+            keep,
+            answers: Vec::new(),
+            log: LogLimit::default(),
+        })
+    }
+
+    /// What it knows.
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// What a new session hears first: who it is, and the addresses that it
+    /// has assigned. The scheduler may be another than before, and tells
+    /// controllers that connect later.
+    pub(super) fn announcement(&self) -> Vec<Frame> {
+        let added = Frame::of(&ConcentratorInstanceAdded {
+            instance_uuid: self.uuid.into(),
+            tenant_uuid: self.tenant.into(),
+            concentrator_ip: self.tables.ip.clone(),
+            concentrator_mac: self.mac.clone(),
+        });
+        let assigned = self.tables.public_ips.iter().map(|ip| {
+            Frame::of(&PublicIpAssigned {
+                concentrator_uuid: self.uuid.into(),
+                instance_uuid: ip.instance_uuid.clone(),
+                public_ip: ip.public_ip.clone(),
+                private_ip: ip.private_ip.clone(),
+            })
+        });
+        std::iter::once(added).chain(assigned).collect()
+    }
+
+    /// Takes a frame; what it answers.
+    pub(super) fn frame(&mut self, frame: &Frame) -> Vec<Frame> {
+        let kind = frame.kind();
+        if kind == Event::TENANT_ADDED {
+            self.read(frame, Self::tenant_added);
+        } else if kind == Event::TENANT_REMOVED {
+            self.read(frame, Self::tenant_removed);
+        } else if kind == Command::REFRESH_CNCI {
+            self.read(frame, Self::refresh);
+        } else if kind == Command::ASSIGN_PUBLIC_IP {
+            self.assign_command(frame);
+        } else if kind == Command::RELEASE_PUBLIC_IP {
+            self.release_command(frame);
+        } else if kind == Command::CONFIGURE {
+            self.configure(frame);
+        } else {
+            debug!("{}: {kind} is not for concentrators", self.uuid);
+        }
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Logs what came of a frame, unless there is too much of its kind:
+    /// whoever sends could fill the log otherwise.
+    fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
+        if let Some(more) = self.log.admit((), kind, now()) {
+            warn!("{}: {}{more}", self.uuid, excerpt(what));
+        }
+    }
+
+    fn answer<T: Payload>(&mut self, payload: &T) {
+        self.answers.push(Frame::of(payload));
+    }
+
+    /// A frame that has no failure: what can't be read is answered with
+    /// InvalidFrameType.
+    fn read<T: Payload>(&mut self, frame: &Frame, take: impl FnOnce(&mut Self, T) -> Result<(), String>) {
+        let refused = match frame.payload::<T>() {
+            Ok(payload) => match take(self, payload) {
+                Ok(()) => return,
+                Err(why) => ("invalid_data", why),
+            },
+            Err(e) if e.is_malformed() => ("invalid_payload", e.to_string()),
+            Err(e) => ("invalid_data", e.to_string()),
+        };
+        let (reason, why) = refused;
+        self.refuse(frame.kind(), reason, &why);
+    }
+
+    fn refuse(&mut self, kind: FrameKind, reason: &str, why: &str) {
+        self.complain("refused", format_args!("{kind} refused: {why}"));
+        self.answer(&InvalidFrameType::new(kind, reason.into()));
+    }
+
+    /// Whether an event is about this concentrator and its tenant.
+    fn check_ours(&self, concentrator: &Id, tenant: &Id) -> Result<(), String> {
+        if *concentrator != self.uuid {
+            return Err(format!("it is for {concentrator}"));
+        }
+        if !tenant.is_empty() && *tenant != self.tenant {
+            return Err(format!("it is about the tenant {tenant}"));
+        }
+        Ok(())
+    }
+
+    fn tenant_added(&mut self, added: TenantAdded) -> Result<(), String> {
+        self.check_ours(&added.concentrator_uuid, &added.tenant_uuid)?;
+        let subnet = subnet(&added.tenant_subnet)?;
+        if added.agent_uuid.uuid().is_none() {
+            return Err(format!("{:?} is no node", added.agent_uuid));
+        }
+        if !added.agent_ip.is_empty() && added.agent_ip.parse::<IpAddr>().is_err() {
+            return Err(format!("{:?} is no IP address", added.agent_ip));
+        }
+        let tunnel = Tunnel {
+            agent_uuid: added.agent_uuid,
+            agent_ip: added.agent_ip,
+            subnet,
+            key: added.subnet_key,
+        };
+        if self.tables.tunnels.contains(&tunnel) {
+            return Ok(());
+        }
+        if let Some(more) = self.log.admit((), "tunnel", now()) {
+            let (node, subnet) = (excerpt(&tunnel.agent_uuid), &tunnel.subnet);
+            info!("{}: tunnel to {node} for {subnet}{more}", self.uuid);
+        }
+        let made = self.plane.add_tunnel(&tunnel);
+        self.tables.insert_tunnel(tunnel);
+        self.settle(made);
+        Ok(())
+    }
+
+    fn tenant_removed(&mut self, removed: TenantRemoved) -> Result<(), String> {
+        self.check_ours(&removed.concentrator_uuid, &removed.tenant_uuid)?;
+        let subnet = subnet(&removed.tenant_subnet)?;
+        if let Some(tunnel) = self.tables.remove_tunnel(&removed.agent_uuid, &subnet) {
+            if let Some(more) = self.log.admit((), "no tunnel", now()) {
+                let node = excerpt(&tunnel.agent_uuid);
+                info!("{}: no tunnel to {node} for {subnet} any more{more}", self.uuid);
+            }
+            let gone = self.plane.remove_tunnel(&tunnel);
+            self.settle(gone);
+        }
+        Ok(())
+    }
+
+    fn refresh(&mut self, refresh: RefreshCnci) -> Result<(), String> {
+        self.check_ours(&refresh.cnci_uuid, &Id::default())?;
+        let peers: Vec<_> = refresh.cncis.into_iter().map(super::Peer::from).collect();
+        for peer in &peers {
+            for ip in [&peer.physical_ip, &peer.tunnel_ip] {
+                if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
+                    return Err(format!("{ip:?} is no IP address"));
+                }
+            }
+            subnet(&peer.subnet)?;
+        }
+        if peers != self.tables.peers {
+            if let Some(more) = self.log.admit((), "peers", now()) {
+                info!("{}: {} peers{more}", self.uuid, peers.len());
+            }
+            let set = self.plane.set_peers(&peers);
+            self.tables.peers = peers;
+            self.settle(set);
+        }
+        Ok(())
+    }
+
+    /// Keeps what an event changed. Nobody waits for the outcome: the log has
+    /// to tell.
+    fn settle(&mut self, plane: Result<(), String>) {
+        if let Err(why) = plane {
+            self.complain("data plane", format_args!("the data plane: {why}"));
+        }
+        if let Err(e) = (self.keep)(&self.tables) {
+            self.complain("tables", format_args!("the tables can't be saved: {e}"));
+        }
+    }
+
+    fn configure(&mut self, frame: &Frame) {
+        if let Err(e) = Configure::decode_valid(frame.payload_bytes()) {
+            self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
+            self.answer(&InvalidConfiguration {
+                refused: frame.payload_bytes().clone(),
+            });
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "log lines are limited")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn subnet(text: &str) -> Result<String, String> {
+    let subnet: Result<Subnet, _> = text.parse();
+    subnet
+        .map(|subnet| subnet.to_string())
+        .map_err(|_| format!("{text:?} is no subnet"))
+}

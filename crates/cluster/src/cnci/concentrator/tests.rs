@@ -1,0 +1,419 @@
+//! Frames in, frames out: a concentrator on a plane and a disk that a test
+//! speaks for.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::super::tables::PublicIp;
+use super::*;
+use ssntp::payload::{
+    AssignPublicIp, AssignPublicIpFailure, CnciPeer, PublicIpUnassigned, ReleasePublicIp,
+    UnassignPublicIpFailure,
+};
+
+const CNCI: Uuid = Uuid::from_u128(0xc);
+const TENANT: Uuid = Uuid::from_u128(0x7);
+const NODE: Uuid = Uuid::from_u128(0xa);
+const ONE: Uuid = Uuid::from_u128(1);
+const TWO: Uuid = Uuid::from_u128(2);
+
+/// Writes down what it is asked for, and refuses where it is told to.
+#[derive(Debug, Default)]
+struct Fake {
+    calls: Arc<Mutex<Vec<String>>>,
+    refuse: Arc<AtomicBool>,
+}
+
+impl Fake {
+    fn call(&self, what: String) -> Result<(), String> {
+        self.calls.lock().unwrap().push(what);
+        match self.refuse.load(Ordering::Relaxed) {
+            true => Err("no".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl DataPlane for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+    fn restore(&mut self, tables: &Tables) -> Result<(), String> {
+        self.call(format!("restore {}", tables.public_ips.len()))
+    }
+    fn add_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
+        self.call(format!("add {}", tunnel.subnet))
+    }
+    fn remove_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
+        self.call(format!("remove {}", tunnel.subnet))
+    }
+    fn set_peers(&mut self, peers: &[super::super::Peer]) -> Result<(), String> {
+        self.call(format!("peers {}", peers.len()))
+    }
+    fn assign(&mut self, ip: &PublicIp) -> Result<(), String> {
+        self.call(format!("assign {}", ip.public_ip))
+    }
+    fn release(&mut self, ip: &PublicIp) -> Result<(), String> {
+        self.call(format!("release {}", ip.public_ip))
+    }
+}
+
+struct Stage {
+    concentrator: Concentrator,
+    calls: Arc<Mutex<Vec<String>>>,
+    refuse: Arc<AtomicBool>,
+    full: Arc<AtomicBool>,
+    kept: Arc<Mutex<Tables>>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let fake = Fake::default();
+        let (calls, refuse) = (Arc::clone(&fake.calls), Arc::clone(&fake.refuse));
+        let (full, kept) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(Mutex::new(Tables::default())),
+        );
+        let (disk, on_disk) = (Arc::clone(&full), Arc::clone(&kept));
+        let keep: Keep = Box::new(move |tables| {
+            if disk.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            *on_disk.lock().unwrap() = tables.clone();
+            Ok(())
+        });
+        let ip = "10.0.0.33".parse().unwrap();
+        let concentrator = Concentrator::new(
+            CNCI,
+            TENANT,
+            ip,
+            String::new(),
+            Tables::default(),
+            Box::new(fake),
+            keep,
+        );
+        Self {
+            concentrator: concentrator.unwrap(),
+            calls,
+            refuse,
+            full,
+            kept,
+        }
+    }
+
+    fn send<T: Payload>(&mut self, payload: &T) -> Vec<Frame> {
+        self.concentrator.frame(&Frame::of(payload))
+    }
+
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock().unwrap())
+    }
+
+    #[track_caller]
+    fn assign_reason(&mut self, request: &AssignPublicIp) -> Option<String> {
+        let answers = self.send(request);
+        assert_eq!(answers.len(), 1);
+        match answers[0].payload::<AssignPublicIpFailure>() {
+            Ok(failure) => {
+                assert_eq!(
+                    failure,
+                    AssignPublicIpFailure::new(request.clone(), failure.reason.clone())
+                );
+                Some(failure.reason.to_string())
+            }
+            Err(_) => {
+                let assigned: PublicIpAssigned = answers[0].payload().unwrap();
+                assert_eq!(assigned.instance_uuid, request.instance_uuid);
+                None
+            }
+        }
+    }
+
+    #[track_caller]
+    fn release_reason(&mut self, request: &ReleasePublicIp) -> Option<String> {
+        let answers = self.send(request);
+        assert_eq!(answers.len(), 1);
+        match answers[0].payload::<UnassignPublicIpFailure>() {
+            Ok(failure) => Some(failure.reason.to_string()),
+            Err(_) => {
+                let released: PublicIpUnassigned = answers[0].payload().unwrap();
+                assert_eq!(released.instance_uuid, request.instance_uuid);
+                None
+            }
+        }
+    }
+}
+
+fn added(subnet: &str) -> TenantAdded {
+    TenantAdded {
+        agent_uuid: NODE.into(),
+        agent_ip: "10.0.0.7".into(),
+        tenant_uuid: TENANT.into(),
+        tenant_subnet: subnet.into(),
+        concentrator_uuid: CNCI.into(),
+        concentrator_ip: "10.0.0.33".into(),
+        subnet_key: 4268,
+    }
+}
+
+fn assign(instance: Uuid, public: &str, private: &str) -> AssignPublicIp {
+    AssignPublicIp {
+        concentrator_uuid: CNCI.into(),
+        tenant_uuid: TENANT.into(),
+        instance_uuid: instance.into(),
+        public_ip: public.into(),
+        private_ip: private.into(),
+        vnic_mac: String::new(),
+    }
+}
+
+fn release(instance: Uuid, public: &str) -> ReleasePublicIp {
+    ReleasePublicIp {
+        concentrator_uuid: CNCI.into(),
+        tenant_uuid: TENANT.into(),
+        instance_uuid: instance.into(),
+        public_ip: public.into(),
+        ..ReleasePublicIp::default()
+    }
+}
+
+#[test]
+fn it_says_who_it_is() {
+    let mut stage = Stage::new();
+    let first = stage.concentrator.announcement();
+    assert_eq!(first.len(), 1);
+    let added: ConcentratorInstanceAdded = first[0].payload().unwrap();
+    assert_eq!(
+        (added.instance_uuid, added.tenant_uuid),
+        (CNCI.into(), TENANT.into())
+    );
+    assert_eq!(added.concentrator_ip, "10.0.0.33");
+    assert_eq!(stage.calls(), ["restore 0"]);
+    let kept = stage.kept.lock().unwrap().clone();
+    assert_eq!(
+        (kept.ip.as_str(), kept.data_plane.as_str()),
+        ("10.0.0.33", "fake")
+    );
+    // Later sessions hear what it has assigned as well.
+    let assigned = stage.send(&assign(ONE, "198.51.100.20", "172.16.0.5"));
+    assert_eq!(stage.concentrator.announcement()[1..], assigned);
+}
+
+#[test]
+fn tunnels_and_peers_come_and_go() {
+    let mut stage = Stage::new();
+    stage.calls();
+    assert_eq!(stage.send(&added("172.16.1.0/24")), []);
+    assert_eq!(stage.send(&added("172.16.0.5/24")), []);
+    assert_eq!(stage.send(&added("172.16.0.0/24")), []);
+    assert_eq!(
+        stage.calls(),
+        ["add 172.16.1.0/24", "add 172.16.0.0/24"],
+        "told again: nothing new"
+    );
+    let subnets = |stage: &Stage| -> Vec<String> {
+        stage
+            .kept
+            .lock()
+            .unwrap()
+            .tunnels
+            .iter()
+            .map(|t| t.subnet.clone())
+            .collect()
+    };
+    assert_eq!(subnets(&stage), ["172.16.0.0/24", "172.16.1.0/24"]);
+    let mut moved = added("172.16.0.0/24");
+    moved.agent_ip = "10.0.0.8".into();
+    stage.send(&moved);
+    assert_eq!(stage.kept.lock().unwrap().tunnels[0].agent_ip, "10.0.0.8");
+    let removed = TenantRemoved {
+        agent_uuid: NODE.into(),
+        tenant_uuid: TENANT.into(),
+        tenant_subnet: "172.16.0.0/24".into(),
+        concentrator_uuid: CNCI.into(),
+        ..TenantRemoved::default()
+    };
+    for _ in 0..2 {
+        assert_eq!(stage.send(&removed), []);
+    }
+    assert_eq!(subnets(&stage), ["172.16.1.0/24"]);
+
+    let peer = |subnet: &str| CnciPeer {
+        physical_ip: "10.0.0.34".into(),
+        subnet: subnet.into(),
+        tunnel_ip: "192.168.0.2".into(),
+        tunnel_id: 1,
+    };
+    let refresh = |cncis| RefreshCnci {
+        cnci_uuid: CNCI.into(),
+        cncis,
+    };
+    stage.calls();
+    stage.send(&refresh(vec![peer("172.17.0.0/24"), peer("172.18.0.0/24")]));
+    stage.send(&refresh(vec![peer("172.18.0.0/24")]));
+    stage.send(&refresh(vec![peer("172.18.0.0/24")]));
+    assert_eq!(stage.calls(), ["peers 2", "peers 1"]);
+    assert_eq!(stage.kept.lock().unwrap().peers.len(), 1);
+    // A data plane or a disk that refuses changes nothing of what is true.
+    stage.refuse.store(true, Ordering::Relaxed);
+    stage.full.store(true, Ordering::Relaxed);
+    assert_eq!(stage.send(&refresh(vec![])), []);
+    assert_eq!(stage.concentrator.tables.peers, []);
+}
+
+#[test]
+fn events_that_make_no_sense_are_refused() {
+    let mut stage = Stage::new();
+    let rows: [fn(&mut TenantAdded); 5] = [
+        |a| a.concentrator_uuid = ONE.into(),
+        |a| a.tenant_uuid = ONE.into(),
+        |a| a.tenant_subnet = "everywhere".into(),
+        |a| a.agent_ip = "there".into(),
+        |a| a.agent_uuid = "node".into(),
+    ];
+    for change in rows {
+        let mut event = added("172.16.0.0/24");
+        change(&mut event);
+        let answers = stage.send(&event);
+        let refusal: InvalidFrameType = answers[0].payload().unwrap();
+        assert_eq!(refusal.reason.as_str(), "invalid_data");
+    }
+    for kind in [
+        FrameKind::from(Event::TENANT_ADDED),
+        Event::TENANT_REMOVED.into(),
+        Command::REFRESH_CNCI.into(),
+    ] {
+        let answers = stage.concentrator.frame(&Frame::with_payload(kind, "{"));
+        let refusal: InvalidFrameType = answers[0].payload().unwrap();
+        assert_eq!(
+            (refusal.refused(), refusal.reason.as_str()),
+            (kind, "invalid_payload")
+        );
+    }
+    assert_eq!(stage.concentrator.tables.tunnels, []);
+}
+
+#[test]
+fn public_addresses_are_assigned_and_released() {
+    let mut stage = Stage::new();
+    stage.calls();
+    let first = assign(ONE, "198.51.100.20", "172.16.0.5");
+    assert_eq!(stage.assign_reason(&first), None);
+    assert_eq!(stage.assign_reason(&first), None, "confirmed again");
+    assert_eq!(stage.calls(), ["assign 198.51.100.20"]);
+    let assign_failure = Some("assign_failure".to_owned());
+    assert_eq!(
+        stage.assign_reason(&assign(TWO, "198.51.100.20", "172.16.0.6")),
+        assign_failure
+    );
+    assert_eq!(
+        stage.assign_reason(&assign(ONE, "198.51.100.21", "172.16.0.5")),
+        assign_failure
+    );
+    assert_eq!(
+        stage.assign_reason(&assign(TWO, "198.51.100.3", "")),
+        None,
+        "nothing private is known"
+    );
+    let kept: Vec<_> = stage
+        .kept
+        .lock()
+        .unwrap()
+        .public_ips
+        .iter()
+        .map(|ip| ip.public_ip.clone())
+        .collect();
+    assert_eq!(kept, ["198.51.100.3", "198.51.100.20"], "by number");
+
+    assert_eq!(
+        stage.release_reason(&release(NODE, "198.51.100.20")).as_deref(),
+        Some("no_instance")
+    );
+    assert_eq!(
+        stage.release_reason(&release(TWO, "198.51.100.20")).as_deref(),
+        Some("release_failure")
+    );
+    assert_eq!(stage.release_reason(&release(ONE, "198.51.100.20")), None);
+    assert_eq!(
+        stage.release_reason(&release(ONE, "198.51.100.20")).as_deref(),
+        Some("no_instance")
+    );
+    assert_eq!(
+        stage.assign_reason(&assign(TWO, "198.51.100.20", "172.16.0.6")),
+        None
+    );
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let mut stage = Stage::new();
+    type Change = fn(&mut AssignPublicIp);
+    let rows: [(Change, &str); 6] = [
+        (|a| a.concentrator_uuid = ONE.into(), "no_instance"),
+        (|a| a.tenant_uuid = ONE.into(), "invalid_data"),
+        (|a| a.instance_uuid = "".into(), "invalid_data"),
+        (|a| a.public_ip = "everywhere".into(), "invalid_data"),
+        (|a| a.private_ip = "here".into(), "invalid_data"),
+        (|a| a.vnic_mac = "02:42".into(), "invalid_data"),
+    ];
+    for (change, reason) in rows {
+        let mut request = assign(ONE, "198.51.100.20", "172.16.0.5");
+        change(&mut request);
+        assert_eq!(stage.assign_reason(&request).as_deref(), Some(reason));
+    }
+    for (payload, reason, public_ip) in [
+        ("[", "invalid_payload", ""),
+        (
+            "assign_public_ip:\n  public_ip: 198.51.100.20\n",
+            "invalid_data",
+            "198.51.100.20",
+        ),
+    ] {
+        let answers = stage
+            .concentrator
+            .frame(&Frame::with_payload(Command::ASSIGN_PUBLIC_IP, payload));
+        let failure: AssignPublicIpFailure = answers[0].payload().unwrap();
+        assert_eq!(
+            (failure.reason.as_str(), failure.public_ip.as_str()),
+            (reason, public_ip)
+        );
+        let answers = stage
+            .concentrator
+            .frame(&Frame::with_payload(Command::RELEASE_PUBLIC_IP, payload));
+        let failure: UnassignPublicIpFailure = answers[0].payload().unwrap();
+        assert_eq!(failure.reason.as_str(), reason);
+    }
+}
+
+#[test]
+fn what_the_plane_or_the_disk_refuses_is_not_in_the_tables() {
+    let mut stage = Stage::new();
+    let (one, two) = (assign(ONE, "198.51.100.1", ""), assign(TWO, "198.51.100.2", ""));
+    assert_eq!(stage.assign_reason(&one), None);
+    for fault in [Arc::clone(&stage.refuse), Arc::clone(&stage.full)] {
+        fault.store(true, Ordering::Relaxed);
+        assert_eq!(stage.assign_reason(&two).as_deref(), Some("assign_failure"));
+        assert_eq!(
+            stage.release_reason(&release(ONE, "198.51.100.1")).as_deref(),
+            Some("release_failure")
+        );
+        assert_eq!(stage.concentrator.tables.public_ips.len(), 1);
+        fault.store(false, Ordering::Relaxed);
+    }
+    assert_eq!(stage.assign_reason(&two), None);
+    assert_eq!(stage.release_reason(&release(ONE, "198.51.100.1")), None);
+}
+
+#[test]
+fn a_configuration_is_checked() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.send(&Configure::default()), []);
+    let answers = stage
+        .concentrator
+        .frame(&Frame::with_payload(Command::CONFIGURE, "configure: 3"));
+    assert_eq!(
+        answers[0].payload::<InvalidConfiguration>().unwrap().refused,
+        "configure: 3"
+    );
+    assert_eq!(stage.concentrator.frame(&Frame::new(Command::EVACUATE)), []);
+}

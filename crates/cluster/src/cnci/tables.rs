@@ -1,0 +1,150 @@
+//! The tables of a concentrator.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::summed::{read_summed, write_summed};
+use ssntp::payload::{CnciPeer, Id};
+
+const FILE: &str = "cnci.yaml";
+
+/// Everything that a concentrator knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tables {
+    /// The concentrator.
+    pub concentrator_uuid: Id,
+    /// Whose it is.
+    pub tenant_uuid: Id,
+    /// Its address in the cluster's network.
+    pub ip: String,
+    /// Who moves the packets.
+    pub data_plane: String,
+    /// The tunnels to the nodes of the tenant, by node and subnet.
+    pub tunnels: Vec<Tunnel>,
+    /// The tenant's other concentrators.
+    pub peers: Vec<Peer>,
+    /// The public addresses, by address.
+    pub public_ips: Vec<PublicIp>,
+}
+
+/// A tunnel to a node that runs instances of the tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tunnel {
+    /// The node.
+    pub agent_uuid: Id,
+    /// Its end of the tunnel.
+    pub agent_ip: String,
+    /// The subnet that goes through it.
+    pub subnet: String,
+    /// The tunnel's key.
+    pub key: u32,
+}
+
+/// Another concentrator of the tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Peer {
+    /// Its address in the cluster's network.
+    pub physical_ip: String,
+    /// The subnet it concentrates.
+    pub subnet: String,
+    /// Its address inside the tunnel.
+    pub tunnel_ip: String,
+    /// The tunnel.
+    pub tunnel_id: u32,
+}
+
+impl From<CnciPeer> for Peer {
+    fn from(peer: CnciPeer) -> Self {
+        Self {
+            physical_ip: peer.physical_ip,
+            subnet: peer.subnet,
+            tunnel_ip: peer.tunnel_ip,
+            tunnel_id: peer.tunnel_id,
+        }
+    }
+}
+
+/// A public address and whose it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PublicIp {
+    /// The address.
+    pub public_ip: String,
+    /// The instance that has it.
+    pub instance_uuid: Id,
+    /// The instance's address inside its subnet; may be empty.
+    pub private_ip: String,
+    /// The MAC address of its interface; may be empty.
+    pub vnic_mac: String,
+}
+
+impl Tables {
+    /// Reads the tables that a concentrator keeps in a state directory;
+    /// `None` where it has kept none yet. It may run meanwhile.
+    ///
+    /// # Errors
+    /// The file can't be read, or is damaged.
+    pub fn load(state: &Path) -> Result<Option<Self>, TablesError> {
+        let path = state.join(FILE);
+        read_summed(&path).map_err(|why| TablesError { path, why })
+    }
+
+    /// Replaces the tables in a state directory.
+    pub(super) fn save(&self, state: &Path) -> std::io::Result<()> {
+        write_summed(&state.join(FILE), self)
+    }
+
+    pub(super) fn insert_tunnel(&mut self, tunnel: Tunnel) {
+        let key = |t: &Tunnel| (t.agent_uuid.clone(), t.subnet.clone());
+        match self.tunnels.binary_search_by_key(&key(&tunnel), key) {
+            Ok(at) => self.tunnels[at] = tunnel,
+            Err(at) => self.tunnels.insert(at, tunnel),
+        }
+    }
+
+    pub(super) fn remove_tunnel(&mut self, agent: &Id, subnet: &str) -> Option<Tunnel> {
+        let mut tunnels = self.tunnels.iter();
+        let at = tunnels.position(|t| t.agent_uuid == *agent && t.subnet == subnet)?;
+        Some(self.tunnels.remove(at))
+    }
+
+    pub(super) fn public_ip(&self, address: IpAddr) -> Option<&PublicIp> {
+        let is_it = |ip: &&PublicIp| ip.public_ip.parse() == Ok(address);
+        self.public_ips.iter().find(is_it)
+    }
+
+    pub(super) fn insert_public_ip(&mut self, ip: PublicIp) {
+        let key = |ip: &PublicIp| ip.public_ip.parse::<IpAddr>().ok();
+        match self.public_ips.binary_search_by_key(&key(&ip), key) {
+            Ok(at) => self.public_ips[at] = ip,
+            Err(at) => self.public_ips.insert(at, ip),
+        }
+    }
+
+    pub(super) fn remove_public_ip(&mut self, address: IpAddr) {
+        self.public_ips.retain(|ip| ip.public_ip.parse() != Ok(address));
+    }
+}
+
+/// Tables that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TablesError {
+    /// Their file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl fmt::Display for TablesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.why)
+    }
+}
+
+impl std::error::Error for TablesError {}

@@ -1,0 +1,189 @@
+//! Why a command was not carried out, from whatever frame says so, in words.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::SystemTime;
+
+use ssntp::payload::{
+    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
+    DetachVolumeFailure, Error, Id, InvalidFrameType, Payload, RestartFailure, StartFailure, StopFailure,
+    UnassignPublicIpFailure,
+};
+use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
+
+/// A command that was not carried out. Shown as a sentence:
+/// `instance 0f7a… was not started: no node has the room (full_cloud)`, with more
+/// before the protocol's word where more is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// When this controller heard of it.
+    pub at: SystemTime,
+    /// What failed: a command, or whatever else was refused with
+    /// InvalidFrameType.
+    pub command: FrameKind,
+    /// The error frame that said so.
+    pub error: ErrorCode,
+    /// The node; empty where none has to do with it.
+    pub node: Id,
+    /// The instance; empty where none has to do with it.
+    pub instance: Id,
+    /// The volume; empty where none has to do with it.
+    pub volume: Id,
+    /// The concentrator; empty where none has to do with it.
+    pub cnci: Id,
+    /// The public address; empty where none has to do with it.
+    pub public_ip: String,
+    /// Why, in the protocol's word.
+    pub reason: String,
+    /// Why in full, as whoever failed says; empty where it says no more.
+    pub detail: String,
+}
+
+impl Failure {
+    /// The failure that a frame tells of; none where it is of another kind.
+    pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
+        let error = ErrorCode(frame.kind().operand);
+        let (command, subject, reason) = match error {
+            ErrorCode::START_FAILURE => parts::<StartFailure>(frame)?,
+            ErrorCode::STOP_FAILURE => parts::<StopFailure>(frame)?,
+            ErrorCode::RESTART_FAILURE => parts::<RestartFailure>(frame)?,
+            ErrorCode::DELETE_FAILURE => parts::<DeleteFailure>(frame)?,
+            ErrorCode::ATTACH_VOLUME_FAILURE => parts::<AttachVolumeFailure>(frame)?,
+            ErrorCode::DETACH_VOLUME_FAILURE => parts::<DetachVolumeFailure>(frame)?,
+            ErrorCode::ASSIGN_PUBLIC_IP_FAILURE => parts::<AssignPublicIpFailure>(frame)?,
+            ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE => parts::<UnassignPublicIpFailure>(frame)?,
+            // Its payload is what was refused, and may be long: who sent it
+            // has it.
+            ErrorCode::INVALID_CONFIGURATION => (
+                Command::CONFIGURE.into(),
+                CommandSubject::default(),
+                String::new(),
+            ),
+            ErrorCode::INVALID_FRAME_TYPE => {
+                let failed = InvalidFrameType::decode(frame.payload_bytes())?;
+                (
+                    failed.refused(),
+                    CommandSubject::default(),
+                    failed.reason.to_string(),
+                )
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Self {
+            at,
+            command,
+            error,
+            node: subject.node_uuid,
+            instance: subject.instance_uuid,
+            volume: subject.volume_uuid,
+            cnci: subject.concentrator_uuid,
+            public_ip: subject.public_ip,
+            reason,
+            detail: subject.detail,
+        }))
+    }
+
+    /// Why, in words.
+    pub fn words(&self) -> Cow<'static, str> {
+        match self.known() {
+            Some(words) => words.into(),
+            None if self.reason.is_empty() => "no reason is given".into(),
+            None => "the reason is not one of the protocol's".into(),
+        }
+    }
+
+    fn known(&self) -> Option<&'static str> {
+        let addressed = self.error != ErrorCode::INVALID_FRAME_TYPE;
+        Some(match self.reason.as_str() {
+            "full_cloud" => "no node has the room",
+            "full_cn" => "the node has no room left",
+            "node_maintenance" => "the node is in maintenance",
+            "no_cn" => "no compute node is connected",
+            "no_net_cn" => "no network node is connected",
+            "image_failure" => "its image is not available",
+            "launch_failure" => "it cannot be launched",
+            "network_failure" => "it cannot be wired",
+            "instance_corrupt" => "what is left of it cannot be used",
+            "already_running" => "it runs already",
+            "instance_exists" => "it is there already, and stopped",
+            "already_stopped" => "it has stopped already",
+            "already_attached" => "it is attached already",
+            "not_attached" => "it is not attached",
+            "attach_failure" => "attaching failed",
+            "detach_failure" => "detaching failed",
+            "state_failure" if self.command == Command::DELETE => "its files cannot be removed",
+            "state_failure" => "the node cannot save what it knows of the instance",
+            "instance_failure" => "the instance has failed",
+            "not_supported" => "instances of its kind take no volumes",
+            "assign_failure" => "the concentrator cannot assign it",
+            "release_failure" => "the concentrator cannot release it",
+            "no_instance" if !self.cnci.is_empty() => {
+                "there is no such instance, or its concentrator is not connected"
+            }
+            "no_instance" => "the node has no such instance, or is not connected",
+            "invalid_payload" => "the payload is no YAML document",
+            "invalid_data" => "the payload is not what its schema says",
+            "unsupported_type" | "unsupported_operand" if !addressed => {
+                "the receiver does not know the frame"
+            }
+            "role_not_allowed" if !addressed => {
+                "this controller may not command: its role does not allow it, or another one is the master"
+            }
+            "bad_exchange" if !addressed => "it is no request, and no answer to one",
+            "not_connected" if !addressed => "whom it names is not connected",
+            _ if self.error == ErrorCode::INVALID_CONFIGURATION => {
+                "the scheduler, or an agent that it is for, cannot use it"
+            }
+            _ => return None,
+        })
+    }
+
+    /// What did not happen.
+    fn subject(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            instance,
+            volume,
+            public_ip,
+            ..
+        } = self;
+        if self.error == ErrorCode::INVALID_FRAME_TYPE {
+            write!(f, "{}", self.command)?;
+            if !self.node.is_empty() {
+                write!(f, " of node {}", self.node)?;
+            }
+            return f.write_str(" was refused");
+        }
+        match Command(self.command.operand) {
+            Command::START => write!(f, "instance {instance} was not started"),
+            Command::STOP => write!(f, "instance {instance} was not stopped"),
+            Command::RESTART => write!(f, "instance {instance} was not restarted"),
+            Command::DELETE => write!(f, "instance {instance} was not deleted"),
+            Command::ATTACH_VOLUME => write!(f, "volume {volume} was not attached to instance {instance}"),
+            Command::DETACH_VOLUME => write!(f, "volume {volume} was not detached from instance {instance}"),
+            Command::ASSIGN_PUBLIC_IP => write!(f, "{public_ip} was not assigned to instance {instance}"),
+            Command::RELEASE_PUBLIC_IP => write!(f, "{public_ip} was not taken from instance {instance}"),
+            _ => f.write_str("the configuration was refused"),
+        }
+    }
+}
+
+/// The command that failed, what it was about, and why it did.
+fn parts<F: CommandFailure>(frame: &Frame) -> Result<(FrameKind, CommandSubject, String), Error> {
+    let (subject, reason) = frame.payload::<F>()?.into_parts();
+    Ok((F::COMMAND.into(), subject, reason.to_string()))
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.subject(f)?;
+        write!(f, ": {}", self.words())?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        match self.reason.as_str() {
+            "" => write!(f, " ({})", self.error),
+            reason => write!(f, " ({reason})"),
+        }
+    }
+}

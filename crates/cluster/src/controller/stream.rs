@@ -1,0 +1,323 @@
+//! What an instance writes, as it comes: see [`Controller::stream`].
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use uuid::Uuid;
+
+use super::{CommandError, Controller};
+use ssntp::client::{ClientError, ClientHandle, SendFault};
+use ssntp::payload::InvalidFrameType;
+use ssntp::proto::{
+    Command, ErrorCode, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData,
+    StreamEndReason, StreamEnded, close_stream, stream_of,
+};
+
+/// How many pieces may wait to be received: more than the credit allows, of
+/// which each costs 29 bytes at least, and then the beginning and the end.
+const PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
+/// Credit is given back once so much was received.
+const GIVE_BACK: u32 = MAX_STREAM_CREDIT / 2;
+
+/// What is asked for of an instance's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamRequest {
+    /// Which of its outputs. Default: both.
+    pub outputs: Outputs,
+    /// How many of the last lines of each to begin with. Default: all that is
+    /// kept.
+    pub tail: Option<u32>,
+    /// Whether to go on with what it writes until it has ended. Default: false.
+    pub follow: bool,
+}
+
+impl Default for StreamRequest {
+    fn default() -> Self {
+        Self {
+            outputs: Outputs::BOTH,
+            tail: None,
+            follow: false,
+        }
+    }
+}
+
+/// What comes of a stream.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum StreamEvent {
+    /// The instance's node has found it, and sends.
+    Opened,
+    /// A piece of what it has written. Where it begins and ends means nothing.
+    Data {
+        /// Of which output.
+        output: Outputs,
+        /// Whether something before it may be missing: the log was written faster
+        /// than it was read.
+        missing: bool,
+        /// The piece.
+        bytes: Bytes,
+    },
+    /// Nothing more comes.
+    Ended(Result<(), StreamError>),
+}
+
+/// Why a stream ended before all was sent.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The scheduler or the node says so.
+    Ended(StreamEndReason, String),
+    /// The scheduler is of a version without streams.
+    OldScheduler,
+    /// The scheduler does not take the request.
+    Refused(String),
+    /// The scheduler has sent more than it was given credit for.
+    Overrun,
+    /// The session with the scheduler is over.
+    Lost,
+    /// The controller has ended.
+    Closed(ClientError),
+}
+
+impl fmt::Display for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(reason, text) if text.is_empty() => write!(f, "the stream has ended: {reason}"),
+            Self::Ended(reason, text) => write!(f, "{text} ({reason})"),
+            Self::OldScheduler => f.write_str("the scheduler is of a version without streams"),
+            Self::Refused(reason) => write!(f, "the scheduler refuses the stream: {reason}"),
+            Self::Overrun => f.write_str("the scheduler has sent more than it was asked for"),
+            Self::Lost => f.write_str("the connection to the scheduler was lost"),
+            Self::Closed(reason) => reason.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for StreamError {}
+
+/// A stream of what an instance writes. It holds 128 KiB at most: what is not
+/// received is not sent. Dropping it ends it.
+///
+/// # Threads
+/// `Send` and `Sync`. The waits end when the session or the controller does.
+#[derive(Debug)]
+pub struct OutputStream {
+    id: Uuid,
+    events: Receiver<StreamEvent>,
+    /// Received, and not given back as credit yet.
+    received: Mutex<u32>,
+    client: ClientHandle,
+    streams: Arc<Streams>,
+}
+
+impl OutputStream {
+    /// The next event, waited for; `None` when none has come in time, or after
+    /// the last one.
+    pub fn recv_timeout(&self, limit: Duration) -> Option<StreamEvent> {
+        self.events.recv_timeout(limit).ok()
+    }
+
+    /// The events, for `select!`: disconnected after the last one. Each
+    /// [`Data`](StreamEvent::Data) that was received from it is to be given to
+    /// [`dealt_with`](Self::dealt_with): else the stream stops when its credit is
+    /// used up.
+    pub fn events(&self) -> &Receiver<StreamEvent> {
+        &self.events
+    }
+
+    /// Lets so much more come as a piece has taken. Blocks only while the
+    /// session's queue is full.
+    pub fn dealt_with(&self, bytes: &Bytes) {
+        let mut received = lock(&self.received);
+        *received = received.saturating_add(StreamData::cost_of(bytes.len()));
+        if *received < GIVE_BACK {
+            return;
+        }
+        let credit = StreamCredit {
+            stream: self.id,
+            bytes: std::mem::take(&mut *received),
+        };
+        drop(received);
+        // Before, so that nothing can come that is not accounted for.
+        self.streams.give(credit);
+        // Where it fails the session is over, and the stream with it.
+        let _ = self.client.send(credit.frame());
+    }
+}
+
+impl Drop for OutputStream {
+    fn drop(&mut self) {
+        if self.streams.forget(self.id) {
+            // Nobody waits for that: the end of the session does the same.
+            let _ = self.client.try_send(close_stream(self.id));
+        }
+    }
+}
+
+impl Controller {
+    /// Asks for what an instance has written, and writes, through the scheduler;
+    /// see `docs/streams.md`. A stream does not survive its session.
+    ///
+    /// # Errors
+    /// [`CommandError::Send`]; all else is the stream's end.
+    pub fn stream(&self, instance: Uuid, request: StreamRequest) -> Result<OutputStream, CommandError> {
+        let id = Uuid::new_v4();
+        let (sender, events) = bounded(PIECES);
+        let streams = Arc::clone(&self.shared.streams);
+        streams.insert(id, sender);
+        let stream = OutputStream {
+            id,
+            events,
+            received: Mutex::new(0),
+            client: self.client.handle(),
+            streams,
+        };
+        let open = OpenStream {
+            stream: id,
+            instance,
+            outputs: request.outputs,
+            follow: request.follow,
+            tail: request.tail,
+            credit: MAX_STREAM_CREDIT,
+        };
+        match self.client.send(open.frame()) {
+            Ok(()) => Ok(stream),
+            Err(e) => {
+                stream.streams.forget(id);
+                let fault = e.fault().clone();
+                Err(match self.client.handle().ended() {
+                    Some(reason) => CommandError::Send(SendFault::Ended(reason)),
+                    None => CommandError::Send(fault),
+                })
+            }
+        }
+    }
+}
+
+/// The streams that stand, fed by the controller's thread, which never waits for
+/// whoever receives: what a stream may hold is its credit.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    open: Mutex<HashMap<Uuid, Fed>>,
+}
+
+#[derive(Debug)]
+struct Fed {
+    events: Sender<StreamEvent>,
+    credit: u32,
+    is_opened: bool,
+}
+
+impl Streams {
+    fn insert(&self, id: Uuid, events: Sender<StreamEvent>) {
+        let fed = Fed {
+            events,
+            credit: MAX_STREAM_CREDIT,
+            is_opened: false,
+        };
+        lock(&self.open).insert(id, fed);
+    }
+
+    fn give(&self, credit: StreamCredit) {
+        if let Some(fed) = lock(&self.open).get_mut(&credit.stream) {
+            fed.credit = fed.credit.saturating_add(credit.bytes);
+        }
+    }
+
+    /// Whether it still stood.
+    fn forget(&self, id: Uuid) -> bool {
+        lock(&self.open).remove(&id).is_some()
+    }
+
+    /// Takes in a frame of streams. One for a stream that is over crossed its end.
+    pub(super) fn frame(&self, frame: &Frame) {
+        let payload = frame.payload_bytes();
+        let mut open = lock(&self.open);
+        let Some(id) = stream_of(payload) else { return };
+        let Some(fed) = open.get_mut(&id) else { return };
+        let end = match Event(frame.kind().operand) {
+            Event::STREAM_OPENED => {
+                fed.is_opened = true;
+                fed.tell(StreamEvent::Opened)
+            }
+            Event::STREAM_DATA => fed.data(StreamData::decode(payload)),
+            Event::STREAM_ENDED => match StreamEnded::decode(payload) {
+                Some(ended) if ended.reason == StreamEndReason::DONE => Some(Ok(())),
+                Some(ended) => Some(Err(StreamError::Ended(ended.reason, ended.text))),
+                None => Some(Err(StreamError::Ended(StreamEndReason::BROKEN, String::new()))),
+            },
+            _ => None,
+        };
+        if let Some(end) = end
+            && let Some(fed) = open.remove(&id)
+        {
+            fed.tell(StreamEvent::Ended(end));
+        }
+    }
+
+    /// An InvalidFrameType: where it is about OpenStream, it answers each that has
+    /// not been opened.
+    pub(super) fn refused(&self, frame: &Frame) {
+        let mut open = lock(&self.open);
+        if open.is_empty() || frame.kind() != ErrorCode::INVALID_FRAME_TYPE {
+            return;
+        }
+        let Ok(answer) = frame.payload::<InvalidFrameType>() else {
+            return;
+        };
+        if answer.refused() != Command::OPEN_STREAM {
+            return;
+        }
+        let error = match answer.reason.as_str() {
+            "unsupported_operand" => StreamError::OldScheduler,
+            other => StreamError::Refused(other.to_owned()),
+        };
+        open.retain(|_, fed| {
+            if !fed.is_opened {
+                fed.tell(StreamEvent::Ended(Err(error.clone())));
+            }
+            fed.is_opened
+        });
+    }
+
+    /// The session is over, or the controller.
+    pub(super) fn end(&self, why: &StreamError) {
+        for (_, fed) in lock(&self.open).drain() {
+            fed.tell(StreamEvent::Ended(Err(why.clone())));
+        }
+    }
+}
+
+impl Fed {
+    /// There is room for all that the credit allows; how the stream ends where
+    /// there is none.
+    fn tell(&self, event: StreamEvent) -> Option<Result<(), StreamError>> {
+        let told = self.events.try_send(event);
+        told.is_err().then_some(Err(StreamError::Overrun))
+    }
+
+    fn data(&mut self, data: Option<StreamData>) -> Option<Result<(), StreamError>> {
+        let broken = StreamError::Ended(StreamEndReason::BROKEN, String::new());
+        let Some(data) = data else {
+            return Some(Err(broken));
+        };
+        let Some(left) = self.credit.checked_sub(data.cost()) else {
+            return Some(Err(StreamError::Overrun));
+        };
+        self.credit = left;
+        self.tell(StreamEvent::Data {
+            output: data.output,
+            missing: data.missing,
+            // Of its own: the payload is a piece of a longer read.
+            bytes: Bytes::copy_from_slice(&data.data),
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

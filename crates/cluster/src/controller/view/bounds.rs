@@ -1,0 +1,134 @@
+//! What is kept of a frame is bounded, whoever sent it: views, histories and
+//! subscribers keep it by the thousand. A text that is longer than a UUID, an
+//! address, a word or a name can be says nothing, and is left out.
+
+use crate::controller::Failure;
+use ssntp::payload::{
+    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceStats, MAX_LABELS, PublicIpAssigned,
+    PublicIpUnassigned, Stats, check_label, check_name, yaml,
+};
+use ssntp::proto::{Frame, FrameType};
+
+/// UUIDs, addresses, states and reasons are shorter, in bytes.
+const MAX_WORD: usize = 64;
+/// The longest name that a system gives a host, in bytes.
+const MAX_NAME: usize = 255;
+/// The longest story of a failure or an end, in bytes: 200 characters, with some of
+/// them escaped.
+const MAX_DETAIL: usize = 1024;
+/// Addresses of a node, and volumes of an instance.
+const MAX_LISTED: usize = 256;
+/// The hops of a trace that are kept: a frame has two or three.
+const MAX_HOPS: usize = 16;
+/// The longest event or failure in bytes that is read at all; TraceReports and
+/// refused configurations excepted.
+const MAX_REPORT: usize = 64 << 10;
+
+/// Whether an event or failure is short enough to be read.
+pub(super) fn check(frame: &Frame) -> Result<(), Error> {
+    let (len, limit) = (frame.payload_bytes().len(), MAX_REPORT);
+    if frame.kind().frame_type == FrameType::EVENT && len > limit {
+        return Err(yaml::Error::new(yaml::ErrorKind::TooLong { len, limit }).into());
+    }
+    Ok(())
+}
+
+fn text(text: &mut String, most: usize) {
+    if text.len() > most {
+        *text = String::new();
+    }
+}
+
+fn id(id: &mut Id) {
+    if id.as_str().len() > MAX_WORD {
+        *id = Id::default();
+    }
+}
+
+pub(super) fn stats(stats: &mut Stats) {
+    id(&mut stats.node_uuid);
+    text(&mut stats.hostname, MAX_NAME);
+    if stats.status.as_str().len() > MAX_WORD {
+        stats.status = "".into();
+    }
+    stats.networks.truncate(MAX_LISTED);
+    for network in &mut stats.networks {
+        text(&mut network.ip, MAX_WORD);
+        text(&mut network.mac, MAX_WORD);
+    }
+    stats.instances.iter_mut().for_each(instance);
+}
+
+fn instance(stats: &mut InstanceStats) {
+    if stats.state.as_str().len() > MAX_WORD {
+        stats.state = "".into();
+    }
+    text(&mut stats.ssh_ip, MAX_WORD);
+    stats.volumes.truncate(MAX_LISTED);
+    stats.volumes.iter_mut().for_each(id);
+    // No agent that has read them from a START sends others.
+    if check_name(&stats.name).is_err() {
+        stats.name = String::new();
+    }
+    stats.labels.retain(|key, value| check_label(key, value).is_ok());
+    while stats.labels.len() > MAX_LABELS {
+        stats.labels.pop_last();
+    }
+    text(&mut stats.started, MAX_WORD);
+    text(&mut stats.ended, MAX_WORD);
+    text(&mut stats.detail, MAX_DETAIL);
+}
+
+pub(super) fn failure(failure: &mut Failure) {
+    for named in [
+        &mut failure.node,
+        &mut failure.instance,
+        &mut failure.volume,
+        &mut failure.cnci,
+    ] {
+        id(named);
+    }
+    text(&mut failure.public_ip, MAX_WORD);
+    text(&mut failure.reason, MAX_WORD);
+    text(&mut failure.detail, MAX_DETAIL);
+}
+
+pub(super) fn trace(trace: &mut FrameTrace) {
+    text(&mut trace.label, MAX_NAME);
+    for word in [
+        &mut trace.frame_type,
+        &mut trace.operand,
+        &mut trace.start_timestamp,
+        &mut trace.end_timestamp,
+    ] {
+        text(word, MAX_WORD);
+    }
+    trace.nodes.truncate(MAX_HOPS);
+    for node in &mut trace.nodes {
+        id(&mut node.ssntp_node_uuid);
+        for word in [
+            &mut node.ssntp_role,
+            &mut node.tx_timestamp,
+            &mut node.rx_timestamp,
+        ] {
+            text(word, MAX_WORD);
+        }
+    }
+}
+
+pub(super) fn cnci_added(event: &mut ConcentratorInstanceAdded) {
+    id(&mut event.tenant_uuid);
+    text(&mut event.concentrator_ip, MAX_WORD);
+    text(&mut event.concentrator_mac, MAX_WORD);
+}
+
+pub(super) fn assigned(event: &mut PublicIpAssigned) {
+    id(&mut event.instance_uuid);
+    text(&mut event.public_ip, MAX_WORD);
+    text(&mut event.private_ip, MAX_WORD);
+}
+
+pub(super) fn unassigned(event: &mut PublicIpUnassigned) {
+    id(&mut event.instance_uuid);
+    text(&mut event.public_ip, MAX_WORD);
+}

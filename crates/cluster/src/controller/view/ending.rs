@@ -1,0 +1,112 @@
+//! How instances ended, in words that fit a column.
+
+use std::fmt;
+
+use signal_hook::low_level::signal_name;
+
+use super::Instance;
+use ssntp::payload::InstanceState;
+
+const SIGKILL: i64 = 9;
+
+/// How the last run of an instance ended, as its node tells. Shown as `exited 3`,
+/// `killed SIGTERM`, `out of memory`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ending {
+    /// The exit code, 128 and the signal's number where a signal ended it; none
+    /// where nobody saw, or its node is of a version that does not say.
+    pub code: Option<i64>,
+    /// The signal that ended it.
+    pub signal: Option<i64>,
+    /// Whether a process of it was killed because its memory was used up.
+    pub out_of_memory: bool,
+    /// What that does not tell, for people: why its node ended it, say.
+    pub detail: String,
+}
+
+impl Ending {
+    /// Whether it did what it was to, as far as its exit code tells.
+    pub fn is_success(&self) -> bool {
+        self.code == Some(0) && !self.out_of_memory
+    }
+
+    /// Whether anything is known of it.
+    pub fn is_known(&self) -> bool {
+        self.code.is_some() || self.out_of_memory
+    }
+
+    /// The name of the signal that ended it.
+    pub fn signal_name(&self) -> Option<&'static str> {
+        signal_name(i32::try_from(self.signal?).ok()?)
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Which process that was, nobody says: with SIGKILL it was the first.
+        if self.out_of_memory && self.signal == Some(SIGKILL) {
+            return f.write_str("out of memory");
+        }
+        match (self.signal, self.signal_name(), self.code) {
+            (Some(_), Some(name), _) => write!(f, "killed {name}")?,
+            (Some(number), None, _) => write!(f, "killed signal {number}")?,
+            (None, _, Some(code)) => write!(f, "exited {code}")?,
+            (None, _, None) => f.write_str("unknown")?,
+        }
+        match self.out_of_memory {
+            true => f.write_str(", out of memory"),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Instance {
+    /// How its last run ended; none while it runs, or never has.
+    pub fn ending(&self) -> Option<Ending> {
+        let stats = &self.stats;
+        (self.state == InstanceState::Exited).then(|| Ending {
+            code: Some(stats.exit_code).filter(|code| *code >= 0),
+            signal: Some(stats.exit_signal).filter(|signal| *signal > 0),
+            out_of_memory: stats.out_of_memory,
+            detail: stats.detail.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_said_in_few_words() {
+        let shown = |code, signal, out_of_memory| {
+            let detail = String::new();
+            let ending = Ending {
+                code,
+                signal,
+                out_of_memory,
+                detail,
+            };
+            (ending.to_string(), ending.is_success())
+        };
+        assert_eq!(shown(Some(0), None, false), ("exited 0".into(), true));
+        assert_eq!(shown(Some(3), None, false), ("exited 3".into(), false));
+        assert_eq!(shown(Some(137), Some(9), false), ("killed SIGKILL".into(), false));
+        assert_eq!(shown(Some(137), Some(9), true), ("out of memory".into(), false));
+        assert_eq!(
+            shown(Some(0), None, true),
+            ("exited 0, out of memory".into(), false)
+        );
+        assert_eq!(
+            shown(Some(168), Some(40), false),
+            ("killed signal 40".into(), false)
+        );
+        assert_eq!(shown(None, None, false), ("unknown".into(), false));
+        // Whatever an agent says.
+        assert_eq!(
+            shown(Some(1), Some(i64::MAX), false).0,
+            format!("killed signal {}", i64::MAX)
+        );
+    }
+}

@@ -1,0 +1,466 @@
+use std::time::UNIX_EPOCH;
+
+use super::*;
+use ssntp::payload::{InstanceStats, NodeStatus, Payload, Stats};
+
+const NODE: Uuid = Uuid::from_u128(0x5be1c0de_7d1a_4b52_8a55_90d2c3b4a501);
+const OTHER: Uuid = Uuid::from_u128(0x6be1c0de_7d1a_4b52_8a55_90d2c3b4a502);
+const INSTANCE: Uuid = Uuid::from_u128(0x0f7a5a1e_3c55_4a0b_9d3c_6f1f2f9a1001);
+const CNCI: Uuid = Uuid::from_u128(0xc2a1f0e9_8d7c_4b6a_9584_736251403f2e);
+
+fn take(view: &mut View, payload: &impl Payload) -> Vec<String> {
+    told(view.apply(&Frame::of(payload), UNIX_EPOCH))
+}
+
+/// The names of the changes.
+fn told(changes: Vec<Change>) -> Vec<String> {
+    changes.iter().map(|change| change.name().to_owned()).collect()
+}
+
+fn connected(node: Uuid) -> NodeConnected {
+    NodeConnected {
+        node_uuid: node.into(),
+        node_type: NodeType::ComputeNode,
+    }
+}
+
+fn disconnected(node: Uuid) -> NodeDisconnected {
+    NodeDisconnected {
+        node_uuid: node.into(),
+        node_type: NodeType::ComputeNode,
+    }
+}
+
+fn stats(node: Uuid, instances: &[(Uuid, InstanceState)]) -> Stats {
+    let instances = instances.iter().map(|(uuid, state)| InstanceStats {
+        instance_uuid: (*uuid).into(),
+        state: state.clone(),
+        ..InstanceStats::default()
+    });
+    Stats {
+        node_uuid: node.into(),
+        status: NodeStatus::Ready,
+        instances: instances.collect(),
+        ..Stats::default()
+    }
+}
+
+#[test]
+fn stats_list_the_instances_of_a_node_and_no_others() {
+    let mut view = View::default();
+    let first = stats(NODE, &[(INSTANCE, InstanceState::Pending)]);
+    assert_eq!(
+        take(&mut view, &first),
+        ["node_status", "instance_added", "node_stats"]
+    );
+    assert_eq!(take(&mut view, &first), ["node_stats"]);
+    let second = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
+    assert_eq!(take(&mut view, &second), ["instance_state", "node_stats"]);
+    assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Active);
+    assert_eq!(view.instances_of(NODE).count(), 1);
+    assert_eq!(
+        take(&mut view, &stats(NODE, &[])),
+        ["instance_gone", "node_stats"]
+    );
+    assert_eq!(view.instances().count(), 0);
+}
+
+#[test]
+fn an_instance_is_where_it_was_listed_last() {
+    let mut view = View::default();
+    let here = |node| stats(node, &[(INSTANCE, InstanceState::Active)]);
+    take(&mut view, &here(NODE));
+    assert_eq!(
+        take(&mut view, &here(OTHER)),
+        ["node_status", "instance_added", "node_stats"]
+    );
+    assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
+    // The node that had it no longer lists it: it is not gone by that.
+    assert_eq!(take(&mut view, &stats(NODE, &[])), ["node_stats"]);
+    assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
+}
+
+#[test]
+fn an_instance_that_is_listed_twice_counts_once() {
+    let mut view = View::default();
+    let twice = stats(
+        NODE,
+        &[
+            (INSTANCE, InstanceState::Active),
+            (INSTANCE, InstanceState::Exited),
+        ],
+    );
+    take(&mut view, &twice);
+    assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Active);
+}
+
+#[test]
+fn a_node_that_has_left_is_shown_as_it_was() {
+    let mut view = View::default();
+    view.connected();
+    take(&mut view, &connected(NODE));
+    assert!(!view.is_complete(), "no STATS yet");
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    assert!(view.is_complete());
+    assert_eq!(take(&mut view, &disconnected(NODE)), ["node_disconnected"]);
+    assert!(!view.node(NODE).unwrap().connected);
+    assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Active);
+    take(&mut view, &connected(NODE));
+    assert!(view.node(NODE).unwrap().connected);
+    assert!(!view.is_complete(), "no STATS since it is back");
+}
+
+#[test]
+fn without_a_session_no_node_is_known_to_be_connected() {
+    let mut view = View::default();
+    view.connected();
+    take(&mut view, &connected(NODE));
+    take(&mut view, &stats(NODE, &[]));
+    view.disconnected(UNIX_EPOCH);
+    assert!(!view.is_online());
+    assert!(!view.node(NODE).unwrap().connected);
+    view.connected();
+    assert!(!view.is_complete(), "nobody has been told of yet");
+    take(&mut view, &connected(NODE));
+    assert!(!view.is_complete());
+    take(&mut view, &stats(NODE, &[]));
+    assert!(view.is_complete());
+}
+
+#[test]
+fn a_node_of_both_types_is_one_node() {
+    let mut view = View::default();
+    take(&mut view, &connected(NODE));
+    let network = NodeConnected {
+        node_type: NodeType::NetworkNode,
+        ..connected(NODE)
+    };
+    take(&mut view, &network);
+    let node = view.node(NODE).unwrap();
+    assert!(node.compute && node.network);
+    take(&mut view, &disconnected(NODE));
+    take(&mut view, &disconnected(NODE));
+    assert_eq!(view.gone.len(), 1);
+}
+
+#[test]
+fn events_tell_before_stats_do() {
+    let mut view = View::default();
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    let instance_uuid = INSTANCE.into();
+    assert_eq!(
+        take(&mut view, &InstanceStopped { instance_uuid }),
+        ["instance_stopped"]
+    );
+    assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Exited);
+    let instance_uuid = INSTANCE.into();
+    assert_eq!(
+        take(&mut view, &InstanceDeleted { instance_uuid }),
+        ["instance_deleted"]
+    );
+    assert_eq!(view.instance(INSTANCE).map(|i| i.uuid), None);
+    // The next STATS do not tell of it a second time.
+    assert_eq!(take(&mut view, &stats(NODE, &[])), ["node_stats"]);
+}
+
+#[test]
+fn volumes_come_and_go_with_stats() {
+    let mut view = View::default();
+    let mut stats = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
+    take(&mut view, &stats);
+    stats.instances[0].volumes = vec!["data".into()];
+    assert_eq!(take(&mut view, &stats), ["volume_attached", "node_stats"]);
+    assert_eq!(view.find_volume("data").unwrap(), "data");
+    stats.instances[0].volumes.clear();
+    assert_eq!(take(&mut view, &stats), ["volume_detached", "node_stats"]);
+}
+
+#[test]
+fn a_concentrator_has_addresses_until_its_instance_is_gone() {
+    let mut view = View::default();
+    let assigned = PublicIpAssigned {
+        concentrator_uuid: CNCI.into(),
+        instance_uuid: INSTANCE.into(),
+        public_ip: "198.51.100.20".into(),
+        private_ip: "172.16.0.5".into(),
+    };
+    // It may come before the concentrator has announced itself again.
+    assert_eq!(take(&mut view, &assigned), ["public_ip_assigned"]);
+    assert_eq!(view.cnci(CNCI).unwrap().since, None);
+    let added = ConcentratorInstanceAdded {
+        instance_uuid: CNCI.into(),
+        tenant_uuid: OTHER.into(),
+        ..ConcentratorInstanceAdded::default()
+    };
+    assert_eq!(take(&mut view, &added), ["cnci_added"]);
+    let cnci = view.cnci(CNCI).unwrap();
+    assert_eq!(cnci.tenant, OTHER);
+    assert_eq!(cnci.public_ips["198.51.100.20"].private_ip, "172.16.0.5");
+    let unassigned = PublicIpUnassigned {
+        concentrator_uuid: CNCI.into(),
+        public_ip: "198.51.100.20".into(),
+        ..PublicIpUnassigned::default()
+    };
+    assert_eq!(take(&mut view, &unassigned), ["public_ip_unassigned"]);
+    assert!(view.cnci(CNCI).unwrap().public_ips.is_empty());
+    take(&mut view, &stats(NODE, &[(CNCI, InstanceState::Active)]));
+    assert_eq!(
+        take(&mut view, &stats(NODE, &[])),
+        ["instance_gone", "cnci_gone", "node_stats"]
+    );
+    assert_eq!(view.cncis().count(), 0);
+}
+
+#[test]
+fn what_cannot_be_read_is_told_and_changes_nothing() {
+    let mut view = View::default();
+    for payload in ["", "a: [", "node_uuid: []", "node_uuid: n\ninstances: 7"] {
+        let frame = Frame::with_payload(Command::STATS, payload);
+        assert_eq!(told(view.apply(&frame, UNIX_EPOCH)), ["unreadable"], "{payload}");
+    }
+    // A document that names no node by a UUID is of nobody.
+    let frame = Frame::with_payload(Command::STATS, "node_uuid: rack1");
+    assert!(view.apply(&frame, UNIX_EPOCH).is_empty());
+    assert_eq!(view.nodes().count(), 0);
+}
+
+#[test]
+fn every_payload_of_every_kind_is_taken_in_without_a_panic() {
+    let payloads: [&[u8]; 5] = [
+        b"",
+        b"\xff\xfe",
+        b"a: [",
+        b"{}",
+        b"instance_uuid: 7\nnode_uuid: 7\nreason: {}",
+    ];
+    let mut view = View::default();
+    for kind in ssntp::proto::FrameKind::all() {
+        for payload in payloads {
+            view.apply(&Frame::with_payload(kind, payload), UNIX_EPOCH);
+        }
+    }
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let mut view = View::new(3);
+    for n in 0..10u128 {
+        let failed = ssntp::payload::StopFailure {
+            instance_uuid: Uuid::from_u128(n).into(),
+            ..Default::default()
+        };
+        assert_eq!(take(&mut view, &failed), ["failed"]);
+        let report = TraceReport {
+            frames: vec![FrameTrace::default(); 2],
+        };
+        take(&mut view, &report);
+        let node = Uuid::from_u128(n);
+        take(
+            &mut view,
+            &stats(node, &[(Uuid::from_u128(n << 64), InstanceState::Active)]),
+        );
+        take(&mut view, &disconnected(node));
+    }
+    let failures: Vec<_> = view
+        .failures()
+        .map(|f| f.instance.uuid().unwrap().as_u128())
+        .collect();
+    assert_eq!(failures, [7, 8, 9]);
+    assert_eq!(view.traces().count(), 3);
+    assert_eq!(
+        view.nodes().map(|node| node.uuid.as_u128()).collect::<Vec<_>>(),
+        [7, 8, 9]
+    );
+    assert_eq!(view.instances().count(), 3);
+}
+
+#[test]
+fn the_beginning_of_a_uuid_names_what_it_names_alone() {
+    let mut view = View::default();
+    let similar = Uuid::from_u128(INSTANCE.as_u128() + 1);
+    take(
+        &mut view,
+        &stats(
+            NODE,
+            &[
+                (INSTANCE, InstanceState::Active),
+                (similar, InstanceState::Active),
+            ],
+        ),
+    );
+    assert_eq!(view.find_node("5"), Ok(NODE));
+    assert_eq!(view.find_node("5BE1C0DE-7"), Ok(NODE));
+    assert_eq!(
+        view.find_instance("0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001"),
+        Ok(INSTANCE)
+    );
+    // A whole one need not be known.
+    assert_eq!(view.find_instance(&CNCI.to_string()), Ok(CNCI));
+    let several = view.find_instance("0f7a").unwrap_err();
+    assert_eq!(
+        several.to_string(),
+        format!("0f7a is the beginning of 2 instances: {INSTANCE}, {similar}")
+    );
+    assert_eq!(
+        view.find_cnci("c2").unwrap_err().to_string(),
+        "no CNCI is known whose UUID begins with c2"
+    );
+    for text in ["", "rack1", "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a10011"] {
+        assert!(
+            matches!(view.find_instance(text), Err(FindError::NoUuid { .. })),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn instances_are_found_by_name_first() {
+    let mut view = View::default();
+    let named = |names: &[(Uuid, &str)]| {
+        let mut told = stats(NODE, &[]);
+        told.instances = names
+            .iter()
+            .map(|(uuid, name)| InstanceStats {
+                instance_uuid: (*uuid).into(),
+                name: (*name).to_owned(),
+                ..InstanceStats::default()
+            })
+            .collect();
+        told
+    };
+    // Also where another one's UUID begins so.
+    take(&mut view, &named(&[(INSTANCE, ""), (CNCI, "0f"), (OTHER, "web")]));
+    assert_eq!(view.find_instance("web"), Ok(OTHER));
+    assert_eq!(view.find_instance("0f"), Ok(CNCI));
+    assert_eq!(view.find_instance("0f7"), Ok(INSTANCE));
+    let unknown = view.find_instance("db").unwrap_err().to_string();
+    assert_eq!(unknown, "no instance is called db, or has a UUID that begins so");
+    assert_eq!(
+        view.find_instance("x y").unwrap_err().to_string(),
+        "no instance is called \"x y\""
+    );
+
+    take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, "web")]));
+    let several = view.find_instance("web").unwrap_err().to_string();
+    assert_eq!(
+        several,
+        format!("2 instances are called web: {INSTANCE}, {OTHER}")
+    );
+
+    // A name that is a UUID would stand for another instance.
+    let whole = INSTANCE.to_string();
+    take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, &whole)]));
+    assert_eq!(view.find_instance(&whole), Ok(INSTANCE));
+    assert_eq!(view.instance(OTHER).unwrap().stats.name, "");
+}
+
+#[test]
+fn what_an_agent_says_of_an_instance_is_bounded() {
+    let mut view = View::default();
+    let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
+    let instance = &mut told.instances[0];
+    instance.name = "\u{1b}[31m".into();
+    instance.labels = (0..1000).map(|n| (format!("k{n}"), "v".into())).collect();
+    instance.labels.insert("x".repeat(100), "v".into());
+    instance.labels.insert("a".into(), "\u{202e}".into());
+    instance.started = "1".repeat(100_000);
+    instance.detail = "d".repeat(100_000);
+    take(&mut view, &told);
+    let kept = &view.instance(INSTANCE).unwrap().stats;
+    assert_eq!(
+        (kept.name.as_str(), kept.started.len(), kept.detail.len()),
+        ("", 0, 0)
+    );
+    assert_eq!(kept.labels.len(), ssntp::payload::MAX_LABELS);
+    assert!(kept.labels.keys().all(|key| key.starts_with('k')));
+}
+
+#[test]
+fn a_change_says_how_an_instance_ended() {
+    let mut view = View::default();
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    assert_eq!(view.instance(INSTANCE).unwrap().ending(), None);
+    let mut told = stats(NODE, &[(INSTANCE, InstanceState::Exited)]);
+    (told.instances[0].exit_code, told.instances[0].exit_signal) = (143, 15);
+    let changes = view.apply(&Frame::of(&told), UNIX_EPOCH);
+    let said: Vec<_> = changes.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said[0],
+        format!("instance {INSTANCE} is exited, after active: killed SIGTERM")
+    );
+}
+
+#[test]
+fn a_stale_node_is_shown_as_it_was() {
+    let mut view = View::default();
+    let later = UNIX_EPOCH + std::time::Duration::from_secs(90);
+    take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
+    let repeated = Stats {
+        status: NodeStatus::Stale,
+        ..stats(NODE, &[(INSTANCE, InstanceState::Active)])
+    };
+    assert_eq!(
+        told(view.apply(&Frame::of(&repeated), later)),
+        ["node_status", "node_stats"]
+    );
+    let node = view.node(NODE).unwrap();
+    assert!(node.connected && !node.is_current());
+    assert_eq!(node.seen, Some(UNIX_EPOCH), "when it last reported");
+    take(&mut view, &stats(NODE, &[]));
+    assert!(view.node(NODE).unwrap().is_current());
+}
+
+/// Whoever sends it, and whether or not the scheduler lets it through.
+#[test]
+fn what_is_kept_of_a_frame_is_bounded() {
+    let mut view = View::new(4);
+    let long = "x".repeat(1 << 19);
+    let ids = |n: usize| vec![Id::from(long.as_str()); n];
+    let mut huge = stats(NODE, &[(INSTANCE, InstanceState::from(long.as_str()))]);
+    huge.hostname.clone_from(&long);
+    huge.status = long.as_str().into();
+    huge.instances[0].ssh_ip.clone_from(&long);
+    huge.instances[0].volumes = ids(1);
+    take(&mut view, &huge);
+    huge = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
+    huge.instances[0].volumes = (0..2000).map(|n| Id::from(Uuid::from_u128(n))).collect();
+    let changes = view.apply(&Frame::of(&huge), UNIX_EPOCH);
+    let failure = format!("instance_uuid: {long}\nreason: {long}\n");
+    let failed = view.apply(
+        &Frame::with_payload(ssntp::proto::ErrorCode::START_FAILURE, failure),
+        UNIX_EPOCH,
+    );
+    let trace = format!(
+        "frames: [{{label: {long}, nodes: [{}]}}]\n",
+        "{ssntp_role: r},".repeat(2000)
+    );
+    let traced = view.apply(&Frame::with_payload(Event::TRACE_REPORT, trace), UNIX_EPOCH);
+    let added = format!(
+        "concentrator_instance_added: {{instance_uuid: {CNCI}, tenant_uuid: {}}}\n",
+        "x".repeat(5000)
+    );
+    let added = view.apply(
+        &Frame::with_payload(Event::CONCENTRATOR_INSTANCE_ADDED, added),
+        UNIX_EPOCH,
+    );
+    for changes in [&changes, &failed, &traced, &added] {
+        assert!(format!("{changes:?}").len() < 200_000);
+    }
+    assert!(
+        format!("{view:?}").len() < 200_000,
+        "{}",
+        format!("{view:?}").len()
+    );
+}
+
+#[test]
+fn nodes_that_nobody_has_seen_are_bounded() {
+    let mut view = View::new(4);
+    for node in 1..=MOST_NODES as u128 {
+        assert!(view.there(Uuid::from_u128(node), UNIX_EPOCH).is_some());
+    }
+    assert!(take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)])).is_empty());
+    assert!(take(&mut view, &connected(NODE)).is_empty());
+    assert_eq!((view.nodes().count(), view.instances().count()), (MOST_NODES, 0));
+    assert!(!take(&mut view, &stats(Uuid::from_u128(1), &[])).is_empty());
+}

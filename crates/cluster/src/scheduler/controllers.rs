@@ -1,0 +1,131 @@
+//! The line of controllers, and what a new one has still to be told.
+
+use std::time::{Duration, Instant};
+
+use log::info;
+use uuid::Uuid;
+
+use super::nodes::Nodes;
+use super::{ControllerMode, Scheduler};
+use ssntp::server::{Context, SessionId, SessionInfo};
+use ssntp_transport::LogLimit;
+
+/// A controller is told of the nodes' last STATS while so much waits for it
+/// at most: together they may be more than its queue holds.
+const TELL_FRAMES: u64 = 4096;
+const TELL_BYTES: u64 = 4 << 20;
+/// How long it then gets to read some of it.
+const TELL_AGAIN: Duration = Duration::from_millis(10);
+
+/// The controllers in the order in which they connected.
+#[derive(Debug, Default)]
+pub(super) struct Controllers {
+    line: Vec<(SessionId, Uuid)>,
+    telling: Vec<Telling>,
+    tell_at: Option<Instant>,
+}
+
+/// What one controller has not been told yet.
+#[derive(Debug)]
+struct Telling {
+    session: SessionId,
+    to: Uuid,
+    /// The nodes whose last STATS it gets.
+    nodes: Vec<Uuid>,
+}
+
+impl Controllers {
+    pub(super) fn join(&mut self, session: &SessionInfo) {
+        self.line.push((session.id(), session.uuid()));
+    }
+
+    pub(super) fn leave(&mut self, session: &SessionInfo, log: &mut LogLimit<Uuid>, now: Instant) {
+        let master = self.line.first().copied();
+        self.line.retain(|(id, _)| *id != session.id());
+        self.telling.retain(|telling| telling.session != session.id());
+        if let Some((id, uuid)) = self.line.first()
+            && master.is_some_and(|(master, _)| master != *id)
+            && let Some(more) = log.admit(*uuid, "first in line", now)
+        {
+            info!(target: "ssntp::scheduler", "controller {uuid} is first in line now{more}");
+        }
+    }
+
+    /// Whether it has been connected longest.
+    pub(super) fn is_master(&self, session: SessionId) -> bool {
+        self.line.first().is_some_and(|(first, _)| *first == session)
+    }
+
+    /// How many there are, and who has been connected longest.
+    pub(super) fn counted(&self) -> (usize, Option<Uuid>) {
+        (self.line.len(), self.line.first().map(|(_, uuid)| *uuid))
+    }
+
+    pub(super) fn next_telling(&self) -> Option<Instant> {
+        self.tell_at
+    }
+
+    /// Goes on telling once it is time.
+    pub(super) fn tell(&mut self, cx: &mut Context<'_>, nodes: &Nodes, now: Instant) {
+        if self.tell_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.telling.retain_mut(|telling| telling.some(cx, nodes));
+        self.tell_at = (!self.telling.is_empty()).then(|| now + TELL_AGAIN);
+    }
+}
+
+impl Telling {
+    /// Sends as much as the controller should have waiting; says whether
+    /// there is more.
+    fn some(&mut self, cx: &mut Context<'_>, nodes: &Nodes) -> bool {
+        loop {
+            let waiting = cx.counters(self.to);
+            let busy = waiting.is_none_or(|c| c.frames_waiting > TELL_FRAMES || c.bytes_waiting > TELL_BYTES);
+            if busy {
+                return waiting.is_some();
+            }
+            let Some(node) = self.nodes.pop() else {
+                return false;
+            };
+            for frame in nodes.stats(node) {
+                if cx.send(self.to, frame).is_err() {
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+impl Scheduler {
+    /// Tells a new controller of every node, of every concentrator, and of
+    /// each node's last STATS with what its instances did since.
+    pub(super) fn tell_of_nodes(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let to = session.uuid();
+        if self.mode == ControllerMode::Master {
+            let place = match self.controllers.is_master(session.id()) {
+                true => "the master",
+                false => "a backup",
+            };
+            if let Some(more) = self.log.admit(to, "place in line", cx.now()) {
+                info!(target: "ssntp::scheduler", "{session}: it is {place}{more}");
+            }
+        }
+        for announced in self.nodes.announced().chain(self.cncis.told()) {
+            if cx.send(to, announced).is_err() {
+                return;
+            }
+        }
+        let mut telling = Telling {
+            session: session.id(),
+            to,
+            nodes: self.nodes.with_stats().collect(),
+        };
+        if telling.some(cx, &self.nodes) {
+            self.controllers.telling.push(telling);
+            self.controllers
+                .tell_at
+                .get_or_insert_with(|| cx.now() + TELL_AGAIN);
+        }
+    }
+}

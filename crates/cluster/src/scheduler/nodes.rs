@@ -1,0 +1,363 @@
+//! The agents that are connected: what a new controller is told of them, and
+//! whether they still report.
+//!
+//! A node says in STATS how often it sends them. One from which none have come
+//! for three times as long is STALE: controllers get its last STATS once more,
+//! with that status, and it gets no START until it reports again.
+//!
+//! A node that ends its session in order may only be about to show another
+//! certificate. For a moment it is waited for as one that has connected and not
+//! said READY: a START that fits no other node is held, and not refused.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::Scheduler;
+use super::answers::{self, Why};
+use super::cncis::Tenant;
+use super::figures::NodeFigures;
+use ssntp::Role;
+use ssntp::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
+use ssntp::proto::{Frame, Status};
+use ssntp::server::{Context, DisconnectReason, SessionInfo};
+use ssntp_transport::excerpt;
+
+/// More events than this between two STATS of a node are not kept for new
+/// controllers; its next STATS tell the same.
+const MAX_EVENTS: usize = 1024;
+/// Nor are those that are longer, in bytes: they say one UUID.
+const MAX_EVENT: usize = 1024;
+/// How long a node that ended its session in order is waited for: longer than a
+/// renewed client takes to be back, and no long time for an answer to a START.
+const RETURN: Duration = Duration::from_secs(3);
+/// The longest interval between STATS that a node may say, in seconds.
+const MAX_INTERVAL: u64 = 3600;
+/// After how many intervals without STATS a node is stale.
+const MISSED: u32 = 3;
+
+/// Every connected agent.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    by_uuid: HashMap<Uuid, Node>,
+    /// When each is stale, unless it reports before.
+    due: BTreeSet<(Instant, Uuid)>,
+    /// Those that ended their session in order, and until when they may be back.
+    expected: VecDeque<(Instant, Uuid)>,
+    /// Of nodes that do not say how often they report.
+    interval: Duration,
+    stale: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    /// NodeConnected, one for each kind of node it is: written once, sent to
+    /// every controller.
+    announced: Vec<Frame>,
+    last_stats: Option<Frame>,
+    /// What its instances did since, which those STATS do not tell:
+    /// InstanceDeleted and InstanceStopped, at most [`MAX_EVENTS`].
+    since: Vec<Frame>,
+    status: Option<Status>,
+    /// What it tells concentrators, and some may not have heard.
+    pub(super) tenants: BTreeMap<Tenant, Frame>,
+    interval: Duration,
+    /// None once it is stale.
+    due: Option<Instant>,
+}
+
+impl Nodes {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self {
+            by_uuid: HashMap::new(),
+            due: BTreeSet::new(),
+            expected: VecDeque::new(),
+            interval,
+            stale: 0,
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, uuid: Uuid) -> Option<&mut Node> {
+        self.by_uuid.get_mut(&uuid)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
+        self.by_uuid.values_mut()
+    }
+
+    /// How many are in each status.
+    pub(super) fn figures(&self) -> NodeFigures {
+        let mut figures = NodeFigures::default();
+        for node in self.by_uuid.values() {
+            *match node.status {
+                _ if node.due.is_none() => &mut figures.stale,
+                Some(Status::READY) => &mut figures.ready,
+                Some(Status::FULL) => &mut figures.full,
+                Some(Status::OFFLINE) => &mut figures.offline,
+                Some(Status::MAINTENANCE) => &mut figures.maintenance,
+                _ => &mut figures.waiting,
+            } += 1;
+        }
+        figures
+    }
+
+    /// NodeConnected of every node.
+    pub(super) fn announced(&self) -> impl Iterator<Item = &Frame> {
+        self.by_uuid.values().flat_map(|node| &node.announced)
+    }
+
+    /// The nodes that have sent STATS.
+    pub(super) fn with_stats(&self) -> impl Iterator<Item = Uuid> {
+        let known = |(uuid, node): (&Uuid, &Node)| node.last_stats.is_some().then_some(*uuid);
+        self.by_uuid.iter().filter_map(known)
+    }
+
+    /// The last STATS of a node, and the events of its instances since.
+    pub(super) fn stats(&self, uuid: Uuid) -> impl Iterator<Item = &Frame> {
+        let node = self.by_uuid.get(&uuid);
+        node.into_iter()
+            .flat_map(|node| node.last_stats.iter().chain(&node.since))
+    }
+
+    /// An instance of a node was deleted or has stopped.
+    pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
+        if let Some(node) = self.by_uuid.get_mut(&uuid)
+            && node.since.len() < MAX_EVENTS
+            && event.payload_bytes().len() <= MAX_EVENT
+        {
+            node.since.push(detached(event));
+        }
+    }
+
+    /// How often a node sends STATS.
+    pub(super) fn interval(&self, uuid: Uuid) -> Duration {
+        self.by_uuid
+            .get(&uuid)
+            .map_or(self.interval, |node| node.interval)
+    }
+
+    /// STATS have come; `interval` is what they say of that, in seconds. Says
+    /// whether the node was stale.
+    pub(super) fn heard(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
+        let Some(node) = self.by_uuid.get_mut(&uuid) else {
+            return false;
+        };
+        node.interval = match u64::try_from(interval) {
+            Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
+            _ => self.interval,
+        };
+        let due = now + node.interval * MISSED;
+        let before = node.due.replace(due);
+        if let Some(before) = before {
+            self.due.remove(&(before, uuid));
+        }
+        self.due.insert((due, uuid));
+        self.stale -= usize::from(before.is_none());
+        before.is_none()
+    }
+
+    /// Remembers the last STATS of a node for new controllers.
+    pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame) {
+        if let Some(node) = self.by_uuid.get_mut(&uuid) {
+            node.last_stats = Some(detached(stats));
+            node.since.clear();
+        }
+    }
+
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let stale = self.due.first().map(|(at, _)| *at);
+        let expected = self.expected.front().map(|(until, _)| *until);
+        [stale, expected].into_iter().flatten().min()
+    }
+
+    /// A node that is not back in time.
+    fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
+        let (_, node) = self
+            .expected
+            .front()
+            .copied()
+            .filter(|(until, _)| *until <= now)?;
+        self.expected.pop_front();
+        Some(node)
+    }
+
+    /// A node whose STATS have stayed away for too long, and its last ones as it
+    /// is now.
+    fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
+        let (_, uuid) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
+        self.due.pop_first();
+        let node = self.by_uuid.get_mut(&uuid)?;
+        node.due = None;
+        self.stale += 1;
+        let told = node.last_stats.as_ref().and_then(|frame| frame.payload().ok());
+        let stats = Stats {
+            node_uuid: uuid.into(),
+            status: NodeStatus::Stale,
+            ..told.unwrap_or_default()
+        };
+        let frame = Frame::of(&stats);
+        node.last_stats = Some(frame.clone());
+        Some((uuid, frame))
+    }
+}
+
+/// A copy of its own: the payload is a piece of a longer read.
+pub(super) fn detached(frame: &Frame) -> Frame {
+    Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
+}
+
+impl Scheduler {
+    pub(super) fn node_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let types = node_types(session.role());
+        if types.is_empty() {
+            return;
+        }
+        let node_uuid = session.uuid();
+        self.nodes.expected.retain(|(_, expected)| *expected != node_uuid);
+        self.placement.connect(node_uuid, session.role());
+        let announce = |node_type| {
+            Frame::of(&NodeConnected {
+                node_uuid: node_uuid.into(),
+                node_type,
+            })
+        };
+        let interval = self.nodes.interval;
+        let due = cx.now() + interval * MISSED;
+        let node = Node {
+            announced: types.into_iter().map(announce).collect(),
+            last_stats: None,
+            since: Vec::new(),
+            status: None,
+            tenants: BTreeMap::new(),
+            interval,
+            due: Some(due),
+        };
+        for frame in &node.announced {
+            // Only a kind that cannot be sent is an error.
+            let _ = cx.multicast(Role::CONTROLLER, frame);
+        }
+        self.nodes.by_uuid.insert(node_uuid, node);
+        self.nodes.due.insert((due, node_uuid));
+        self.instances.returned(node_uuid);
+    }
+
+    pub(super) fn node_disconnected(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &SessionInfo,
+        reason: &DisconnectReason,
+    ) {
+        let node_uuid = session.uuid();
+        let Some(node) = self.nodes.by_uuid.remove(&node_uuid) else {
+            return;
+        };
+        match node.due {
+            Some(due) => drop(self.nodes.due.remove(&(due, node_uuid))),
+            None => self.nodes.stale -= 1,
+        }
+        if *reason == DisconnectReason::PeerClosed && self.placement.expect(node_uuid) {
+            self.nodes.expected.push_back((cx.now() + RETURN, node_uuid));
+        } else {
+            self.placement.disconnect(node_uuid);
+        }
+        for node_type in node_types(session.role()) {
+            let gone = NodeDisconnected {
+                node_uuid: node_uuid.into(),
+                node_type,
+            };
+            answers::to_controllers(cx, &gone);
+        }
+        self.instances.left(node_uuid, cx.now());
+        self.node_changed(cx, node_uuid);
+    }
+
+    /// READY, FULL, OFFLINE and MAINTENANCE; says whether the node's place in
+    /// the table changed.
+    pub(super) fn node_status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) -> bool {
+        let uuid = from.uuid();
+        let status = Status(frame.kind().operand);
+        let unreadable = match status {
+            Status::READY => match frame.payload::<Ready>() {
+                Ok(ready) => {
+                    self.placement.ready(uuid, &ready);
+                    None
+                }
+                Err(e) => {
+                    // What it has is not known: it stays what it was.
+                    if let Some(more) = self.log.admit(uuid, "READY refused", cx.now()) {
+                        warn!(target: "ssntp::scheduler", "{from}: READY refused: {}{more}", excerpt(&e));
+                    }
+                    answers::refuse(cx, from, frame, Why::Unreadable(&e));
+                    return false;
+                }
+            },
+            Status::MAINTENANCE => {
+                self.placement.close(uuid);
+                self.end_move(uuid);
+                match frame.payload::<Maintenance>() {
+                    Ok(Maintenance { ready: Some(ready) }) => {
+                        self.placement.hostname(uuid, &ready.hostname);
+                        None
+                    }
+                    Ok(_) => None,
+                    Err(e) => Some(e),
+                }
+            }
+            _ => {
+                self.placement.close(uuid);
+                if status == Status::OFFLINE {
+                    // Then it is not evacuated.
+                    self.end_move(uuid);
+                    self.moves.end(uuid);
+                }
+                None
+            }
+        };
+        if let Some(e) = unreadable {
+            if let Some(more) = self.log.admit(uuid, "status unreadable", cx.now()) {
+                warn!(target: "ssntp::scheduler", "{from}: {status}: {}{more}", excerpt(&e));
+            }
+            answers::refuse(cx, from, frame, Why::Unreadable(&e));
+        }
+        if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
+            && node.status.replace(status) != Some(status)
+            && let Some(more) = self.log.admit(uuid, "status", cx.now())
+        {
+            info!(target: "ssntp::scheduler", "{from}: {status}{more}");
+        }
+        true
+    }
+
+    /// Nodes that have not reported for too long, or have not come back.
+    pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
+        while let Some(node) = self.nodes.take_departed(now) {
+            self.placement.disconnect(node);
+            self.node_changed(cx, node);
+        }
+        while let Some((node, stats)) = self.nodes.take_stale(now) {
+            if let Some(more) = self.log.admit(node, "stale", now) {
+                let count = self.nodes.stale;
+                warn!(target: "ssntp::scheduler",
+                    "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are{more}"
+                );
+            }
+            self.placement.suspend(node, true);
+            // Only a kind that cannot be sent is an error.
+            let _ = cx.multicast(Role::CONTROLLER, &stats);
+            self.node_changed(cx, node);
+        }
+    }
+}
+
+/// An agent that is both is told of as both.
+fn node_types(role: Role) -> Vec<NodeType> {
+    let kinds = [
+        (Role::AGENT, NodeType::ComputeNode),
+        (Role::NETAGENT, NodeType::NetworkNode),
+    ];
+    let held = kinds.into_iter().filter(|(kind, _)| role.contains(*kind));
+    held.map(|(_, node_type)| node_type).collect()
+}

@@ -1,0 +1,483 @@
+//! Which node takes a START: a table of nodes and their room, without clock
+//! or I/O.
+//!
+//! ```text
+//!                  slots: 0  1  2  3  4  5  6  7       a ring for each kind of node
+//!   room of ready nodes   ▪  ·  ·  ▪  ▪  ·  ·  ▪       the search begins after the
+//!                          ╲╱    ╲╱    ╲╱    ╲╱        slot that was used last, and
+//!   most room of two         ▪     ▪     ▪     ▪       wraps round
+//!                             ╲   ╱       ╲   ╱
+//!   most room of four           ▪           ▪          a subtree without enough room
+//!                                 ╲       ╱            is left out as a whole
+//! ```
+//!
+//! Each kind of node (compute, network) has two such trees: nodes that take
+//! a START now, and nodes that are only waiting for their READY. So do the
+//! nodes of each name, for STARTs that ask for one: names need not be unique,
+//! and many nodes may have the same. A search,
+//! and a change of a node, takes time with the logarithm of the number of
+//! nodes; nodes that are full cost nothing. When memory is free on some nodes
+//! and disk on others, but never both on one, the search looks at all of
+//! them, which `benches/placement.rs` measures too.
+//!
+//! What a node does not know of itself (-1 in READY) is no reason to refuse
+//! it: its agent has the last word, with `full_cn`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `ring` | the trees, and what they hold of a node |
+
+mod ring;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use uuid::Uuid;
+
+use self::ring::{Rings, Room, State};
+use ssntp::Role;
+use ssntp::payload::{Id, Ready, Start};
+
+/// The longest name that a system gives a host, in bytes.
+const MAX_HOSTNAME: usize = 255;
+
+/// How many STARTs a node gets for one READY.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// One: what the node has left is known before the next.
+    #[default]
+    Strict,
+    /// As many as fit, by what the node would have left of its memory and
+    /// disk if all of them took what they ask for. CPUs are shared and never
+    /// used up.
+    Opportunistic,
+}
+
+/// What a START asks of its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Memory in MB.
+    pub mem_mb: i64,
+    /// Disk in MB: the volumes that are made on the node.
+    pub disk_mb: i64,
+    /// CPUs.
+    pub vcpus: i64,
+    /// The only node that will do; empty for any.
+    pub node_id: Id,
+    /// The name of the only node that will do, in any case of its letters;
+    /// empty for any.
+    pub hostname: String,
+    /// Whether it takes a network node rather than a compute node.
+    pub network_node: bool,
+}
+
+impl Needs {
+    /// What a START says.
+    ///
+    /// # Errors
+    /// The path of a number below zero.
+    pub fn of(start: &Start) -> Result<Self, &'static str> {
+        let wanted = &start.requirements;
+        let mut disk_mb: i64 = 0;
+        for volume in start.storage.iter().filter(|volume| volume.local) {
+            if volume.size < 0 {
+                return Err("start.storage.size");
+            }
+            disk_mb = disk_mb.saturating_add(volume.size.saturating_mul(1024));
+        }
+        if wanted.mem_mb < 0 {
+            return Err("start.requirements.mem_mb");
+        }
+        if wanted.vcpus < 0 {
+            return Err("start.requirements.vcpus");
+        }
+        Ok(Self {
+            mem_mb: wanted.mem_mb,
+            disk_mb,
+            vcpus: wanted.vcpus,
+            node_id: wanted.node_id.clone(),
+            hostname: wanted.hostname.clone(),
+            network_node: wanted.network_node,
+        })
+    }
+
+    fn room(&self) -> Room {
+        Room {
+            mem_mb: self.mem_mb,
+            disk_mb: self.disk_mb,
+            vcpus: self.vcpus,
+        }
+    }
+
+    fn role(&self) -> Role {
+        match self.network_node {
+            true => Role::NETAGENT,
+            false => Role::AGENT,
+        }
+    }
+}
+
+/// Where a START may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// To this node, from whose room it has been taken.
+    Placed(Allocation),
+    /// To no node for now; it would fit this one, which is only waiting for
+    /// its READY.
+    Wait(Uuid),
+    /// No node has the room, the name or the UUID.
+    NoRoom,
+    /// No node of the kind is connected.
+    NoNode,
+}
+
+/// What a node was given, to be taken back should the START fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The node.
+    pub node: Uuid,
+    /// Which READY it was given for: a later one has counted it.
+    report: u64,
+    mem_mb: i64,
+    disk_mb: i64,
+}
+
+/// The nodes, and where the search goes on.
+#[derive(Debug, Default)]
+pub struct Placement {
+    policy: Policy,
+    slots: Vec<Option<Node>>,
+    /// Slots of nodes that left, the lowest first.
+    free: BinaryHeap<Reverse<usize>>,
+    by_uuid: HashMap<Uuid, usize>,
+    /// In lower case.
+    by_hostname: HashMap<String, Host>,
+    rings: Rings,
+    reports: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    uuid: Uuid,
+    roles: Role,
+    hostname: String,
+    /// Its place among the nodes of that name, where it has one.
+    seat: usize,
+    state: State,
+    /// It takes nothing, whatever its state is.
+    suspended: bool,
+    /// By its last READY, and less what it was allocation since where that is
+    /// forecast.
+    room: Room,
+    report: u64,
+}
+
+/// The nodes of one name.
+#[derive(Debug, Default)]
+struct Host {
+    /// Their slots; in the rings they go by their seats.
+    seats: Vec<Option<usize>>,
+    /// The seats of nodes that left, the lowest first.
+    free: BinaryHeap<Reverse<usize>>,
+    rings: Rings,
+}
+
+impl Host {
+    fn join(&mut self, slot: usize) -> usize {
+        let seat = match self.free.pop() {
+            Some(Reverse(seat)) => seat,
+            None => {
+                self.seats.push(None);
+                self.seats.len() - 1
+            }
+        };
+        self.seats[seat] = Some(slot);
+        seat
+    }
+
+    /// Says whether nobody is left.
+    fn leave(&mut self, seat: usize) -> bool {
+        self.rings.clear(seat);
+        self.seats[seat] = None;
+        self.free.push(Reverse(seat));
+        self.free.len() == self.seats.len()
+    }
+}
+
+impl Placement {
+    /// A table without nodes.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            ..Self::default()
+        }
+    }
+
+    /// A node has connected, with AGENT, NETAGENT or both among its roles.
+    /// Until it has told what it has, it is waiting for its READY.
+    pub fn connect(&mut self, uuid: Uuid, roles: Role) {
+        self.disconnect(uuid);
+        let slot = match self.free.pop() {
+            Some(Reverse(slot)) => slot,
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        self.by_uuid.insert(uuid, slot);
+        self.slots[slot] = Some(Node {
+            uuid,
+            roles,
+            hostname: String::new(),
+            seat: 0,
+            state: State::Waiting,
+            suspended: false,
+            room: Room::UNKNOWN,
+            report: 0,
+        });
+        self.rings.of_roles(roles).for_each(|ring| ring.connected += 1);
+        self.enter(slot);
+    }
+
+    /// A node has gone.
+    pub fn disconnect(&mut self, uuid: Uuid) {
+        let Some(slot) = self.by_uuid.remove(&uuid) else {
+            return;
+        };
+        let Some(node) = self.slots[slot].take() else {
+            return;
+        };
+        self.rings
+            .of_roles(node.roles)
+            .for_each(|ring| ring.connected -= 1);
+        self.rings.clear(slot);
+        self.leave_host(&node.hostname, node.seat);
+        self.free.push(Reverse(slot));
+    }
+
+    /// A node has disconnected, and may be back in a moment: until then it is
+    /// waiting for its READY. False, and nothing changes, for one that takes no
+    /// START.
+    pub fn expect(&mut self, uuid: Uuid) -> bool {
+        let is_open = self.find(uuid).is_some_and(|node| node.state() != State::Closed);
+        if is_open {
+            self.change(uuid, |node| node.state = State::Waiting);
+        }
+        is_open
+    }
+
+    /// A node has said READY.
+    pub fn ready(&mut self, uuid: Uuid, ready: &Ready) {
+        self.reports += 1;
+        let report = self.reports;
+        self.change(uuid, |node| {
+            node.state = State::Ready;
+            node.room = Room::of(ready);
+            node.report = report;
+        });
+        self.hostname(uuid, &ready.hostname);
+    }
+
+    /// A node takes no START until it says READY: it has said FULL, OFFLINE
+    /// or MAINTENANCE.
+    pub fn close(&mut self, uuid: Uuid) {
+        self.change(uuid, |node| node.state = State::Closed);
+    }
+
+    /// Whether a node is left out for now, as if it were not there; what it says
+    /// meanwhile of itself holds afterwards.
+    pub fn suspend(&mut self, uuid: Uuid, suspended: bool) {
+        self.change(uuid, |node| node.suspended = suspended);
+    }
+
+    /// A node has told its name. One that is longer than a name can be is
+    /// none.
+    pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
+        let Some(slot) = self.by_uuid.get(&uuid).copied() else {
+            return;
+        };
+        let hostname = match hostname.len() <= MAX_HOSTNAME {
+            true => hostname.to_ascii_lowercase(),
+            false => String::new(),
+        };
+        let Some(node) = self.slots[slot].as_mut().filter(|node| node.hostname != hostname) else {
+            return;
+        };
+        let old = std::mem::replace(&mut node.hostname, hostname.clone());
+        let old_seat = std::mem::take(&mut node.seat);
+        if !hostname.is_empty() {
+            node.seat = self.by_hostname.entry(hostname).or_default().join(slot);
+        }
+        self.leave_host(&old, old_seat);
+        self.enter(slot);
+    }
+
+    /// Finds a node: the first that fits after the one used last. `except` is
+    /// never chosen, nor counted.
+    pub fn place(&mut self, needs: &Needs, except: Option<Uuid>) -> Verdict {
+        let except = except.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
+        let role = needs.role();
+        let of_kind = |slot: usize| self.node(slot).is_some_and(|node| node.roles.contains(role));
+        let ring = self.rings.of(needs.network_node);
+        if ring.connected == usize::from(except.is_some_and(of_kind)) {
+            return Verdict::NoNode;
+        }
+        let found = |state| match (needs.node_id.is_empty(), needs.hostname.is_empty()) {
+            (true, true) => ring.first(state, needs.room(), except),
+            (true, false) => self.called(needs, state, except),
+            (false, _) => {
+                let slot = *self.by_uuid.get(&needs.node_id.uuid()?)?;
+                let node = self.node(slot)?;
+                (Some(slot) != except && node.state() == state && node.suits(needs)).then_some(slot)
+            }
+        };
+        if let Some(slot) = found(State::Ready) {
+            return self
+                .allocate(slot, needs)
+                .map_or(Verdict::NoRoom, Verdict::Placed);
+        }
+        let waiting = found(State::Waiting).and_then(|slot| self.node(slot));
+        waiting.map_or(Verdict::NoRoom, |node| Verdict::Wait(node.uuid))
+    }
+
+    /// Gives a START to this node, if it takes one now and fits.
+    pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Allocation> {
+        let slot = *self.by_uuid.get(&uuid)?;
+        let node = self.node(slot)?;
+        (node.state() == State::Ready && node.suits(needs)).then(|| self.allocate(slot, needs))?
+    }
+
+    /// A START that a node was given has failed, and took nothing of it.
+    /// Says whether the node has more to give by that.
+    pub fn take_back(&mut self, allocation: &Allocation) -> bool {
+        let slot = self.by_uuid.get(&allocation.node).copied();
+        let Some(node) = slot.and_then(|slot| self.node(slot)) else {
+            return false;
+        };
+        // A later READY has counted it, and a node that closed has not opened.
+        if node.report != allocation.report || node.state == State::Closed {
+            return false;
+        }
+        self.change(allocation.node, |node| {
+            node.state = State::Ready;
+            node.room = node.room.plus(allocation.mem_mb, allocation.disk_mb);
+        });
+        true
+    }
+
+    /// Whether a node takes a START now.
+    pub fn is_ready(&self, uuid: Uuid) -> bool {
+        self.find(uuid).is_some_and(|node| node.state() == State::Ready)
+    }
+
+    /// Whether a START would fit this node, which is only waiting for its
+    /// READY.
+    pub fn would_fit(&self, uuid: Uuid, needs: &Needs) -> bool {
+        self.find(uuid)
+            .is_some_and(|node| node.state() == State::Waiting && node.suits(needs))
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.by_uuid.len()
+    }
+
+    /// Whether there is no node.
+    pub fn is_empty(&self) -> bool {
+        self.by_uuid.is_empty()
+    }
+
+    fn node(&self, slot: usize) -> Option<&Node> {
+        self.slots.get(slot)?.as_ref()
+    }
+
+    fn find(&self, uuid: Uuid) -> Option<&Node> {
+        self.node(*self.by_uuid.get(&uuid)?)
+    }
+
+    /// The first node that fits of those with the name that is asked for.
+    fn called(&self, needs: &Needs, state: State, except: Option<usize>) -> Option<usize> {
+        let hostname = needs.hostname.to_ascii_lowercase();
+        let host = self.by_hostname.get(&hostname)?;
+        let except = except.and_then(|slot| self.node(slot));
+        let except = except
+            .filter(|node| node.hostname == hostname)
+            .map(|node| node.seat);
+        let ring = host.rings.of(needs.network_node);
+        let seat = ring.first(state, needs.room(), except)?;
+        *host.seats.get(seat)?
+    }
+
+    /// Takes a START out of the room of the node in `slot`.
+    fn allocate(&mut self, slot: usize, needs: &Needs) -> Option<Allocation> {
+        self.rings.of_mut(needs.network_node).last = slot;
+        let policy = self.policy;
+        let node = self.slots.get_mut(slot)?.as_mut()?;
+        if let Some(host) = self.by_hostname.get_mut(&node.hostname) {
+            host.rings.of_mut(needs.network_node).last = node.seat;
+        }
+        let mut allocation = Allocation {
+            node: node.uuid,
+            report: node.report,
+            mem_mb: 0,
+            disk_mb: 0,
+        };
+        match policy {
+            Policy::Strict => node.state = State::Waiting,
+            Policy::Opportunistic => {
+                (allocation.mem_mb, allocation.disk_mb) = (needs.mem_mb, needs.disk_mb);
+                node.room = node.room.minus(needs.mem_mb, needs.disk_mb);
+            }
+        }
+        self.enter(slot);
+        Some(allocation)
+    }
+
+    fn change(&mut self, uuid: Uuid, change: impl FnOnce(&mut Node)) {
+        let Some(slot) = self.by_uuid.get(&uuid).copied() else {
+            return;
+        };
+        if let Some(node) = &mut self.slots[slot] {
+            change(node);
+        }
+        self.enter(slot);
+    }
+
+    /// Brings the trees up to date with the node in `slot`.
+    fn enter(&mut self, slot: usize) {
+        let Some(node) = self.slots.get(slot).and_then(Option::as_ref) else {
+            return;
+        };
+        self.rings.set(node.roles, slot, node.state(), node.room);
+        if let Some(host) = self.by_hostname.get_mut(&node.hostname) {
+            host.rings.set(node.roles, node.seat, node.state(), node.room);
+        }
+    }
+
+    fn leave_host(&mut self, hostname: &str, seat: usize) {
+        let host = self.by_hostname.get_mut(hostname);
+        if host.is_some_and(|host| host.leave(seat)) {
+            self.by_hostname.remove(hostname);
+        }
+    }
+}
+
+impl Node {
+    fn state(&self) -> State {
+        match self.suspended {
+            true => State::Closed,
+            false => self.state,
+        }
+    }
+
+    /// Whether it is of the kind, has the room, and the name that is asked
+    /// for; its UUID has been looked up.
+    fn suits(&self, needs: &Needs) -> bool {
+        let named = needs.node_id.is_empty() || needs.node_id == self.uuid;
+        let called = needs.hostname.is_empty() || needs.hostname.eq_ignore_ascii_case(&self.hostname);
+        named && called && self.roles.contains(needs.role()) && self.room.holds(needs.room())
+    }
+}
+
+#[cfg(test)]
+mod tests;

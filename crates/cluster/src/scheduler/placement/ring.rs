@@ -1,0 +1,222 @@
+//! What a search looks through: the room of nodes as trees, and which of them
+//! was used last.
+
+use ssntp::Role;
+use ssntp::payload::Ready;
+
+/// Whether a node takes STARTs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It takes a START.
+    Ready,
+    /// It says READY when it takes the next.
+    Waiting,
+    /// It is full, offline or in maintenance.
+    Closed,
+}
+
+/// A ring for each kind of node. A node that is of both stands in both.
+#[derive(Debug, Default)]
+pub(super) struct Rings {
+    compute: Ring,
+    network: Ring,
+}
+
+impl Rings {
+    pub(super) fn of(&self, network: bool) -> &Ring {
+        match network {
+            true => &self.network,
+            false => &self.compute,
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, network: bool) -> &mut Ring {
+        match network {
+            true => &mut self.network,
+            false => &mut self.compute,
+        }
+    }
+
+    pub(super) fn of_roles(&mut self, roles: Role) -> impl Iterator<Item = &mut Ring> {
+        let compute = roles.contains(Role::AGENT).then_some(&mut self.compute);
+        let network = roles.contains(Role::NETAGENT).then_some(&mut self.network);
+        compute.into_iter().chain(network)
+    }
+
+    /// Brings the trees up to date with a node.
+    pub(super) fn set(&mut self, roles: Role, at: usize, state: State, room: Room) {
+        let room_as = |wanted| if state == wanted { room } else { Room::NONE };
+        for ring in self.of_roles(roles) {
+            ring.ready.set(at, room_as(State::Ready));
+            ring.waiting.set(at, room_as(State::Waiting));
+        }
+    }
+
+    /// Takes a node out of the trees.
+    pub(super) fn clear(&mut self, at: usize) {
+        self.set(Role::AGENT | Role::NETAGENT, at, State::Closed, Room::NONE);
+    }
+}
+
+/// Nodes of one kind.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    /// How many are connected.
+    pub(super) connected: usize,
+    /// The one that was used last.
+    pub(super) last: usize,
+    ready: Tree,
+    waiting: Tree,
+}
+
+impl Ring {
+    /// The first in this state that fits after the one that was used last,
+    /// wrapping round, but not `except`.
+    pub(super) fn first(&self, state: State, wanted: Room, except: Option<usize>) -> Option<usize> {
+        let tree = match state {
+            State::Ready => &self.ready,
+            State::Waiting => &self.waiting,
+            State::Closed => return None,
+        };
+        tree.first_after(self.last, wanted, except)
+    }
+}
+
+/// Memory and disk in MB, and CPUs: of a node, or asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) mem_mb: i64,
+    pub(super) disk_mb: i64,
+    pub(super) vcpus: i64,
+}
+
+impl Room {
+    /// Holds nothing, not even what asks for nothing.
+    const NONE: Self = Self {
+        mem_mb: -1,
+        disk_mb: -1,
+        vcpus: -1,
+    };
+    /// Holds whatever is asked for.
+    pub(super) const UNKNOWN: Self = Self {
+        mem_mb: i64::MAX,
+        disk_mb: i64::MAX,
+        vcpus: i64::MAX,
+    };
+
+    pub(super) fn of(ready: &Ready) -> Self {
+        let known = |value: i64| if value < 0 { i64::MAX } else { value };
+        Self {
+            mem_mb: known(ready.mem_available_mb),
+            disk_mb: known(ready.disk_available_mb),
+            vcpus: known(ready.cpus_online),
+        }
+    }
+
+    pub(super) fn holds(&self, wanted: Self) -> bool {
+        self.mem_mb >= wanted.mem_mb && self.disk_mb >= wanted.disk_mb && self.vcpus >= wanted.vcpus
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            mem_mb: self.mem_mb.max(other.mem_mb),
+            disk_mb: self.disk_mb.max(other.disk_mb),
+            vcpus: self.vcpus.max(other.vcpus),
+        }
+    }
+
+    /// What is unknown stays so.
+    pub(super) fn plus(self, mem_mb: i64, disk_mb: i64) -> Self {
+        let add = |have: i64, more| if have == i64::MAX { have } else { have + more };
+        Self {
+            mem_mb: add(self.mem_mb, mem_mb),
+            disk_mb: add(self.disk_mb, disk_mb),
+            vcpus: self.vcpus,
+        }
+    }
+
+    pub(super) fn minus(self, mem_mb: i64, disk_mb: i64) -> Self {
+        self.plus(-mem_mb, -disk_mb)
+    }
+}
+
+/// The room of every slot, and the most of every part of them: node `n` has
+/// the children `2n` and `2n + 1`, and the leaves stand at the end.
+#[derive(Debug, Default)]
+struct Tree {
+    most: Vec<Room>,
+}
+
+impl Tree {
+    fn leaves(&self) -> usize {
+        self.most.len() / 2
+    }
+
+    fn set(&mut self, slot: usize, room: Room) {
+        if slot >= self.leaves() {
+            if room == Room::NONE {
+                return;
+            }
+            self.grow(slot);
+        }
+        let mut at = self.leaves() + slot;
+        self.most[at] = room;
+        while at > 1 {
+            at /= 2;
+            let most = self.most[2 * at].most(self.most[2 * at + 1]);
+            if self.most[at] == most {
+                return;
+            }
+            self.most[at] = most;
+        }
+    }
+
+    fn grow(&mut self, slot: usize) {
+        let old = std::mem::take(&mut self.most);
+        let leaves = (slot + 1).next_power_of_two();
+        self.most = vec![Room::NONE; 2 * leaves];
+        let kept = &old[old.len() / 2..];
+        self.most[leaves..leaves + kept.len()].copy_from_slice(kept);
+        for at in (1..leaves).rev() {
+            self.most[at] = self.most[2 * at].most(self.most[2 * at + 1]);
+        }
+    }
+
+    /// The first slot that fits after `last`, wrapping round, but not
+    /// `except`.
+    fn first_after(&self, last: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
+        let leaves = self.leaves();
+        let start = (last + 1).min(leaves);
+        self.first_within(start, leaves, wanted, except)
+            .or_else(|| self.first_within(0, start, wanted, except))
+    }
+
+    fn first_within(&self, from: usize, to: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
+        let found = self.descend(1, 0, self.leaves(), (from, to), wanted)?;
+        match except {
+            Some(except) if found == except => self.descend(1, 0, self.leaves(), (found + 1, to), wanted),
+            _ => Some(found),
+        }
+    }
+
+    /// The first slot in `range` that fits, below the node `at`, which stands
+    /// for `count` slots from `first` on.
+    fn descend(
+        &self,
+        at: usize,
+        first: usize,
+        count: usize,
+        range: (usize, usize),
+        wanted: Room,
+    ) -> Option<usize> {
+        if first >= range.1 || first + count <= range.0 || !self.most.get(at)?.holds(wanted) {
+            return None;
+        }
+        if count == 1 {
+            return Some(first);
+        }
+        let half = count / 2;
+        self.descend(2 * at, first, half, range, wanted)
+            .or_else(|| self.descend(2 * at + 1, first + half, half, range, wanted))
+    }
+}

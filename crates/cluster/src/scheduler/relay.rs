@@ -1,0 +1,123 @@
+//! Commands whose payload names whom they are for. They go there as they came.
+
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::Scheduler;
+use super::answers::{self, Why};
+use ssntp::Role;
+use ssntp::payload::{
+    AssignPublicIp, AttachVolume, Delete, DetachVolume, Error, Evacuate, Id, RefreshCnci, ReleasePublicIp,
+    Restart, Restore, Stop,
+};
+use ssntp::proto::{Command, Frame};
+use ssntp::server::{Context, SessionInfo};
+use ssntp_transport::LogLimit;
+use ssntp_transport::excerpt;
+
+const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
+
+/// Whom a command is for, and the instance that it is about.
+struct Addressed {
+    to: (Id, Role),
+    instance: Id,
+}
+
+macro_rules! addressed {
+    ($frame:ident as $payload:ident) => {
+        $frame.payload().map(|p: $payload| Addressed {
+            to: (p.workload_agent_uuid, NODE),
+            instance: p.instance_uuid,
+        })
+    };
+    ($frame:ident as $payload:ident to $role:expr, $field:ident) => {
+        $frame.payload().map(|p: $payload| Addressed {
+            to: (p.$field, $role),
+            instance: Id::default(),
+        })
+    };
+}
+
+impl Scheduler {
+    /// Forwards a controller's command, or answers it: also where the instance
+    /// is known to be on another node than the one that is named.
+    pub(super) fn relay(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let addressed = match Command(frame.kind().operand) {
+            Command::STOP => addressed!(frame as Stop),
+            Command::DELETE => addressed!(frame as Delete),
+            Command::RESTART => addressed!(frame as Restart),
+            Command::ATTACH_VOLUME => addressed!(frame as AttachVolume),
+            Command::DETACH_VOLUME => addressed!(frame as DetachVolume),
+            Command::EVACUATE => addressed!(frame as Evacuate to NODE, workload_agent_uuid),
+            Command::RESTORE => addressed!(frame as Restore to NODE, workload_agent_uuid),
+            Command::ASSIGN_PUBLIC_IP => {
+                addressed!(frame as AssignPublicIp to Role::CNCIAGENT, concentrator_uuid)
+            }
+            Command::RELEASE_PUBLIC_IP => {
+                addressed!(frame as ReleasePublicIp to Role::CNCIAGENT, concentrator_uuid)
+            }
+            Command::REFRESH_CNCI => addressed!(frame as RefreshCnci to Role::CNCIAGENT, cnci_uuid),
+            _ => return,
+        };
+        let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
+        let has = instance.and_then(|instance| self.instances.node_of(instance));
+        let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
+        if addressed.as_ref().is_ok_and(elsewhere) {
+            return answers::refuse(cx, from, frame, Why::NotConnected);
+        }
+        // Whoever asks for something else means that.
+        if let Some(instance) = instance {
+            self.moves.leave(instance, has);
+        }
+        let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
+        let to = addressed.map(|addressed| addressed.to);
+        if let Err(e) = forward(cx, &mut self.log, from, frame, to) {
+            let why = e.as_ref().map_or(Why::NotConnected, Why::Unreadable);
+            return answers::refuse(cx, from, frame, why);
+        }
+        let Some(node) = node else { return };
+        match Command(frame.kind().operand) {
+            Command::EVACUATE if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) => {
+                self.begin_move(cx, from, node);
+            }
+            Command::RESTORE => {
+                self.end_move(node);
+                self.moves.end(node);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The error is none where nobody of that UUID and role is connected.
+pub(super) fn forward(
+    cx: &mut Context<'_>,
+    log: &mut LogLimit<Uuid>,
+    from: &SessionInfo,
+    frame: &Frame,
+    to: Result<(Id, Role), Error>,
+) -> Result<(), Option<Error>> {
+    let kind = frame.kind();
+    let (id, role) = to.map_err(|e| {
+        if let Some(more) = log.admit(from.uuid(), "refused", cx.now()) {
+            info!(target: "ssntp::scheduler", "{from}: {kind} refused: {}{more}", excerpt(&e));
+        }
+        Some(e)
+    })?;
+    let directory = cx.directory();
+    let session = id.uuid().and_then(|uuid| directory.session(uuid));
+    let Some(to) = session.filter(|session| session.role().intersects(role)) else {
+        if let Some(more) = log.admit(from.uuid(), "not connected", cx.now()) {
+            let id = excerpt(&id);
+            info!(target: "ssntp::scheduler", "{from}: {kind} for {id}, who is not connected{more}");
+        }
+        return Err(None);
+    };
+    let to = to.uuid();
+    cx.forward(from, to, frame).map_err(|e| {
+        if let Some(more) = log.admit(from.uuid(), "not forwarded", cx.now()) {
+            warn!(target: "ssntp::scheduler", "{from}: {kind}: {e}{more}");
+        }
+        None
+    })
+}

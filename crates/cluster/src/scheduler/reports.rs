@@ -1,0 +1,281 @@
+//! What agents say: whose it is, and whether it goes on to the controllers.
+//!
+//! A node speaks for itself and for its own instances, a concentrator for
+//! itself. What is said of others goes nowhere: it is counted, and the log tells
+//! it. Of STATS that list instances of others the rest is passed on.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use log::{debug, warn};
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::Scheduler;
+use super::instances::StartFailed;
+use ssntp::Role;
+use ssntp::payload::{
+    Delete, DeleteFailure, DeleteFailureReason, Id, StartFailure, StartFailureReason, Stats, StatsSummary,
+    yaml,
+};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType};
+use ssntp::server::{Context, SessionInfo};
+use ssntp_transport::excerpt;
+
+/// The longest event or failure in bytes: they say some UUIDs and addresses.
+/// Controllers remember and queue them by the thousand.
+const MAX_REPORT: usize = 8 << 10;
+/// The longest TraceReport in bytes: an agent reports one frame with its hops.
+const MAX_TRACE_REPORT: usize = 64 << 10;
+
+/// Whom an event or a failure names.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Subject {
+    node_uuid: Id,
+    concentrator_uuid: Id,
+    instance_uuid: Id,
+}
+
+/// Events stand under the key of their kind; a reader looks at no other.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Roots {
+    instance_deleted: Subject,
+    instance_stopped: Subject,
+    concentrator_instance_added: Subject,
+    public_ip_assigned: Subject,
+    public_ip_unassigned: Subject,
+}
+
+impl Subject {
+    /// None where it cannot be read.
+    fn read(frame: &Frame) -> Option<Self> {
+        let bytes = frame.payload_bytes();
+        if bytes.len() > MAX_REPORT {
+            return None;
+        }
+        if frame.kind().frame_type != FrameType::EVENT {
+            return yaml::decode(bytes).ok();
+        }
+        let roots: Roots = yaml::decode(bytes).ok()?;
+        Some(match Event(frame.kind().operand) {
+            Event::INSTANCE_DELETED => roots.instance_deleted,
+            Event::INSTANCE_STOPPED => roots.instance_stopped,
+            Event::CONCENTRATOR_INSTANCE_ADDED => roots.concentrator_instance_added,
+            Event::PUBLIC_IP_ASSIGNED => roots.public_ip_assigned,
+            Event::PUBLIC_IP_UNASSIGNED => roots.public_ip_unassigned,
+            _ => return None,
+        })
+    }
+}
+
+impl Scheduler {
+    /// STATS of a node.
+    pub(super) fn stats(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let (node, now) = (from.uuid(), cx.now());
+        let told = match StatsSummary::read(frame.payload_bytes()) {
+            Ok(told) => told,
+            Err(e) => return self.reject_report(cx, from, frame, &e),
+        };
+        if told.node_uuid != node {
+            return self.reject_report(cx, from, frame, &format_args!("of node {}", told.node_uuid));
+        }
+        let was_stale = self.nodes.heard(node, told.interval, now);
+        let interval = self.nodes.interval(node);
+        let report = self.instances.report(node, &told.instances, interval, now);
+        let mut passed = frame.clone();
+        if let Some(one) = report.foreign.iter().next() {
+            let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
+            self.reject_report(cx, from, frame, &why);
+            match without(frame, &report.foreign) {
+                Some(rest) => passed = rest,
+                None => return,
+            }
+        }
+        forward(cx, from, &passed);
+        self.nodes.keep_stats(node, &passed);
+        for received in report.started {
+            self.starts.started(received, now);
+        }
+        for (instance, given) in report.lost {
+            self.start_lost(cx, instance, &given);
+        }
+        for instance in report.unwanted {
+            self.delete_given_up(cx, instance, node);
+        }
+        if was_stale {
+            self.placement.suspend(node, false);
+            self.node_changed(cx, node);
+        }
+    }
+
+    /// An agent's event, which is for the controllers.
+    pub(super) fn node_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let event = Event(frame.kind().operand);
+        if event == Event::TRACE_REPORT {
+            match frame.payload_bytes().len() > MAX_TRACE_REPORT {
+                true => self.reject_report(cx, from, frame, &"it is too long"),
+                false => forward(cx, from, frame),
+            }
+            return;
+        }
+        let Some(subject) = self.its_own(cx, from, frame) else {
+            return;
+        };
+        forward(cx, from, frame);
+        match event {
+            Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
+                if let Some(instance) = subject.instance_uuid.uuid() {
+                    let is_kept = event == Event::INSTANCE_STOPPED;
+                    if let Some(received) = self.instances.over(instance, is_kept, cx.now()) {
+                        self.starts.started(received, cx.now());
+                    }
+                    if is_kept {
+                        self.move_on(cx, instance, from.uuid());
+                    }
+                }
+                self.nodes.instance_event(from.uuid(), frame);
+            }
+            _ => self.cncis.event(from, frame),
+        }
+    }
+
+    /// An agent's failure, which is for the controllers.
+    pub(super) fn node_failure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let Some(subject) = self.its_own(cx, from, frame) else {
+            return;
+        };
+        match ErrorCode(frame.kind().operand) {
+            ErrorCode::START_FAILURE => return self.start_failed(cx, from, frame),
+            // The answer to the scheduler's own DELETE.
+            ErrorCode::DELETE_FAILURE
+                if frame.payload().is_ok_and(|failure: DeleteFailure| {
+                    failure.reason == DeleteFailureReason::NoInstance
+                }) && subject
+                    .instance_uuid
+                    .uuid()
+                    .is_some_and(|instance| self.instances.is_absent(instance)) =>
+            {
+                return;
+            }
+            _ => {}
+        }
+        forward(cx, from, frame);
+    }
+
+    /// An agent's StartFailure: the answer to its START, unless that was
+    /// answered before.
+    fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let Ok(failure) = frame.payload::<StartFailure>() else {
+            return self.reject_report(cx, from, frame, &"it cannot be read");
+        };
+        let (node, now) = (from.uuid(), cx.now());
+        let instance = failure.instance_uuid.uuid();
+        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason, now));
+        match failed {
+            Some(StartFailed::Answer(given)) => {
+                self.starts.failed(&failure.reason, given.received, now);
+                forward(cx, from, frame);
+                let has_room = !matches!(
+                    failure.reason,
+                    StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
+                );
+                if has_room && self.placement.take_back(&given.allocation) {
+                    self.node_changed(cx, node);
+                }
+            }
+            Some(StartFailed::Unknown) | None => forward(cx, from, frame),
+            Some(StartFailed::Repeated) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
+            Some(StartFailed::Foreign) => self.reject_report(cx, from, frame, &failure.instance_uuid),
+        }
+    }
+
+    /// Whom an event or failure names, where its sender may speak of them.
+    fn its_own(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Subject> {
+        let Some(subject) = Subject::read(frame) else {
+            self.reject_report(cx, from, frame, &"it is too long, or cannot be read");
+            return None;
+        };
+        let own = from.uuid();
+        let others = |id: &Id| !id.is_empty() && *id != own;
+        let kind = frame.kind();
+        let of_cnci = kind == Event::PUBLIC_IP_ASSIGNED
+            || kind == Event::PUBLIC_IP_UNASSIGNED
+            || kind == ErrorCode::ASSIGN_PUBLIC_IP_FAILURE
+            || kind == ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE;
+        // A concentrator's addresses are those of anybody's instances; who is
+        // nothing but a concentrator announces itself.
+        let is_node = from.role().intersects(Role::AGENT | Role::NETAGENT);
+        let instance = &subject.instance_uuid;
+        let foreign_instance = match instance.uuid() {
+            _ if of_cnci => false,
+            _ if !is_node => others(instance),
+            Some(instance) => self.instances.is_foreign(instance, own),
+            None => false,
+        };
+        if others(&subject.node_uuid) || (of_cnci && others(&subject.concentrator_uuid)) || foreign_instance {
+            let Subject {
+                node_uuid,
+                concentrator_uuid,
+                instance_uuid,
+            } = &subject;
+            let about = format_args!(
+                "of node {node_uuid:?}, concentrator {concentrator_uuid:?}, instance {instance_uuid:?}"
+            );
+            self.reject_report(cx, from, frame, &about);
+            return None;
+        }
+        Some(subject)
+    }
+
+    /// Counts what goes nowhere, and tells it.
+    pub(super) fn reject_report(
+        &mut self,
+        cx: &Context<'_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        why: &dyn fmt::Display,
+    ) {
+        self.foreign += 1;
+        if let Some(more) = self.log.admit(from.uuid(), "not its own", cx.now()) {
+            let (kind, count) = (frame.kind(), self.foreign);
+            warn!(target: "ssntp::scheduler",
+                "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far{more}",
+                excerpt(why)
+            );
+        }
+    }
+
+    /// What was answered with a failure is not to run: its node is told so.
+    pub(super) fn delete_given_up(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
+        let delete = Delete {
+            instance_uuid: instance.into(),
+            workload_agent_uuid: node.into(),
+            stop: false,
+        };
+        if let Err(e) = cx.send_payload(node, &delete) {
+            debug!(target: "ssntp::scheduler", "DELETE of {instance} for {node}: {e}");
+        }
+    }
+}
+
+/// Passes a frame on to all controllers.
+fn forward(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+    // Only a kind that cannot be sent is an error.
+    let _ = cx.forward_all(from, Role::CONTROLLER, frame);
+}
+
+/// STATS without some of their instances; keys that this version does not know
+/// are lost with that.
+fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
+    let mut stats: Stats = frame.payload().ok()?;
+    let is_own = |id: &Id| id.uuid().is_none_or(|uuid| !foreign.contains(&uuid));
+    stats.instances.retain(|listed| is_own(&listed.instance_uuid));
+    debug_assert_eq!(frame.kind(), Command::STATS);
+    let rest = Frame::of(&stats);
+    Some(match frame.trace() {
+        Some(trace) => rest.traced(trace.clone()),
+        None => rest,
+    })
+}

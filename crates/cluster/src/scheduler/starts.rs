@@ -1,0 +1,303 @@
+//! A START from its arrival until it is confirmed or answered: it never just
+//! disappears.
+//!
+//! ```text
+//!            ┌── it is there, or is being started: already_running, instance_exists
+//!            │   to whoever asked
+//!  START ────┤
+//!            ├─ fits a ready node ──▶ given ─┬─ STATS: it runs, or has ended
+//!            │                          ▲    ├─ StartFailure ────────────────────┐
+//!            │                        READY  └─ nothing in time: launch_failure ─┤
+//!            │                          │                                        ▼
+//!            ├─ fits a waiting node ──▶ held ── too many, too long, a stop: full_cloud
+//!            │                              ╲── no such node any more: full_cloud
+//!            └─ no node, no room: full_cloud, no_cn, no_net_cn
+//! ```
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{debug, info, warn};
+use uuid::Uuid;
+
+use super::instances::PendingStart;
+use super::placement::{Allocation, Needs, Verdict};
+use super::{Scheduler, answers, moves};
+use ssntp::payload::yaml::{self, ErrorKind};
+use ssntp::payload::{self, Id, Start, StartFailure, StartFailureReason};
+use ssntp::proto::{Command, Frame};
+use ssntp::server::{Context, SessionInfo};
+use ssntp_transport::excerpt;
+
+/// A START that has been read and is nowhere yet.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) frame: Frame,
+    pub(super) needs: Needs,
+    pub(super) instance: Uuid,
+    pub(super) restart: bool,
+    /// The controller.
+    pub(super) from: Uuid,
+    /// When it came.
+    pub(super) received: Instant,
+    /// Why it can run on no other node than its first, where that is so.
+    pub(super) stays: Option<&'static str>,
+    /// Whether its node starts it again by itself.
+    pub(super) restarts: bool,
+}
+
+impl Waiting {
+    pub(super) fn read(from: Uuid, frame: Frame, now: Instant) -> Result<Self, payload::Error> {
+        let start: Start = frame.payload()?;
+        let needs = Needs::of(&start).map_err(|path| {
+            let below = ErrorKind::Invalid(format!("{path} is below zero"));
+            payload::Error::from(yaml::Error::new(below))
+        })?;
+        Ok(Self {
+            frame,
+            needs,
+            instance: start.instance_uuid,
+            restart: start.restart,
+            from,
+            received: now,
+            stays: moves::stays(&start),
+            restarts: moves::restarts(&start),
+        })
+    }
+
+    /// Gives it a payload of its own: as it came, it is a piece of a longer
+    /// read.
+    pub(super) fn detach(&mut self) {
+        let payload = Bytes::copy_from_slice(self.frame.payload_bytes());
+        let mut own = Frame::with_payload(Command::START, payload);
+        if let Some(trace) = self.frame.take_trace() {
+            own = own.traced(trace);
+        }
+        self.frame = own;
+    }
+
+    fn failure(&self, reason: StartFailureReason) -> StartFailure {
+        StartFailure {
+            node_uuid: Id::default(),
+            instance_uuid: self.instance.into(),
+            reason,
+            restart: self.restart,
+            detail: String::new(),
+        }
+    }
+}
+
+impl Scheduler {
+    pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        self.starts.received += 1;
+        match Waiting::read(from.uuid(), frame.clone(), cx.now()) {
+            Ok(start) => match self.instances.taken(start.instance) {
+                None => self.place(cx, Some(from), start),
+                // To nobody else: a START of another controller may be under way.
+                Some((reason, node)) => {
+                    self.starts.failed(&reason, start.received, cx.now());
+                    let mut failure = start.failure(reason);
+                    failure.node_uuid = node.map(Id::from).unwrap_or_default();
+                    if let Err(e) = cx.send_payload(from.uuid(), &failure) {
+                        debug!(target: "ssntp::scheduler", "{from}: StartFailure: {e}");
+                    }
+                }
+            },
+            Err(e) => {
+                if let Some(more) = self.log.admit(from.uuid(), "START refused", cx.now()) {
+                    info!(target: "ssntp::scheduler", "{from}: START refused: {}{more}", excerpt(&e));
+                }
+                self.starts.failed(&(&e).into(), cx.now(), cx.now());
+                answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
+            }
+        }
+    }
+
+    /// Sends a START to a node, holds it, or answers it. `from` is given
+    /// while its session's own frame is being handled.
+    pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
+        if self.instances.is_full() {
+            if let Some(more) = self.log.admit(start.from, "too many in flight", cx.now()) {
+                warn!(target: "ssntp::scheduler",
+                    "START of {}: too many are in flight{more}",
+                    start.instance
+                );
+            }
+            return self.refuse_start(cx, &start, StartFailureReason::FullCloud);
+        }
+        let instance = start.instance;
+        loop {
+            let reason = match self.placement.place(&start.needs, Some(start.from)) {
+                // Each node that does not take it is closed: this comes to an end.
+                Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
+                    None => return,
+                    Some(back) => {
+                        start = back;
+                        continue;
+                    }
+                },
+                Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
+                    None => return self.instances.hold(instance, cx.now()),
+                    Some(back) => {
+                        start = back;
+                        StartFailureReason::FullCloud
+                    }
+                },
+                Verdict::NoRoom => StartFailureReason::FullCloud,
+                Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
+                Verdict::NoNode => StartFailureReason::NoCn,
+            };
+            return self.refuse_start(cx, &start, reason);
+        }
+    }
+
+    /// Answers a START that no node has been given.
+    fn refuse_start(&mut self, cx: &mut Context<'_>, start: &Waiting, reason: StartFailureReason) {
+        debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
+        self.starts.failed(&reason, start.received, cx.now());
+        self.instances.refused(start.instance);
+        answers::to_controllers(cx, &start.failure(reason));
+    }
+
+    /// Sends a START to the node that was found; gives it back where that
+    /// does not take it.
+    fn deliver(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: Option<&SessionInfo>,
+        start: Waiting,
+        allocation: Allocation,
+    ) -> Option<Waiting> {
+        match send(cx, from, allocation.node, &start.frame) {
+            Ok(()) => {
+                debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, allocation.node);
+                let interval = self.nodes.interval(allocation.node);
+                self.starts.given += 1;
+                self.instances.give(&start, allocation, interval, cx.now());
+                self.moves.keep(&start, &self.instances);
+                None
+            }
+            Err(e) => {
+                // Its session is about to end.
+                let (instance, node) = (start.instance, allocation.node);
+                if let Some(more) = self.log.admit(node, "START not sent", cx.now()) {
+                    warn!(target: "ssntp::scheduler", "START of {instance} for {node}: {e}{more}");
+                }
+                self.placement.close(allocation.node);
+                Some(start)
+            }
+        }
+    }
+
+    /// A node takes STARTs again, or none for now, or is gone: what is held
+    /// may go to it, or may have to wait for another.
+    pub(super) fn node_changed(&mut self, cx: &mut Context<'_>, node: Uuid) {
+        let mut at = 0;
+        while self.placement.is_ready(node)
+            && let Some(held) = self.held.get(at)
+        {
+            let start = &held.start;
+            let allocation = match start.from == node {
+                true => None,
+                false => self.placement.place_on(node, &start.needs),
+            };
+            let Some(allocation) = allocation else {
+                at += 1;
+                continue;
+            };
+            let Some(start) = self.held.take(at) else { break };
+            if let Some(start) = self.deliver(cx, None, start, allocation) {
+                self.place(cx, None, start);
+            }
+        }
+        self.reconsider(cx, node);
+    }
+
+    /// What waits for a READY of `node` and no longer fits it waits for
+    /// another one, or is answered.
+    fn reconsider(&mut self, cx: &mut Context<'_>, node: Uuid) {
+        let mut at = 0;
+        while let Some(held) = self.held.get(at) {
+            let needs = &held.start.needs;
+            if held.node != node || self.placement.would_fit(node, needs) {
+                at += 1;
+                continue;
+            }
+            let from = held.start.from;
+            match self.placement.place(needs, Some(from)) {
+                Verdict::Wait(other) => {
+                    self.held.wait_for(at, other);
+                    at += 1;
+                }
+                Verdict::Placed(allocation) => {
+                    let back = self
+                        .held
+                        .take(at)
+                        .and_then(|start| self.deliver(cx, None, start, allocation));
+                    if let Some(start) = back {
+                        self.place(cx, None, start);
+                    }
+                }
+                Verdict::NoRoom | Verdict::NoNode => {
+                    if let Some(start) = self.held.take(at) {
+                        self.place(cx, None, start);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers what was held too long, and what no node has answered in time.
+    pub(super) fn expire_starts(&mut self, cx: &mut Context<'_>, now: Instant) {
+        while let Some(start) = self.held.expire(now) {
+            if let Some(more) = self.log.admit(start.from, "no READY in time", now) {
+                info!(target: "ssntp::scheduler",
+                    "START of {}: no node said READY in time{more}",
+                    start.instance
+                );
+            }
+            self.refuse_start(cx, &start, StartFailureReason::FullCloud);
+        }
+        for (instance, given) in self.instances.expire(now) {
+            self.start_lost(cx, instance, &given);
+            self.delete_given_up(cx, instance, given.allocation.node);
+        }
+    }
+
+    /// Answers what is held when the scheduler stops. Who was given a START tells
+    /// the next scheduler of it.
+    pub(super) fn refuse_held(&mut self, cx: &mut Context<'_>) {
+        while let Some(start) = self.held.take(0) {
+            self.refuse_start(cx, &start, StartFailureReason::FullCloud);
+        }
+    }
+
+    /// Answers a START that its node does not answer any more.
+    pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
+        let node = given.allocation.node;
+        self.starts.not_answered(given.received, cx.now());
+        if let Some(more) = self.log.admit(node, "STARTs lost", cx.now()) {
+            warn!(target: "ssntp::scheduler", "START of {instance}: nothing came of it on {node}{more}");
+        }
+        let failure = StartFailure {
+            node_uuid: node.into(),
+            instance_uuid: instance.into(),
+            reason: StartFailureReason::LaunchFailure,
+            restart: given.restart,
+            detail: "its node has not said what became of it".into(),
+        };
+        answers::to_controllers(cx, &failure);
+    }
+}
+
+fn send(
+    cx: &mut Context<'_>,
+    from: Option<&SessionInfo>,
+    to: Uuid,
+    frame: &Frame,
+) -> Result<(), ssntp::server::SendError> {
+    match from {
+        Some(from) => cx.forward(from, to, frame),
+        None => cx.send(to, frame),
+    }
+}

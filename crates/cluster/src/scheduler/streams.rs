@@ -1,0 +1,319 @@
+//! Streams of instances' output, between the controllers that asked for them and
+//! the nodes that have the instances: a table, and no thread for any of them.
+//!
+//! ```text
+//!  OpenStream ─▶ whose instance is it? ─▶ in the table: controller, node, credit
+//!                      │                       │ data of that node, within the credit
+//!                      ▼                       ▼
+//!                 StreamEnded            that controller's session, and no other
+//! ```
+//!
+//! A stream belongs to the session that opened it and to the session of the node
+//! that it was opened to, and ends with either. What a node sends for a stream
+//! that is not its own goes nowhere.
+//!
+//! Nobody waits for a controller that reads slowly: what may be on its way to it
+//! is its credit, [`MAX_STREAM_CREDIT`] for each of [`MOST_OF_SESSION`] streams,
+//! 4 MiB in all, far below what its queue takes before senders are held back.
+
+use std::collections::{HashMap, HashSet};
+
+use log::{debug, warn};
+use uuid::Uuid;
+
+use super::Scheduler;
+use super::answers;
+use ssntp::payload::InvalidFrameType;
+use ssntp::proto::{
+    Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
+    StreamEnded, close_stream, stream_of,
+};
+use ssntp::server::{Context, SessionId, SessionInfo};
+
+/// The most streams of one controller's session.
+const MOST_OF_SESSION: usize = 32;
+/// The most streams of one node.
+const MOST_OF_NODE: usize = 64;
+/// The most streams in all: what may wait for controllers is 64 MiB then.
+const MOST: usize = 512;
+/// The longest InvalidFrameType that is read, in bytes: it is two numbers and a
+/// word.
+const LONGEST_REFUSAL: usize = 1024;
+
+/// Every stream that stands.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    by_id: HashMap<Uuid, Stream>,
+    /// The streams of each session, on either end.
+    of_session: HashMap<SessionId, HashSet<Uuid>>,
+    /// Frames for streams that are over.
+    late: u64,
+    /// How many were opened.
+    opened: u64,
+}
+
+#[derive(Debug)]
+struct Stream {
+    controller: End,
+    node: End,
+    credit: u32,
+}
+
+/// One end of a stream.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    session: SessionId,
+    uuid: Uuid,
+}
+
+impl End {
+    fn of(session: &SessionInfo) -> Self {
+        Self {
+            session: session.id(),
+            uuid: session.uuid(),
+        }
+    }
+}
+
+impl Streams {
+    fn of(&self, session: SessionId) -> usize {
+        self.of_session.get(&session).map_or(0, HashSet::len)
+    }
+
+    /// How many there are, and how many were opened.
+    pub(super) fn counted(&self) -> (usize, u64) {
+        (self.by_id.len(), self.opened)
+    }
+
+    fn insert(&mut self, id: Uuid, stream: Stream) {
+        self.opened += 1;
+        for end in [stream.controller, stream.node] {
+            self.of_session.entry(end.session).or_default().insert(id);
+        }
+        self.by_id.insert(id, stream);
+    }
+
+    fn remove(&mut self, id: Uuid) -> Option<Stream> {
+        let stream = self.by_id.remove(&id)?;
+        for end in [stream.controller, stream.node] {
+            if let Some(streams) = self.of_session.get_mut(&end.session) {
+                streams.remove(&id);
+                if streams.is_empty() {
+                    self.of_session.remove(&end.session);
+                }
+            }
+        }
+        Some(stream)
+    }
+
+    /// The streams of a session that has gone; it has none any more.
+    fn take(&mut self, session: SessionId) -> Vec<(Uuid, Stream)> {
+        let ids = self.of_session.remove(&session).unwrap_or_default();
+        let streams = ids.into_iter().filter_map(|id| Some((id, self.remove(id)?)));
+        streams.collect()
+    }
+}
+
+/// How a stream does not come to be: the reason and the story.
+type Refusal = (StreamEndReason, String);
+
+impl Scheduler {
+    /// A frame of streams from a controller.
+    pub(super) fn stream_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let payload = frame.payload_bytes();
+        match Command(frame.kind().operand) {
+            Command::OPEN_STREAM => match OpenStream::decode(payload) {
+                // It cannot be told of the one and not of the other.
+                Some(open) if !self.streams.by_id.contains_key(&open.stream) => {
+                    if let Err((reason, text)) = self.open_stream(cx, from, frame, &open) {
+                        tell(
+                            cx,
+                            from.uuid(),
+                            &StreamEnded::new(open.stream, reason, text).frame(),
+                        );
+                    }
+                }
+                _ => answers::invalid_data(cx, from, frame.kind()),
+            },
+            Command::STREAM_CREDIT => {
+                let own = StreamCredit::decode(payload).and_then(|credit| {
+                    let stream = self.streams.by_id.get_mut(&credit.stream)?;
+                    (stream.controller.session == from.id()).then_some((credit, stream))
+                });
+                let Some((credit, stream)) = own else {
+                    return self.late(from, frame);
+                };
+                stream.credit = stream.credit.saturating_add(credit.bytes);
+                if stream.credit > MAX_STREAM_CREDIT {
+                    let text = format!("its credit would be more than {MAX_STREAM_CREDIT} bytes");
+                    return self.end_stream(cx, credit.stream, StreamEndReason::REFUSED, &text);
+                }
+                let node = stream.node.uuid;
+                pass_on(cx, from, node, frame);
+            }
+            _ => {
+                let own = stream_of(payload).filter(|id| {
+                    let stream = self.streams.by_id.get(id);
+                    stream.is_some_and(|stream| stream.controller.session == from.id())
+                });
+                match own.and_then(|id| self.streams.remove(id)) {
+                    Some(stream) => pass_on(cx, from, stream.node.uuid, frame),
+                    None => self.late(from, frame),
+                }
+            }
+        }
+    }
+
+    fn open_stream(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        open: &OpenStream,
+    ) -> Result<(), Refusal> {
+        if open.credit > MAX_STREAM_CREDIT {
+            let text = format!("its credit is more than {MAX_STREAM_CREDIT} bytes");
+            return Err((StreamEndReason::REFUSED, text));
+        }
+        if open.outputs.0 & Outputs::BOTH.0 == 0 {
+            return Err((StreamEndReason::REFUSED, "it names no output".into()));
+        }
+        let node = self.instances.node_of(open.instance).ok_or_else(|| {
+            let text = match self.instances.taken(open.instance) {
+                Some(_) => format!("instance {} waits for a node", open.instance),
+                None => format!("no node has instance {}", open.instance),
+            };
+            (StreamEndReason::NO_INSTANCE, text)
+        })?;
+        let directory = cx.directory();
+        let node = directory.session(node).map(End::of).ok_or_else(|| {
+            let text = format!("its node {node} is not connected");
+            (StreamEndReason::NOT_CONNECTED, text)
+        })?;
+        if node.session == from.id() {
+            return Err((
+                StreamEndReason::REFUSED,
+                "it is of this session's own node".into(),
+            ));
+        }
+        let too_many = |what: &str, most: usize| {
+            let text = format!("{what} has {most} streams already");
+            Err((StreamEndReason::TOO_MANY, text))
+        };
+        if self.streams.by_id.len() >= MOST {
+            return too_many("the scheduler", MOST);
+        }
+        if self.streams.of(from.id()) >= MOST_OF_SESSION {
+            return too_many("this session", MOST_OF_SESSION);
+        }
+        if self.streams.of(node.session) >= MOST_OF_NODE {
+            return too_many("the instance's node", MOST_OF_NODE);
+        }
+        let stream = Stream {
+            controller: End::of(from),
+            node,
+            credit: open.credit,
+        };
+        self.streams.insert(open.stream, stream);
+        pass_on(cx, from, node.uuid, frame);
+        Ok(())
+    }
+
+    /// A frame of streams from a node.
+    pub(super) fn stream_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let id = stream_of(frame.payload_bytes());
+        let Some((id, stream)) = id.and_then(|id| Some((id, self.streams.by_id.get_mut(&id)?))) else {
+            return self.late(from, frame);
+        };
+        if stream.node.session != from.id() {
+            return self.reject_report(cx, from, frame, &format_args!("of stream {id}"));
+        }
+        let keeps_the_rules = match Event(frame.kind().operand) {
+            Event::STREAM_DATA => {
+                let data = StreamData::decode(frame.payload_bytes());
+                let left = data.and_then(|data| stream.credit.checked_sub(data.cost()));
+                stream.credit = left.unwrap_or(stream.credit);
+                left.is_some()
+            }
+            Event::STREAM_ENDED => StreamEnded::decode(frame.payload_bytes()).is_some(),
+            _ => true,
+        };
+        let controller = stream.controller.uuid;
+        if !keeps_the_rules {
+            if let Some(more) = self.log.admit(from.uuid(), "stream", cx.now()) {
+                let kind = frame.kind();
+                warn!(target: "ssntp::scheduler",
+                    "{from}: {kind} that is too long, or beyond its stream's credit{more}");
+            }
+            let text = "its node has sent what it must not";
+            return self.end_stream(cx, id, StreamEndReason::BROKEN, text);
+        }
+        if frame.kind() == Event::STREAM_ENDED {
+            self.streams.remove(id);
+        }
+        pass_on(cx, from, controller, frame);
+    }
+
+    /// Ends a stream for both of its ends.
+    fn end_stream(&mut self, cx: &mut Context<'_>, id: Uuid, reason: StreamEndReason, text: &str) {
+        if let Some(stream) = self.streams.remove(id) {
+            tell(cx, stream.node.uuid, &close_stream(id));
+            let ended = StreamEnded::new(id, reason, text);
+            tell(cx, stream.controller.uuid, &ended.frame());
+        }
+    }
+
+    /// A session has gone, and its streams with it.
+    pub(super) fn streams_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        for (id, stream) in self.streams.take(session.id()) {
+            if stream.controller.session == session.id() {
+                tell(cx, stream.node.uuid, &close_stream(id));
+            } else {
+                let text = format!("its node {} has left", session.uuid());
+                let ended = StreamEnded::new(id, StreamEndReason::NOT_CONNECTED, text);
+                tell(cx, stream.controller.uuid, &ended.frame());
+            }
+        }
+    }
+
+    /// A node has sent InvalidFrameType. Where it does not take OpenStream it is
+    /// older than that, and has none of the streams that were opened to it.
+    pub(super) fn streams_not_supported(&mut self, cx: &mut Context<'_>, node: &SessionInfo, frame: &Frame) {
+        if self.streams.of(node.id()) == 0 || frame.payload_bytes().len() > LONGEST_REFUSAL {
+            return;
+        }
+        let refused = frame.payload().map(|answer: InvalidFrameType| answer.refused());
+        if !refused.is_ok_and(|refused| refused == Command::OPEN_STREAM) {
+            return;
+        }
+        let streams = self.streams.by_id.iter();
+        let opened = streams.filter(|(_, stream)| stream.node.session == node.id());
+        let opened: Vec<_> = opened.map(|(id, stream)| (*id, stream.controller.uuid)).collect();
+        for (id, controller) in opened {
+            self.streams.remove(id);
+            let text = format!("its node {} is of a version without streams", node.uuid());
+            let ended = StreamEnded::new(id, StreamEndReason::NOT_SUPPORTED, text);
+            tell(cx, controller, &ended.frame());
+        }
+    }
+
+    /// What comes for a stream that is over, as happens when both ends speak.
+    fn late(&mut self, from: &SessionInfo, frame: &Frame) {
+        self.streams.late += 1;
+        let (kind, late) = (frame.kind(), self.streams.late);
+        debug!(target: "ssntp::scheduler", "{from}: {kind} for no stream of its own; {late} so far");
+    }
+}
+
+/// Who is not there any more is not told: its streams go with it.
+fn tell(cx: &mut Context<'_>, to: Uuid, frame: &Frame) {
+    if let Err(e) = cx.send(to, frame) {
+        debug!(target: "ssntp::scheduler", "{} for {to}: {e}", frame.kind());
+    }
+}
+
+fn pass_on(cx: &mut Context<'_>, from: &SessionInfo, to: Uuid, frame: &Frame) {
+    if let Err(e) = cx.forward(from, to, frame) {
+        debug!(target: "ssntp::scheduler", "{from}: {} for {to}: {e}", frame.kind());
+    }
+}

@@ -1,0 +1,121 @@
+//! A client of the scheduler: a [`Peer`] that knows what to expect.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ssntp::Role;
+use ssntp::payload::Payload;
+use ssntp::pki::Identity;
+use ssntp::proto::{Connected, ErrorCode, Frame, FrameKind, FrameType};
+use ssntp::transport::memory::{Faults, MemoryListener};
+use uuid::Uuid;
+
+use ssntp_test_support::{self, Peer};
+
+pub struct Client {
+    pub uuid: Uuid,
+    /// What the scheduler said when the session began.
+    pub connected: Connected,
+    peer: Peer,
+}
+
+impl Client {
+    /// Connects with a random UUID.
+    pub fn connect(listener: &MemoryListener, role: Role) -> Self {
+        Self::connect_as(listener, role, Uuid::new_v4())
+    }
+
+    pub fn connect_as(listener: &MemoryListener, role: Role, uuid: Uuid) -> Self {
+        Self::handshake(listener, role, uuid, false)
+    }
+
+    /// Connects, and asks for traces.
+    pub fn connect_traced(listener: &MemoryListener, role: Role) -> Self {
+        Self::handshake(listener, role, Uuid::new_v4(), true)
+    }
+
+    fn handshake(listener: &MemoryListener, role: Role, uuid: Uuid, trace: bool) -> Self {
+        let stream = listener.connect(Faults::default(), Faults::default()).unwrap();
+        let mut peer = Peer::over(Arc::new(stream), &identity(role));
+        let connected = peer.handshake(role, uuid, trace);
+        Self {
+            uuid,
+            connected,
+            peer,
+        }
+    }
+
+    /// Ends its session in order.
+    pub fn close(mut self) {
+        self.peer.finish();
+    }
+
+    pub fn send(&mut self, frame: &Frame) {
+        self.peer.send(frame);
+    }
+
+    pub fn send_payload<T: Payload>(&mut self, payload: &T) {
+        self.send(&Frame::of(payload));
+    }
+
+    /// Sends a payload as it stands here.
+    pub fn send_text(&mut self, kind: impl Into<FrameKind>, payload: &str) {
+        self.send(&Frame::with_payload(kind, payload.to_owned()));
+    }
+
+    /// The next frame.
+    #[track_caller]
+    pub fn recv(&mut self) -> Frame {
+        self.peer.frame()
+    }
+
+    /// The next frame, which has to be of this kind.
+    #[track_caller]
+    pub fn expect(&mut self, kind: impl Into<FrameKind>) -> Frame {
+        let (frame, kind) = (self.recv(), kind.into());
+        assert_eq!(frame.kind(), kind, "{:?}", frame.payload_bytes());
+        frame
+    }
+
+    /// The next frame, which has to carry such a payload.
+    #[track_caller]
+    pub fn expect_payload<T: Payload>(&mut self) -> T {
+        self.expect(T::KIND).payload().unwrap()
+    }
+
+    /// Waits until the scheduler has handled all that this client has sent,
+    /// and gives what it had for this client until then.
+    #[track_caller]
+    pub fn drain(&mut self) -> Vec<Frame> {
+        // The server answers an operand that does not exist in its turn.
+        self.send(&Frame::new(FrameKind::new(FrameType::COMMAND, 0x77)));
+        let mut frames = Vec::new();
+        loop {
+            let frame = self.recv();
+            let text = String::from_utf8_lossy(frame.payload_bytes());
+            if frame.kind() == ErrorCode::INVALID_FRAME_TYPE && text.contains("unsupported_operand") {
+                return frames;
+            }
+            frames.push(frame);
+        }
+    }
+
+    /// Waits until the scheduler has handled all that this client has sent,
+    /// and had nothing for it.
+    #[track_caller]
+    pub fn expect_nothing(&mut self) {
+        let frames = self.drain();
+        assert!(frames.is_empty(), "{frames:?}");
+    }
+}
+
+/// The same identity for a role each time: a client that connects again has
+/// to show the certificate that it showed before.
+pub fn identity(role: Role) -> Identity {
+    static ISSUED: OnceLock<Mutex<HashMap<Role, Identity>>> = OnceLock::new();
+    let mut issued = ISSUED.get_or_init(Mutex::default).lock().unwrap();
+    issued
+        .entry(role)
+        .or_insert_with(|| ssntp_test_support::identity(role))
+        .clone()
+}

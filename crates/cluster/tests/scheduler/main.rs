@@ -1,0 +1,214 @@
+//! The scheduler as its clients meet it, over memory and TLS: every row of
+//! docs/cluster.md's tables for it.
+//!
+//! | file | rules |
+//! |---|---|
+//! | `routing` | who may send what, and where it goes |
+//! | `nodes` | NodeConnected, NodeDisconnected, and what a new controller is told |
+//! | `starts` | placement, held and lost STARTs |
+//! | `moves` | instances that are started elsewhere when their node is evacuated |
+//! | `truth` | who may say what of an instance, and when a START counts as done |
+//! | `answers` | what the scheduler answers itself |
+//! | `controllers` | any and master |
+//! | `configuration` | CONFIGURE, its file, and the way back |
+//! | `streams` | what instances write, and who may read it |
+//! | `figures` | what it tells of itself |
+//! | `bad_input` | payloads that are none |
+//! | `client` | a client by hand |
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test may fail, and has time limits"
+)]
+#![allow(
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "nothing here is public"
+)]
+
+mod answers;
+mod bad_input;
+mod client;
+mod configuration;
+mod controllers;
+mod figures;
+mod moves;
+mod nodes;
+mod routing;
+mod starts;
+mod streams;
+mod truth;
+
+use ssntp::Role;
+use ssntp::payload::{
+    InstanceState, InstanceStats, NodeConnected, Ready, Start, StartFailure, StartFailureReason, Stats,
+};
+use ssntp::proto::{Command, Frame};
+use ssntp::server::{Context, Server, ServerConfig};
+use ssntp::transport::memory::MemoryListener;
+use ssntp_cluster::scheduler::placement::Policy;
+use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use uuid::Uuid;
+
+use self::client::Client;
+
+/// A scheduler nobody is connected to yet.
+pub struct Cluster {
+    listener: MemoryListener,
+    server: Server,
+}
+
+impl Cluster {
+    pub fn new(config: SchedulerConfig) -> Self {
+        Self::with(config, |server| server)
+    }
+
+    pub fn with(config: SchedulerConfig, change: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+        let listener = MemoryListener::new();
+        let server = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust())
+            .listen_in_memory(&listener);
+        let server = Scheduler::new(config).unwrap().start(change(server)).unwrap();
+        Self { listener, server }
+    }
+
+    pub fn strict() -> Self {
+        Self::new(SchedulerConfig::new())
+    }
+
+    pub fn opportunistic() -> Self {
+        Self::new(SchedulerConfig::new().policy(Policy::Opportunistic))
+    }
+
+    /// Stops the scheduler.
+    pub fn stop(self) {
+        self.server.stop();
+    }
+
+    /// Waits until the session of `uuid` is over.
+    pub fn gone(&self, uuid: Uuid) {
+        let stands = move |cx: &mut Context<'_>| cx.directory().session(uuid).is_some();
+        while self.server.handle().with(stands).unwrap() {
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn connect(&self, role: Role) -> Client {
+        Client::connect(&self.listener, role)
+    }
+
+    pub fn controller(&self) -> Client {
+        self.connect(Role::CONTROLLER)
+    }
+
+    /// An agent that has said nothing yet. `controllers` are all that are
+    /// connected.
+    pub fn agent(&self, role: Role, controllers: &mut [&mut Client]) -> Client {
+        let agent = self.connect(role);
+        for controller in controllers {
+            let kinds = (role & (Role::AGENT | Role::NETAGENT)).iter().count();
+            for _ in 0..kinds {
+                let connected: NodeConnected = controller.expect_payload();
+                assert_eq!(connected.node_uuid, agent.uuid);
+            }
+        }
+        agent
+    }
+
+    /// A compute node that may have been there before; it has said nothing yet.
+    pub fn agent_as(&self, uuid: Uuid) -> Client {
+        Client::connect_as(&self.listener, Role::AGENT, uuid)
+    }
+
+    /// A compute node with so much memory, and 100,000 MB of disk, 8 CPUs.
+    pub fn node(&self, mem_mb: i64, controllers: &mut [&mut Client]) -> Client {
+        let mut agent = self.agent(Role::AGENT, controllers);
+        say_ready(&mut agent, mem_mb);
+        agent
+    }
+}
+
+/// Says READY, and waits until that is known.
+#[track_caller]
+pub fn say_ready(agent: &mut Client, mem_mb: i64) {
+    agent.send_payload(&ready(agent.uuid, mem_mb));
+    agent.expect_nothing();
+}
+
+pub fn ready(node: Uuid, mem_mb: i64) -> Ready {
+    Ready {
+        node_uuid: node.into(),
+        mem_total_mb: mem_mb,
+        mem_available_mb: mem_mb,
+        disk_total_mb: 100_000,
+        disk_available_mb: 100_000,
+        load: 0,
+        cpus_online: 8,
+        networks: Vec::new(),
+        hostname: format!("host-{node}"),
+    }
+}
+
+pub fn stats(node: Uuid, instances: &[Uuid]) -> Stats {
+    let instance = |uuid: &Uuid| InstanceStats {
+        instance_uuid: (*uuid).into(),
+        state: InstanceState::Pending,
+        ..InstanceStats::default()
+    };
+    Stats {
+        node_uuid: node.into(),
+        instances: instances.iter().map(instance).collect(),
+        ..Stats::default()
+    }
+}
+
+/// A START of a new instance that needs so much memory.
+pub fn start(mem_mb: i64) -> Start {
+    let mut start = Start {
+        instance_uuid: Uuid::new_v4(),
+        ..Start::default()
+    };
+    start.requirements.mem_mb = mem_mb;
+    start.requirements.vcpus = 1;
+    start
+}
+
+/// Sends a START that this agent is to get.
+#[track_caller]
+pub fn start_on(controller: &mut Client, agent: &mut Client, start: &Start) {
+    controller.send_payload(start);
+    expect_start(agent, start);
+}
+
+#[track_caller]
+pub fn expect_start(agent: &mut Client, start: &Start) {
+    let got: Start = agent.expect_payload();
+    assert_eq!(got.instance_uuid, start.instance_uuid);
+}
+
+/// The next frame says why a START did not happen.
+#[track_caller]
+pub fn expect_failure(controller: &mut Client, start: &Start, reason: StartFailureReason) -> StartFailure {
+    let failure: StartFailure = controller.expect_payload();
+    assert_eq!(failure.instance_uuid, start.instance_uuid);
+    assert_eq!(failure.reason, reason);
+    failure
+}
+
+/// Asks for the reason with which a START is answered.
+#[track_caller]
+pub fn refused(controller: &mut Client, start: &Start, reason: StartFailureReason) {
+    controller.send_payload(start);
+    expect_failure(controller, start, reason);
+}
+
+/// STOP, DELETE and so on, as text.
+pub fn command(kind: Command, root: &str, agent: Uuid, instance: Uuid) -> Frame {
+    let volume = Uuid::from_u128(0x70);
+    let payload = format!(
+        "{root}:\n  instance_uuid: {instance}\n  volume_uuid: {volume}\n  workload_agent_uuid: {agent}\n"
+    );
+    Frame::with_payload(kind, payload)
+}

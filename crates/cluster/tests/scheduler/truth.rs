@@ -1,0 +1,515 @@
+//! What is said of an instance is true: who may say it, when a START counts as
+//! carried out, and that each has one answer.
+
+use std::time::Duration;
+
+use ssntp::Role;
+use ssntp::payload::{
+    InstanceDeleted, InstanceState, InstanceStats, InstanceStopped, NodeStatus, PublicIpAssigned, Start,
+    StartFailure, StartFailureReason as Reason, Stats, Stop, StopFailure, TenantAdded,
+};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
+use ssntp_cluster::scheduler::SchedulerConfig;
+use ssntp_cluster::scheduler::placement::Policy;
+use uuid::Uuid;
+
+use super::client::Client;
+use super::{Cluster, expect_failure, refused, start, start_on, stats};
+
+/// STATS in which each instance is in this state.
+fn in_state(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Stats {
+    let mut stats = stats(node, instances);
+    for instance in &mut stats.instances {
+        instance.state = state.clone();
+    }
+    stats
+}
+
+fn failed(node: Uuid, start: &Start, reason: Reason) -> StartFailure {
+    StartFailure {
+        node_uuid: node.into(),
+        instance_uuid: start.instance_uuid.into(),
+        reason,
+        ..StartFailure::default()
+    }
+}
+
+fn several() -> SchedulerConfig {
+    SchedulerConfig::new().policy(Policy::Opportunistic)
+}
+
+fn two_nodes(cluster: &Cluster) -> (Client, Client, Client) {
+    let mut controller = cluster.controller();
+    let one = cluster.node(1000, &mut [&mut controller]);
+    let two = cluster.node(1000, &mut [&mut controller]);
+    (controller, one, two)
+}
+
+#[test]
+fn pending_does_not_confirm_a_start() {
+    let cluster = Cluster::new(several().absence(Duration::from_millis(10)));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [pending, runs, ended] = [1, 1, 1].map(start);
+    for start in [&pending, &runs, &ended] {
+        start_on(&mut controller, &mut node, start);
+    }
+    let mut said = stats(
+        node.uuid,
+        &[pending.instance_uuid, runs.instance_uuid, ended.instance_uuid],
+    );
+    said.instances[1].state = InstanceState::Active;
+    said.instances[2].state = InstanceState::Exited;
+    node.send_payload(&said);
+    controller.expect(Command::STATS);
+    drop(node);
+    controller.expect(Event::NODE_DISCONNECTED);
+    expect_failure(&mut controller, &pending, Reason::LaunchFailure);
+    controller.expect_nothing();
+}
+
+#[test]
+fn a_uuid_that_runs_is_not_started_twice_whoever_asks() {
+    let cluster = Cluster::new(several());
+    let (mut controller, mut one, mut two) = two_nodes(&cluster);
+    let mut other = cluster.controller();
+    other.drain();
+    let (runs, stopped) = (start(1), start(1));
+    let mut said = in_state(
+        one.uuid,
+        &InstanceState::Active,
+        &[runs.instance_uuid, stopped.instance_uuid],
+    );
+    said.instances[1].state = InstanceState::Exited;
+    one.send_payload(&said);
+    controller.expect(Command::STATS);
+    other.expect(Command::STATS);
+    for (start, reason) in [
+        (&runs, Reason::AlreadyRunning),
+        (&stopped, Reason::InstanceExists),
+    ] {
+        other.send_payload(start);
+        let failure = expect_failure(&mut other, start, reason);
+        assert_eq!(failure.node_uuid, one.uuid, "it says where");
+    }
+    // Nobody else asked: an order of another controller is not settled by that.
+    controller.expect_nothing();
+    one.expect_nothing();
+    two.expect_nothing();
+}
+
+#[test]
+fn a_uuid_that_is_being_started_or_held_is_not_started_twice() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let mut other = cluster.controller();
+    other.drain();
+    let [given, held] = [1, 1].map(start);
+    start_on(&mut controller, &mut node, &given);
+    controller.send_payload(&held);
+    controller.expect_nothing();
+    for start in [&given, &held] {
+        other.send_payload(start);
+        expect_failure(&mut other, start, Reason::AlreadyRunning);
+    }
+    controller.expect_nothing();
+    node.expect_nothing();
+}
+
+#[test]
+fn a_node_that_is_away_keeps_its_instances() {
+    let cluster = Cluster::new(several());
+    let (mut controller, mut one, mut two) = two_nodes(&cluster);
+    let runs = start(1);
+    one.send_payload(&in_state(one.uuid, &InstanceState::Active, &[runs.instance_uuid]));
+    controller.expect(Command::STATS);
+    drop(one);
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.send_payload(&runs);
+    expect_failure(&mut controller, &runs, Reason::AlreadyRunning);
+    two.expect_nothing();
+}
+
+#[test]
+fn stats_in_the_name_of_another_node_go_nowhere() {
+    let cluster = Cluster::new(several());
+    let (mut controller, one, mut two) = two_nodes(&cluster);
+    for name in [one.uuid, Uuid::new_v4(), Uuid::nil()] {
+        two.send_payload(&stats(name, &[Uuid::from_u128(1)]));
+    }
+    two.send_text(Command::STATS, "node_uuid: rack1\n");
+    two.send_text(Command::STATS, "node_uuid: [");
+    two.expect_nothing();
+    controller.expect_nothing();
+    // Nor is a later controller told of them.
+    let mut later = cluster.controller();
+    later.expect(Event::NODE_CONNECTED);
+    later.expect(Event::NODE_CONNECTED);
+    later.expect_nothing();
+}
+
+#[test]
+fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
+    let cluster = Cluster::new(several());
+    let (mut controller, mut liar, mut honest) = two_nodes(&cluster);
+    let runs = start(1);
+    honest.send_payload(&in_state(
+        honest.uuid,
+        &InstanceState::Active,
+        &[runs.instance_uuid],
+    ));
+    controller.expect(Command::STATS);
+    let mut given = start(1);
+    given.requirements.node_id = honest.uuid.into();
+    start_on(&mut controller, &mut honest, &given);
+    for start in [&runs, &given] {
+        let instance_uuid = start.instance_uuid.into();
+        liar.send_payload(&failed(liar.uuid, start, Reason::ImageFailure));
+        liar.send_payload(&failed(honest.uuid, start, Reason::ImageFailure));
+        liar.send_payload(&StopFailure {
+            node_uuid: honest.uuid.into(),
+            instance_uuid: start.instance_uuid.into(),
+            ..StopFailure::default()
+        });
+        liar.send_payload(&InstanceStopped { instance_uuid });
+        let instance_uuid = start.instance_uuid.into();
+        liar.send_payload(&InstanceDeleted { instance_uuid });
+        // A key that nobody reads does not hide the one that all do.
+        let hidden = format!(
+            "a: {{}}\ninstance_deleted: {{instance_uuid: {}}}\n",
+            start.instance_uuid
+        );
+        liar.send_text(Event::INSTANCE_DELETED, &hidden);
+    }
+    liar.expect_nothing();
+    controller.expect_nothing();
+    // Its own part of what it says is passed on.
+    let own = Uuid::new_v4();
+    let claim = in_state(
+        liar.uuid,
+        &InstanceState::Exited,
+        &[runs.instance_uuid, own, given.instance_uuid],
+    );
+    liar.send_payload(&claim);
+    let passed: Stats = controller.expect_payload();
+    let listed: Vec<_> = passed.instances.iter().map(|i| i.instance_uuid.clone()).collect();
+    assert_eq!(listed, [ssntp::payload::Id::from(own)]);
+    assert_eq!(
+        (passed.node_uuid, passed.hostname),
+        (claim.node_uuid, claim.hostname)
+    );
+    // The START is still its node's to answer.
+    honest.send_payload(&failed(honest.uuid, &given, Reason::ImageFailure));
+    expect_failure(&mut controller, &given, Reason::ImageFailure);
+}
+
+#[test]
+fn a_concentrator_speaks_for_itself_alone() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut cnci = cluster.connect(Role::CNCIAGENT);
+    let mut liar = cluster.connect(Role::CNCIAGENT);
+    let assigned = PublicIpAssigned {
+        concentrator_uuid: cnci.uuid.into(),
+        public_ip: "198.51.100.20".into(),
+        ..PublicIpAssigned::default()
+    };
+    liar.send_payload(&assigned);
+    liar.expect_nothing();
+    controller.expect_nothing();
+    cnci.send_payload(&assigned);
+    assert_eq!(controller.expect_payload::<PublicIpAssigned>(), assigned);
+}
+
+#[test]
+fn a_start_has_one_answer_however_often_its_agent_says_it() {
+    let cluster = Cluster::new(several());
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = start(1);
+    start_on(&mut controller, &mut node, &start);
+    let failure = failed(node.uuid, &start, Reason::ImageFailure);
+    node.send_payload(&failure);
+    expect_failure(&mut controller, &start, Reason::ImageFailure);
+    // As it does after it has connected again.
+    let mut again = Client::connect_as(&cluster.listener, Role::AGENT, node.uuid);
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.expect(Event::NODE_CONNECTED);
+    again.send_payload(&failure);
+    again.expect_nothing();
+    controller.expect_nothing();
+    drop(node);
+}
+
+#[test]
+fn a_restarted_scheduler_passes_on_what_agents_say_again() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let start = start(1);
+    node.send_payload(&failed(node.uuid, &start, Reason::ImageFailure));
+    expect_failure(&mut controller, &start, Reason::ImageFailure);
+}
+
+#[test]
+fn a_scheduler_that_was_killed_is_followed_by_one_that_learns_its_instances_and_gives_each_start_one_answer()
+{
+    let before = Cluster::new(several());
+    let mut controller = before.controller();
+    let mut node = before.node(1000, &mut [&mut controller]);
+    let [runs, ended, pending] = [1, 1, 1].map(start);
+    for start in [&runs, &ended, &pending] {
+        start_on(&mut controller, &mut node, start);
+    }
+    // The next one knows nothing.
+    let after = Cluster::new(several());
+    let mut controller = after.controller();
+    let mut again = Client::connect_as(&after.listener, Role::AGENT, node.uuid);
+    controller.expect(Event::NODE_CONNECTED);
+    let mut other = after.node(1000, &mut [&mut controller]);
+    let all = [&runs, &ended, &pending].map(|start| start.instance_uuid);
+    let mut said = stats(again.uuid, &all);
+    said.instances[0].state = InstanceState::Active;
+    said.instances[1].state = InstanceState::Exited;
+    again.send_payload(&said);
+    controller.expect(Command::STATS);
+    refused(&mut controller, &runs, Reason::AlreadyRunning);
+    refused(&mut controller, &ended, Reason::InstanceExists);
+    refused(&mut controller, &pending, Reason::AlreadyRunning);
+    // Nobody else may speak of them.
+    other.send_payload(&failed(other.uuid, &pending, Reason::ImageFailure));
+    controller.expect_nothing();
+
+    let failure = failed(again.uuid, &pending, Reason::ImageFailure);
+    again.send_payload(&failure);
+    expect_failure(&mut controller, &pending, Reason::ImageFailure);
+    again.send_payload(&failure);
+    controller.expect_nothing();
+    start_on(&mut controller, &mut other, &pending);
+}
+
+#[test]
+fn a_start_that_an_agent_comes_back_with_is_answered_by_how_it_is() {
+    let cluster = Cluster::new(several());
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [runs, pending, failed_there, lost] = [1, 1, 1, 1].map(start);
+    for start in [&runs, &pending, &failed_there, &lost] {
+        start_on(&mut controller, &mut node, start);
+    }
+    let mut again = Client::connect_as(&cluster.listener, Role::AGENT, node.uuid);
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.expect(Event::NODE_CONNECTED);
+    controller.expect_nothing();
+    again.send_payload(&failed(again.uuid, &failed_there, Reason::ImageFailure));
+    expect_failure(&mut controller, &failed_there, Reason::ImageFailure);
+    let mut said = stats(again.uuid, &[runs.instance_uuid, pending.instance_uuid]);
+    said.instances[0].state = InstanceState::Active;
+    again.send_payload(&said);
+    controller.expect(Command::STATS);
+    expect_failure(&mut controller, &lost, Reason::LaunchFailure);
+    // One that was being launched and is no longer there has failed, too.
+    again.send_payload(&in_state(
+        again.uuid,
+        &InstanceState::Active,
+        &[runs.instance_uuid],
+    ));
+    controller.expect(Command::STATS);
+    expect_failure(&mut controller, &pending, Reason::LaunchFailure);
+    controller.expect_nothing();
+    drop(node);
+}
+
+#[test]
+fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
+    let cluster = Cluster::new(several().start_time(Duration::from_secs(60), Duration::from_millis(20)));
+    let mut controller = cluster.controller();
+    let mut frozen = cluster.node(1000, &mut [&mut controller]);
+    let start = start(1);
+    start_on(&mut controller, &mut frozen, &start);
+    let failure = expect_failure(&mut controller, &start, Reason::LaunchFailure);
+    assert_eq!(failure.node_uuid, frozen.uuid);
+    // It may be starting there: no copy elsewhere.
+    controller.send_payload(&start);
+    expect_failure(&mut controller, &start, Reason::AlreadyRunning);
+    // What was answered with a failure is ended.
+    let delete: ssntp::payload::Delete = frozen.expect_payload();
+    assert_eq!(delete.instance_uuid, start.instance_uuid);
+    frozen.send_payload(&failed(frozen.uuid, &start, Reason::LaunchFailure));
+    frozen.send_payload(&InstanceDeleted {
+        instance_uuid: start.instance_uuid.into(),
+    });
+    controller.expect(Event::INSTANCE_DELETED);
+    controller.expect_nothing();
+    start_on(&mut controller, &mut frozen, &start);
+    // The START never came: then there is nothing to delete, and nobody asked.
+    expect_failure(&mut controller, &start, Reason::LaunchFailure);
+    frozen.expect(Command::DELETE);
+    frozen.send_payload(&ssntp::payload::DeleteFailure {
+        node_uuid: frozen.uuid.into(),
+        instance_uuid: start.instance_uuid.into(),
+        reason: ssntp::payload::DeleteFailureReason::NoInstance,
+    });
+    frozen.expect_nothing();
+    controller.expect_nothing();
+    start_on(&mut controller, &mut frozen, &start);
+}
+
+#[test]
+fn held_starts_are_answered_when_the_scheduler_stops() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    start_on(&mut controller, &mut node, &start(1));
+    let held = [start(1), start(1)];
+    for start in &held {
+        controller.send_payload(start);
+    }
+    controller.expect_nothing();
+    cluster.stop();
+    for start in &held {
+        expect_failure(&mut controller, start, Reason::FullCloud);
+    }
+}
+
+#[test]
+fn a_node_whose_stats_stay_away_is_stale_until_it_reports_again() {
+    let cluster = Cluster::new(several().stats_interval(Duration::from_millis(10)));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let instance = Uuid::from_u128(1);
+    let mut said = in_state(node.uuid, &InstanceState::Active, &[instance]);
+    said.status = NodeStatus::Ready;
+    said.hostname = "n1".into();
+    node.send_payload(&said);
+    let stale = loop {
+        let stats: Stats = controller.expect_payload();
+        if stats.status == NodeStatus::Stale && !stats.instances.is_empty() {
+            break stats;
+        }
+    };
+    assert_eq!(
+        (stale.node_uuid, stale.hostname.as_str()),
+        (node.uuid.into(), "n1")
+    );
+    assert_eq!(stale.instances, said.instances);
+    controller.send_payload(&start(1));
+    controller.expect(ErrorCode::START_FAILURE);
+    node.expect_nothing();
+    // Who comes now is told the same.
+    let mut later = cluster.controller();
+    later.expect(Event::NODE_CONNECTED);
+    assert_eq!(later.expect_payload::<Stats>().status, NodeStatus::Stale);
+    // It tells its own interval, which is long.
+    let mut again = Frame::of(&said).payload_bytes().to_vec();
+    again.extend(b"interval: 1000\n");
+    node.send(&Frame::with_payload(Command::STATS, again));
+    assert_eq!(controller.expect_payload::<Stats>().status, NodeStatus::Ready);
+    start_on(&mut controller, &mut node, &start(1));
+}
+
+#[test]
+fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
+    let cluster = Cluster::strict();
+    let mut agent = cluster.connect(Role::AGENT);
+    let cnci = Uuid::new_v4();
+    let added = |tenant: &str| TenantAdded {
+        agent_uuid: agent_uuid(&agent),
+        tenant_uuid: tenant.into(),
+        concentrator_uuid: cnci.into(),
+        ..TenantAdded::default()
+    };
+    let (stays, goes) = (added("stays"), added("goes"));
+    agent.send_payload(&stays);
+    agent.send_payload(&goes);
+    agent.expect_nothing();
+    let mut back = Client::connect_as(&cluster.listener, Role::CNCIAGENT, cnci);
+    let mut told: Vec<TenantAdded> = (0..2).map(|_| back.expect_payload()).collect();
+    told.sort_by_key(|tenant| tenant.tenant_uuid.clone());
+    assert_eq!(told, [goes.clone(), stays.clone()]);
+    // What goes while it is away is told as well.
+    drop(back);
+    let removed = format!(
+        "tenant_removed:\n  agent_uuid: {}\n  tenant_uuid: goes\n  concentrator_uuid: {cnci}\n",
+        agent.uuid
+    );
+    cluster.gone(cnci);
+    agent.send_text(Event::TENANT_REMOVED, &removed);
+    agent.expect_nothing();
+    let mut back = Client::connect_as(&cluster.listener, Role::CNCIAGENT, cnci);
+    let mut kinds = [back.recv().kind(), back.recv().kind()];
+    kinds.sort_by_key(|kind| kind.operand);
+    assert_eq!(
+        kinds,
+        [Event::TENANT_ADDED, Event::TENANT_REMOVED].map(FrameKind::from)
+    );
+    back.expect_nothing();
+}
+
+fn agent_uuid(agent: &Client) -> ssntp::payload::Id {
+    agent.uuid.into()
+}
+
+#[test]
+fn commands_for_an_instance_of_another_node_are_answered() {
+    let cluster = Cluster::new(several());
+    let (mut controller, mut one, mut two) = two_nodes(&cluster);
+    let runs = Uuid::new_v4();
+    one.send_payload(&in_state(one.uuid, &InstanceState::Active, &[runs]));
+    controller.expect(Command::STATS);
+    controller.send_payload(&Stop {
+        instance_uuid: runs.into(),
+        workload_agent_uuid: two.uuid.into(),
+        stop: false,
+    });
+    let failure: StopFailure = controller.expect_payload();
+    assert_eq!(failure.instance_uuid, runs);
+    two.expect_nothing();
+}
+
+#[test]
+fn who_configures_is_told_that_it_was_taken_up() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut other = cluster.controller();
+    let yaml = "configure:\n  launcher:\n    child_user: first\n";
+    for _ in 0..2 {
+        controller.send_text(Command::CONFIGURE, yaml);
+        assert_eq!(controller.expect(Command::CONFIGURE).payload_bytes(), yaml);
+    }
+    controller.expect_nothing();
+    other.expect_nothing();
+}
+
+#[test]
+fn what_is_longer_than_it_can_be_goes_nowhere() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut agent = cluster.node(1000, &mut [&mut controller]);
+    let long = "x".repeat(1 << 16);
+    let about = Uuid::new_v4();
+    agent.send_text(
+        ErrorCode::START_FAILURE,
+        &format!("instance_uuid: {about}\nreason: {long}\n"),
+    );
+    agent.send_text(
+        Event::INSTANCE_DELETED,
+        &format!("instance_deleted: {{instance_uuid: {about}, x: {long}}}\n"),
+    );
+    let long = long.repeat(8);
+    agent.send_text(Event::TRACE_REPORT, &format!("frames: [{{label: {long}}}]\n"));
+    agent.expect_nothing();
+    controller.expect_nothing();
+}
+
+#[test]
+fn an_instance_without_a_uuid_is_nobodys() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut agent = cluster.node(1000, &mut [&mut controller]);
+    let mut said = stats(agent.uuid, &[]);
+    said.instances = vec![InstanceStats::default(); 2];
+    agent.send_payload(&said);
+    assert_eq!(controller.expect_payload::<Stats>().instances.len(), 2);
+}

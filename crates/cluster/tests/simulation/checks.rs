@@ -1,0 +1,226 @@
+//! What has to hold: after each step, whenever nobody can move, and at the end.
+
+use std::time::Duration;
+
+use super::peers::Ending;
+use super::world::{Connection, World};
+use ssntp::server::{DisconnectReason, SlowConsumer};
+use ssntp_transport::outbox::Outbox;
+
+/// What a stop may take beyond the grace: who is cut off lingers, and the
+/// dispatcher and the others take their steps.
+const BEYOND_GRACE: Duration = Duration::from_secs(3);
+
+/// What every queue may take whatever the budget, and an item of the longest.
+const FOR_EACH: u64 = 64 * 1024 + 33 * 1024;
+
+impl World {
+    pub(super) fn check_each_step(&mut self) -> Result<(), String> {
+        if let Some(fault) = self.log.lock().unwrap().faults.pop() {
+            return Err(fault);
+        }
+        let used = self.settings.budget.used() + self.settings.received.used();
+        self.most_used = self.most_used.max(used);
+        // A queue, what is received, and a turn in the line of each receiver.
+        let connections = self.connections.len() as u64;
+        let limit = self.budget() + connections * FOR_EACH + connections * self.longest_turn();
+        if used > limit {
+            return Err(format!("memory: {used} bytes are taken, {limit} may be"));
+        }
+        Ok(())
+    }
+
+    /// Nobody can move before the time does.
+    pub(super) fn check_while_all_wait(&self) -> Result<(), String> {
+        if let Some(id) = self.runner.flow().miscounted() {
+            return Err(format!("lines: {id} stands in more or fewer than it believes"));
+        }
+        for connection in &self.connections {
+            let (Some(id), Some(outbox)) = (connection.peer.session, &connection.outbox) else {
+                continue;
+            };
+            let Some(reader) = &connection.reader else {
+                continue;
+            };
+            let number = connection.peer.plan.number;
+            let (flow, id) = (self.runner.flow(), id.connection());
+            if self.runner.is_idle() && flow.may_take_a_turn(id) {
+                return Err(format!(
+                    "standstill: {number} has input, waits for nobody, and gets no turn"
+                ));
+            }
+            if reader.waits_for_credit() && !flow.has_input(id) && !flow.waits_for_others(id) {
+                return Err(format!(
+                    "standstill: the reader of {number} waits for credit that is there"
+                ));
+            }
+            if !connection.peer.reads() || !connection.peer.connected {
+                continue;
+            }
+            let waiting = outbox.waiting().frames;
+            if waiting > 0 && !outbox.is_over() {
+                return Err(format!(
+                    "standstill: {waiting} frames wait for {number}, who reads"
+                ));
+            }
+            if flow.waiting_for(id) > 0 {
+                return Err(format!(
+                    "standstill: others wait for {number}, whose queue is empty"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_the_end(&mut self) -> Result<(), String> {
+        let took = self.stopping_took();
+        let most = self.settings.grace + BEYOND_GRACE;
+        if took > most {
+            return Err(format!("end: the stop took {took:?}, it may take {most:?}"));
+        }
+        if self.runner.standing() > 0 || self.runner.flow().len() > 0 {
+            return Err("end: a connection has not ended".into());
+        }
+        // What peers still have to read is read now.
+        self.let_peers_read();
+        for connection in &self.connections {
+            self.check_connection(connection)
+                .map_err(|fault| format!("{fault}; of {}", connection.peer.plan.number))?;
+        }
+        let of_each = |connection: &Connection| connection.outbox.as_ref().map_or(0, Outbox::lost);
+        let lost: u64 = self.connections.iter().map(of_each).sum();
+        let mut told = 0;
+        let now = self.now;
+        let core = self.runner.core_mut();
+        core.call(now, &mut Vec::new(), |cx| told = cx.frames_lost());
+        let counted = core.dropped_by_gone();
+        let of_each = |connection: &Connection| {
+            connection
+                .outbox
+                .as_ref()
+                .map_or(0, |o| o.gauge().books().dropped)
+        };
+        let dropped: u64 = self.connections.iter().map(of_each).sum();
+        // A newcomer that was cut before it was told has books, too, which
+        // nobody else can see.
+        let all_seen = self
+            .connections
+            .iter()
+            .all(|connection| connection.outbox.is_some());
+        if told < lost || all_seen && told > lost {
+            return Err(format!(
+                "lost: the server counts {told} frames, its sessions {lost}"
+            ));
+        }
+        // What a session drops for newer frames as it ends is dropped when its
+        // counts have been taken.
+        let is_exact = self.policy != SlowConsumer::DropOldest;
+        if all_seen && (counted > dropped || is_exact && counted < dropped) {
+            return Err(format!(
+                "dropped: the server counts {counted} frames, its sessions {dropped}"
+            ));
+        }
+        self.let_go();
+        for connection in &mut self.connections {
+            connection.outbox = None;
+        }
+        let used = self.settings.budget.used() + self.settings.received.used();
+        if used > 0 {
+            return Err(format!("zero: {used} bytes of the budget are not given back"));
+        }
+        if let Some(fault) = self.log.lock().unwrap().faults.pop() {
+            return Err(fault);
+        }
+        Ok(())
+    }
+
+    fn check_connection(&self, connection: &Connection) -> Result<(), String> {
+        if connection
+            .newcomer
+            .as_ref()
+            .is_some_and(|newcomer| !newcomer.is_over())
+            || connection.reader.as_ref().is_some_and(|reader| !reader.is_over())
+        {
+            return Err("end: a thread has not ended".into());
+        }
+        let (Some(id), Some(outbox)) = (connection.peer.session, &connection.outbox) else {
+            return Ok(());
+        };
+        let peer = &connection.peer;
+        let log = self.log.lock().unwrap();
+        let Some(session) = log.sessions.get(&id) else {
+            // It was never told of.
+            return Ok(());
+        };
+        if session.connected != 1 || session.disconnected.is_none() {
+            return Err(format!(
+                "told once: {} connects, disconnected: {:?}",
+                session.connected, session.disconnected
+            ));
+        }
+        if outbox.waiting().items > 0 {
+            return Err("zero: items are still counted as waiting".into());
+        }
+        // The way in.
+        let allowed = &peer.allowed;
+        if !allowed.starts_with(&session.seen) {
+            return Err(format!(
+                "order: it sent {allowed:?}, the application saw {:?}",
+                session.seen
+            ));
+        }
+        if peer.closed_in_order
+            && session.disconnected == Some(DisconnectReason::PeerClosed)
+            && session.seen.len() != allowed.len()
+        {
+            return Err(format!(
+                "lost: it sent {} frames and closed in order, the application saw {}",
+                allowed.len(),
+                session.seen.len()
+            ));
+        }
+        // The way out.
+        let (sent, dropped, lost) = (
+            outbox.sent().frames,
+            outbox.gauge().books().dropped,
+            outbox.lost(),
+        );
+        // A batch that could not be written to its end is lost as a whole,
+        // although some of it may have arrived.
+        if peer.received > sent + lost {
+            return Err(format!(
+                "twice: {} frames are received, {sent} were sent",
+                peer.received
+            ));
+        }
+        let whole = peer.read_to_end && !connection.stream.pipes().lossy;
+        let on_the_way = sent.saturating_sub(peer.received);
+        if whole && on_the_way > 0 {
+            return Err(format!("lost: {on_the_way} frames that were sent did not arrive"));
+        }
+        let missing = session.sent - session.arrived;
+        let counted = sent + dropped + lost - peer.received;
+        if missing > counted || peer.answerable == 0 && !log.inexact && missing != counted {
+            return Err(format!(
+                "lost: {missing} frames are missing, {dropped} were dropped, {lost} lost, {on_the_way} under way"
+            ));
+        }
+        let healthy = peer.plan.is_healthy() && connection.wide && self.ticks == 0;
+        let slow = session.disconnected == Some(DisconnectReason::SlowConsumer);
+        if healthy && !self.is_tight() && (slow || dropped > 0) {
+            return Err(format!(
+                "healthy: it reads at full speed and is taken as slow, {dropped} dropped"
+            ));
+        }
+        if slow && self.policy != SlowConsumer::Disconnect {
+            return Err("policy: frames are to be dropped, not sessions".into());
+        }
+        if peer.plan.ending == Ending::Stays
+            && healthy
+            && matches!(session.disconnected, Some(DisconnectReason::Protocol(_)))
+        {
+            return Err(format!("healthy: it is ended for {:?}", session.disconnected));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! The simulation: a whole cluster from one seed, in virtual time.
+//!
+//! ```text
+//!             a seed
+//!               │ draws
+//!               ▼
+//!  World: whoever can move takes a step, chosen at random; when nobody can, time
+//!  jumps to the next timer
+//!
+//!  Peer ◀──▶ Stream ◀──▶ Newcomer, Reader, Writer ──▶ Events ──▶ Runner<ServerCore<Application>>
+//!  (ClientHandshake,     (ServerHandshake, Codec,                 (the real one, with its
+//!   Codec, a plan)        Credit, Outbox: the real ones)           Flow, and the scheduler)
+//! ```
+//!
+//! There are no threads, sockets or clocks. What serves for real is real: the
+//! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes.
+//! What blocks in a thread is a machine here that is suspended until it can go
+//! on: readers, writers and newcomers do what `server::accept` and
+//! `transport::link` do. Writers also move between two looks of the dispatcher
+//! at a ledger (`transport::outbox::interleaving`), as other threads do.
+//!
+//! It is compiled into the library's unit tests, by `src/ssntp/server/mod.rs`,
+//! so that it may use what is private to the crate.
+//!
+//! | invariant | says |
+//! |---|---|
+//! | order, twice | for each sender and receiver, frames arrive once, in the order sent |
+//! | lost | whatever does not arrive was counted: as dropped, as lost, or the stream was cut |
+//! | zero | when all is over, nothing is counted any more |
+//! | memory | the queues take no more than the budget and what each may have beyond |
+//! | end | every connection ends within the grace, every newcomer gets a verdict |
+//! | healthy | nobody who reads at full speed is taken as slow |
+//! | told once | the application hears of each session's begin and end once, in order |
+//! | standstill | nothing waits that could move |
+//!
+//! `SSNTP_SEED=n` replays one seed and tells what happens; `SSNTP_SEEDS=n` runs so
+//! many; `make simulate` runs 100,000.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `world` | what is drawn from the seed, and the loop |
+//! | `peers` | the other ends of the connections |
+//! | `threads` | the server's threads of a connection, as machines |
+//! | `network` | streams |
+//! | `application` | the server's application, and the log of what it was told |
+//! | `checks` | the invariants |
+//! | `random` | random numbers |
+
+mod application;
+mod checks;
+mod network;
+mod peers;
+mod random;
+mod threads;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use self::world::World;
+
+/// So many seeds in a plain `cargo test`.
+const SEEDS: u64 = 1000;
+
+#[test]
+fn every_seed_keeps_the_invariants() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    if let Some(seed) = number("SSNTP_SEED") {
+        let (steps, frames) = run(seed, true).unwrap();
+        eprintln!("seed {seed}: {steps} steps, {frames} frames have arrived");
+        return;
+    }
+    let seeds = number("SSNTP_SEEDS").unwrap_or(SEEDS);
+    let from = number("SSNTP_FROM").unwrap_or(0);
+    let (mut steps, mut frames) = (0, 0);
+    let mut faults = Vec::new();
+    for seed in from..from + seeds {
+        match run(seed, false) {
+            Ok((taken, arrived)) => (steps, frames) = (steps + taken, frames + arrived),
+            Err(fault) => faults.push(fault),
+        }
+        if faults.len() >= 5 {
+            break;
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    // A server that does nothing breaks no invariant. A few worlds may be quiet.
+    assert!(
+        frames > seeds || seeds < 20,
+        "{seeds} seeds, {frames} frames have arrived"
+    );
+    eprintln!("{seeds} seeds, {steps} steps, {frames} frames have arrived");
+}
+
+/// How many steps it took, and how many frames arrived at peers.
+fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(seed, trace);
+        Ok((world.run()?, world.arrived()))
+    }));
+    ssntp_transport::outbox::interleaving::set(None);
+    let result = result.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        Err(said
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+            .unwrap_or_else(|| "it panics".into()))
+    });
+    result.map_err(|fault| format!("SSNTP_SEED={seed}: {fault}"))
+}

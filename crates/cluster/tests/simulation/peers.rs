@@ -1,0 +1,493 @@
+//! The peers: what they are like, what they send, and how they end.
+
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use uuid::Uuid;
+
+use super::application::{Mark, SharedLog, uuid};
+use super::network::Stream;
+use super::random::Random;
+use super::threads::Step;
+use ssntp::Role;
+use ssntp::proto::{
+    ClientHandshake, Codec, Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Item,
+    Refusal, Status,
+};
+use ssntp::server::SessionId;
+
+/// How a peer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Whatever is there, whenever it can.
+    Full,
+    /// So many bytes at a time, and so much time between.
+    Slow(usize, Duration),
+    /// Nothing any more after CONNECTED.
+    Stuck,
+}
+
+/// How a peer ends once it has sent everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Not by itself.
+    Stays,
+    /// It ends its side, and reads to the end.
+    HalfCloses,
+    /// It ends its side in the middle of a frame.
+    Truncates,
+    /// It is gone after so many bytes.
+    Cut(usize),
+    /// It breaks the protocol.
+    Junk,
+    ConnectsTwice,
+    /// It says that it has failed.
+    Refuses,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) number: u32,
+    pub(super) entity: u32,
+    pub(super) role: Role,
+    pub(super) certificate: usize,
+    pub(super) begins: Duration,
+    pub(super) pace: Pace,
+    pub(super) ending: Ending,
+    pub(super) frames: usize,
+    pub(super) longest: usize,
+    /// Time between its frames.
+    pub(super) pause: Duration,
+    /// It sends what the server does not understand, or does not allow.
+    pub(super) rude: bool,
+    /// It does not wait for CONNECTED.
+    pub(super) eager: bool,
+    pub(super) entities: u32,
+    pub(super) scheduler: bool,
+    pub(super) tracing: bool,
+}
+
+impl Plan {
+    pub(super) fn is_healthy(&self) -> bool {
+        self.pace == Pace::Full
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waits,
+    Shakes,
+    Open,
+    Over,
+}
+
+pub(super) struct Peer {
+    pub(super) plan: Plan,
+    pub(super) stream: Stream,
+    handshake: ClientHandshake,
+    codec: Codec,
+    input: BytesMut,
+    output: Vec<u8>,
+    written: usize,
+    stage: Stage,
+    left: usize,
+    number: u64,
+    /// The numbers of the frames that the application is to see.
+    pub(super) allowed: Vec<u64>,
+    /// How many of its frames are answered by the server itself.
+    pub(super) answerable: u64,
+    next_read: Option<Instant>,
+    next_frame: Option<Instant>,
+    ended: bool,
+    /// It has sent everything it had, and ended its side in order.
+    pub(super) closed_in_order: bool,
+    /// It has read to the end.
+    pub(super) read_to_end: bool,
+    pub(super) connected: bool,
+    pub(super) received: u64,
+    pub(super) session: Option<SessionId>,
+    /// The scheduler's STARTs that it has to answer.
+    answers: Vec<Frame>,
+}
+
+impl Peer {
+    pub(super) fn new(plan: Plan, stream: Stream, max_payload: u32) -> Self {
+        let connect = Connect::new(plan.role, uuid(plan.entity), plan.tracing);
+        let handshake = ClientHandshake::new(connect, Role::ALL, None, max_payload);
+        Self {
+            left: plan.frames,
+            stream,
+            handshake,
+            codec: Codec::new(max_payload, plan.tracing),
+            input: BytesMut::new(),
+            output: Vec::new(),
+            written: 0,
+            stage: Stage::Waits,
+            number: 0,
+            allowed: Vec::new(),
+            answerable: 0,
+            next_read: None,
+            next_frame: None,
+            ended: false,
+            closed_in_order: false,
+            read_to_end: false,
+            connected: false,
+            received: 0,
+            session: None,
+            answers: Vec::new(),
+            plan,
+        }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.stage != Stage::Waits
+    }
+
+    /// It does not come any more.
+    pub(super) fn give_up(&mut self) {
+        self.stage = Stage::Over;
+    }
+
+    /// Whether it would take what comes.
+    pub(super) fn reads(&self) -> bool {
+        self.plan.is_healthy() && matches!(self.stage, Stage::Open | Stage::Shakes)
+    }
+
+    pub(super) fn step(
+        &mut self,
+        begin: Instant,
+        now: Instant,
+        random: &mut Random,
+        log: &SharedLog,
+    ) -> Step {
+        match self.stage {
+            Stage::Over => Step::Over,
+            Stage::Waits => {
+                let at = begin + self.plan.begins;
+                if now < at {
+                    return Step::Waits(Some(at));
+                }
+                self.output.extend(self.handshake.connect());
+                self.stage = Stage::Shakes;
+                Step::Moved
+            }
+            Stage::Shakes | Stage::Open => {
+                let first = random.chance(50);
+                let step = self.half(first, now, random, log);
+                match step {
+                    Step::Waits(one) => match self.half(!first, now, random, log) {
+                        Step::Waits(other) => Step::Waits([one, other].into_iter().flatten().min()),
+                        step => step,
+                    },
+                    step => step,
+                }
+            }
+        }
+    }
+
+    fn half(&mut self, read: bool, now: Instant, random: &mut Random, log: &SharedLog) -> Step {
+        if read {
+            self.read(now, random, log)
+        } else {
+            self.write(now, random)
+        }
+    }
+
+    fn read(&mut self, now: Instant, random: &mut Random, log: &SharedLog) -> Step {
+        let most = match self.plan.pace {
+            Pace::Stuck if self.connected => return Step::Waits(None),
+            Pace::Slow(most, every) => {
+                if let Some(at) = self.next_read
+                    && now < at
+                {
+                    return Step::Waits(Some(at));
+                }
+                if self.stream.holds_for_peer() > 0 {
+                    self.next_read = Some(now + every);
+                }
+                random.between(1, most)
+            }
+            _ => usize::MAX,
+        };
+        match self.stream.peer_read(most) {
+            Ok(bytes) if bytes.is_empty() => {
+                self.read_to_end = true;
+                self.stream.peer_ends();
+                self.stage = Stage::Over;
+            }
+            Ok(bytes) => {
+                self.input.extend_from_slice(&bytes);
+                self.take(log);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Step::Waits(None),
+            Err(_) => self.stage = Stage::Over,
+        }
+        Step::Moved
+    }
+
+    fn take(&mut self, log: &SharedLog) {
+        if self.stage == Stage::Shakes {
+            match self.handshake.receive(&mut self.input) {
+                Ok(Some(_)) => {
+                    self.connected = true;
+                    self.stage = Stage::Open;
+                }
+                Ok(None) => return,
+                // What was refused ends when the server ends.
+                Err(refusal) => {
+                    if refusal != Refusal::PeerFailed && refusal != Refusal::PeerAborted {
+                        let fault = format!("order: the first frame to {}: {refusal}", self.plan.number);
+                        log.lock().unwrap().faults.push(fault);
+                    }
+                    self.input.clear();
+                    self.left = 0;
+                    if !self.ended {
+                        self.ended = true;
+                        self.stream.peer_ends();
+                    }
+                    return;
+                }
+            }
+        }
+        let mut items = Vec::new();
+        if let Err(e) = self.codec.decode(&mut self.input, &mut items) {
+            log.lock()
+                .unwrap()
+                .faults
+                .push(format!("the server sends to {}: {e}", self.plan.number));
+            self.stage = Stage::Over;
+        }
+        for item in items {
+            match item {
+                Item::Run(run) => run.frames().for_each(|frame| self.receive(&frame, log)),
+                Item::Traced(frame) => self.receive(&frame, log),
+                Item::Unsupported(kind) => {
+                    log.lock()
+                        .unwrap()
+                        .faults
+                        .push(format!("the server sends {kind}"));
+                }
+            }
+        }
+    }
+
+    fn receive(&mut self, frame: &Frame, log: &SharedLog) {
+        self.received += 1;
+        if let (Some(mark), Some(session)) = (Mark::of(frame.payload_bytes()), self.session)
+            && !(self.plan.scheduler && frame.kind() == Command::START)
+        {
+            log.lock().unwrap().arrives(session, mark);
+        }
+        if self.plan.scheduler && frame.kind() == Command::START && self.answers.len() < 20 {
+            self.answers.push(frame.clone());
+        }
+    }
+
+    fn write(&mut self, now: Instant, random: &mut Random) -> Step {
+        if let Ending::Cut(at) = self.plan.ending
+            && (self.written >= at || self.ended && self.output.is_empty())
+        {
+            self.stream.cut(random.chance(50));
+            self.stage = Stage::Over;
+            return Step::Moved;
+        }
+        if self.output.is_empty() {
+            if self.ended || self.stage == Stage::Shakes && !self.plan.eager {
+                return Step::Waits(None);
+            }
+            if let Some(at) = self.next_frame
+                && now < at
+            {
+                return Step::Waits(Some(at));
+            }
+            if self.left == 0 {
+                return self.end(random);
+            }
+            for _ in 0..random.between(1, 30).min(self.left) {
+                self.left -= 1;
+                self.compose(random);
+            }
+            if !self.plan.pause.is_zero() {
+                self.next_frame = Some(now + self.plan.pause);
+            }
+        }
+        let piece = random.pick(&[1, 9, 100, 5000, 1 << 20]).min(self.output.len());
+        let piece = match self.plan.ending {
+            Ending::Cut(at) => piece.min(at.saturating_sub(self.written).max(1)),
+            _ => piece,
+        };
+        match self.stream.peer_write(&self.output[..piece]) {
+            Ok(taken) => {
+                self.written += taken;
+                self.output.drain(..taken);
+                Step::Moved
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Step::Waits(None),
+            // It hears of its end by reading.
+            Err(_) => {
+                self.output.clear();
+                self.left = 0;
+                self.ended = true;
+                if self.plan.pace == Pace::Stuck {
+                    self.stage = Stage::Over;
+                }
+                Step::Moved
+            }
+        }
+    }
+
+    fn compose(&mut self, random: &mut Random) {
+        self.number += 1;
+        let mark = Mark {
+            sender: self.plan.number,
+            number: self.number,
+            to: u32::try_from(random.below(self.plan.entities as usize)).unwrap(),
+        };
+        let padding = match random.below(10) {
+            0..5 => random.below(40),
+            5..9 => random.below(self.plan.longest / 8 + 1),
+            _ => random.below(self.plan.longest + 1),
+        };
+        if self.plan.rude && random.chance(30) {
+            return self.compose_rudely(mark, padding, random);
+        }
+        let controller = self.plan.role.intersects(Role::CONTROLLER);
+        let (kind, rest): (FrameKind, String) = if self.plan.scheduler {
+            self.of_cluster(controller, random)
+        } else {
+            let kinds: &[FrameKind] = &[
+                Command::STATS.into(),
+                Command::STATS.into(),
+                Command::STATS.into(),
+                Event::TENANT_ADDED.into(),
+                Command::STOP.into(),
+                Command::DELETE.into(),
+                Status::READY.into(),
+            ];
+            let kind = match random.below(200) {
+                0 => Command::RESTART.into(),
+                1..4 => Command::EVACUATE.into(),
+                4..6 => Event::TENANT_REMOVED.into(),
+                _ => random.pick(kinds),
+            };
+            (kind, String::new())
+        };
+        self.allowed.push(self.number);
+        let payload = mark.payload(&rest, padding);
+        self.output.extend(Frame::with_payload(kind, payload).encode());
+    }
+
+    /// What an agent or a controller of a cluster says.
+    fn of_cluster(&mut self, controller: bool, random: &mut Random) -> (FrameKind, String) {
+        let entity = uuid(self.plan.entity);
+        if controller {
+            let instance = Uuid::from_u128(u128::from(random.next()) | 1 << 100);
+            return (
+                Command::START.into(),
+                START.replace("INSTANCE", &instance.to_string()),
+            );
+        }
+        if let Some(start) = self.answers.pop() {
+            let text = String::from_utf8_lossy(start.payload_bytes()).into_owned();
+            let instance = text
+                .split("instance_uuid: ")
+                .nth(1)
+                .and_then(|rest| rest.split('\n').next());
+            let instance = instance.unwrap_or_default();
+            return if random.chance(70) {
+                let stats = STATS.replace("NODE", &entity.to_string());
+                (Command::STATS.into(), stats.replace("INSTANCE", instance))
+            } else {
+                let failure = format!("instance_uuid: {instance}\nreason: full_cn\n");
+                (ErrorCode::START_FAILURE.into(), failure)
+            };
+        }
+        if random.chance(50) {
+            let ready = READY.replace("NODE", &entity.to_string());
+            (Status::READY.into(), ready)
+        } else {
+            (Command::STATS.into(), format!("node_uuid: {entity}\n"))
+        }
+    }
+
+    fn compose_rudely(&mut self, mark: Mark, padding: usize, random: &mut Random) {
+        let payload = mark.payload("", padding);
+        let kind = match random.below(4) {
+            0 => FrameKind::new(FrameType::COMMAND, 0x77),
+            1 => FrameKind::new(FrameType(9), 1),
+            2 => FrameKind::new(FrameType::ERROR, 0x70),
+            _ if self.plan.role.intersects(Role::CONTROLLER) || self.plan.scheduler => {
+                FrameKind::new(FrameType(8), 2)
+            }
+            // The filter refuses it.
+            _ => Command::RESTORE.into(),
+        };
+        self.answerable += 1;
+        self.output
+            .extend(Header::new(kind, u32::try_from(payload.len()).unwrap()).encode());
+        self.output.extend(payload);
+    }
+
+    fn end(&mut self, random: &mut Random) -> Step {
+        match self.plan.ending {
+            // There is nothing left to send.
+            Ending::Stays => return Step::Waits(None),
+            Ending::Cut(_) => {}
+            Ending::HalfCloses => {
+                self.closed_in_order = true;
+                self.stream.peer_ends();
+                if self.plan.pace == Pace::Stuck {
+                    self.stage = Stage::Over;
+                }
+            }
+            Ending::Truncates => {
+                let whole = Header::new(Command::STATS.into(), 50).encode();
+                let part = random.between(1, 7);
+                // Where there is no room for that, it ends in order.
+                match self.stream.peer_write(&whole[..part]) {
+                    Ok(_) => {}
+                    Err(_) => self.closed_in_order = true,
+                }
+                self.stream.peer_ends();
+            }
+            Ending::Junk => {
+                let junk: Vec<u8> = (0..random.between(8, 200))
+                    .map(|_| random.next().to_le_bytes()[0] | 0x40)
+                    .collect();
+                self.output.extend(junk);
+            }
+            Ending::ConnectsTwice => self.output.extend(self.handshake.connect()),
+            Ending::Refuses => {
+                self.output
+                    .extend(Frame::new(ErrorCode::CONNECTION_FAILURE).encode());
+            }
+        }
+        self.ended = true;
+        Step::Moved
+    }
+}
+
+const START: &str = "start:
+  requirements:
+    vm_type: qemu
+    vcpus: 1
+    mem_mb: 64
+  instance_uuid: INSTANCE
+  tenant_uuid: 0a1b2c3d-0000-4000-8000-000000000001
+  image_uuid: 0a1b2c3d-0000-4000-8000-000000000002
+";
+
+const STATS: &str = "node_uuid: NODE
+instances:
+- instance_uuid: INSTANCE
+  state: active
+";
+
+const READY: &str = "node_uuid: NODE
+mem_total_mb: 64000
+mem_available_mb: 60000
+disk_total_mb: 500000
+disk_available_mb: 400000
+load: 0
+cpus_online: 8
+";

@@ -1,0 +1,643 @@
+//! The threads of one connection on the server's side, as machines that are
+//! stepped: they do what `accept` and `link` do, and are suspended where those
+//! block.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use crossbeam_channel::{Receiver, TryRecvError};
+
+use super::network::{SimTransmit, Stream};
+use super::random::Random;
+use ssntp::pki::CertificateInfo;
+use ssntp::proto::{Codec, ErrorCode, Frame, Item, Refusal, ServerHandshake};
+use ssntp::server::core::{Request, ServerCore};
+use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
+use ssntp_transport::flow::Credit;
+use ssntp_transport::outbox::{Due, Outbox};
+use ssntp_transport::{ConnectionId, EndReason, Load, Outgoing, PeerAddress};
+
+pub(super) type Core = ServerCore;
+pub(super) type SimEvent = DispatchEvent<Core, SimThreads>;
+pub(super) type SimEvents = Events<SimEvent>;
+
+/// As in `accept` and `link`.
+const LINGER: Duration = Duration::from_secs(1);
+const LAST_WRITE: Duration = Duration::from_secs(1);
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What a step of a thread, of a peer or of the dispatcher came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Moved,
+    /// It waits for somebody, or for the time to come.
+    Waits(Option<Instant>),
+    Over,
+}
+
+/// The world as a thread sees it.
+pub(super) struct View<'a> {
+    pub(super) now: Instant,
+    pub(super) random: &'a mut Random,
+    pub(super) events: &'a SimEvents,
+    pub(super) full: &'a dyn Fn() -> bool,
+    pub(super) write_timeout: Duration,
+}
+
+/// The handle of both threads.
+#[derive(Debug)]
+pub(super) struct SimThreads {
+    outbox: Outbox,
+    stream: Stream,
+    ended: Arc<AtomicBool>,
+}
+
+impl Threads for SimThreads {
+    fn abort(&self) {
+        self.outbox.abort();
+        self.stream.server_shuts_down();
+    }
+
+    fn join(self) {
+        assert!(
+            self.ended.load(Ordering::Relaxed),
+            "the dispatcher waits for a thread"
+        );
+    }
+}
+
+/// The writer of one connection.
+pub(super) struct Writer {
+    id: ConnectionId,
+    outbox: Outbox,
+    stream: Stream,
+    batch: Vec<Outgoing>,
+    due: Option<Due>,
+    /// When the system last took something.
+    progress: Instant,
+    limit: Duration,
+    owes_room: Cell<bool>,
+    /// What the reader allows at the end.
+    pub(super) hurry: bool,
+    lingers: Option<Instant>,
+    failed: bool,
+    pub(super) over: bool,
+}
+
+impl Writer {
+    pub(super) fn step(&mut self, view: &mut View<'_>) -> Step {
+        if self.over {
+            return Step::Over;
+        }
+        // A writer that fails tells of room before it ends.
+        if self.owes_room.get() {
+            if (view.full)() {
+                return Step::Waits(None);
+            }
+            let _ = view.events.try_send(DispatchEvent::Room(self.id));
+            self.owes_room.set(false);
+            return Step::Moved;
+        }
+        if self.failed {
+            self.over = true;
+            return Step::Moved;
+        }
+        if let Some(until) = self.lingers {
+            if !self.outbox.is_over() && view.now < until {
+                return Step::Waits(Some(until));
+            }
+            self.stream.server_shuts_down();
+            self.over = true;
+            return Step::Moved;
+        }
+        let due = match self.due {
+            Some(due) => due,
+            None => {
+                let Some(due) = self.outbox.try_next(&mut self.batch) else {
+                    self.outbox.idle();
+                    return Step::Waits(None);
+                };
+                self.progress = view.now;
+                self.limit = if self.hurry {
+                    LAST_WRITE
+                } else {
+                    view.write_timeout
+                };
+                due
+            }
+        };
+        self.due = Some(due);
+        if due.over {
+            self.outbox.shut();
+            self.outbox.drained();
+            self.over = true;
+            return Step::Moved;
+        }
+        let before = {
+            let mut pipes = self.stream.pipes();
+            pipes.piece = view.random.pick(&[1, 7, 64, 1000, 100_000]);
+            pipes.written
+        };
+        let sent = self
+            .outbox
+            .send(due, &mut self.batch, &|| self.owes_room.set(true));
+        self.stream.pipes().piece = usize::MAX;
+        let moved = self.stream.pipes().written > before;
+        match sent {
+            Ok(true) => {
+                self.outbox.shut();
+                self.outbox.drained();
+                self.lingers = Some(view.now + LINGER);
+            }
+            Ok(false) => self.due = None,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let end = self.progress + self.limit;
+                if moved {
+                    self.progress = view.now;
+                } else if view.now >= end {
+                    self.fail(io::ErrorKind::TimedOut.into());
+                } else {
+                    return Step::Waits(Some(end));
+                }
+            }
+            Err(e) => self.fail(e),
+        }
+        Step::Moved
+    }
+
+    fn fail(&mut self, error: io::Error) {
+        self.outbox.fail(error);
+        self.stream.server_shuts_down();
+        self.outbox.shut();
+        self.outbox.drained();
+        self.owes_room.set(true);
+        self.failed = true;
+    }
+}
+
+/// The reader of one connection.
+pub(super) struct Reader {
+    pub(super) id: ConnectionId,
+    stream: Stream,
+    codec: Codec,
+    input: BytesMut,
+    counted: usize,
+    end: bool,
+    fault: Option<io::Error>,
+    credit: Arc<Credit>,
+    outbox: Outbox,
+    ended: Arc<AtomicBool>,
+    stage: Reading,
+    piece: usize,
+}
+
+enum Reading {
+    Decode,
+    Hand(Vec<Item>, u64, Option<EndReason>),
+    /// For credit, and how often it had been woken when it began to wait.
+    Credit(u64, Option<EndReason>),
+    Receive,
+    Ended(EndReason),
+    WaitForClose(bool),
+    Drain,
+    WaitForWriter(Instant, Load),
+    Join,
+    Finished,
+    Over,
+}
+
+impl Reader {
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.stage, Reading::Over)
+    }
+
+    pub(super) fn waits_for_credit(&self) -> bool {
+        matches!(self.stage, Reading::Credit(..))
+    }
+
+    pub(super) fn step(&mut self, writer: &mut Writer, view: &mut View<'_>) -> Step {
+        let stage = std::mem::replace(&mut self.stage, Reading::Over);
+        let (next, step) = self.go(stage, writer, view);
+        self.stage = next;
+        step
+    }
+
+    fn go(&mut self, stage: Reading, writer: &mut Writer, view: &mut View<'_>) -> (Reading, Step) {
+        match stage {
+            Reading::Decode => {
+                let mut items = Vec::new();
+                let before = self.input.len();
+                let decoded = self.codec.decode(&mut self.input, &mut items);
+                let found = match decoded {
+                    Err(fault) => Some(EndReason::Protocol(Box::new(fault))),
+                    Ok(()) => match self.fault.take() {
+                        Some(e) => Some(EndReason::Io(e)),
+                        None if self.end && self.input.is_empty() => Some(EndReason::PeerClosed),
+                        None if self.end => Some(EndReason::Truncated),
+                        None => None,
+                    },
+                };
+                if !items.is_empty() || self.counted > 0 && before > self.input.len() {
+                    let bytes = std::mem::take(&mut self.counted) as u64;
+                    self.credit.spend(Credit::memory_of::<Item>(items.len(), bytes));
+                    return (Reading::Hand(items, bytes, found), Step::Moved);
+                }
+                (
+                    found.map_or(Reading::Receive, |found| self.reason(found)),
+                    Step::Moved,
+                )
+            }
+            Reading::Hand(items, bytes, found) => {
+                if (view.full)() {
+                    return (Reading::Hand(items, bytes, found), Step::Waits(None));
+                }
+                let sent = view.events.try_send(DispatchEvent::Items(self.id, items, bytes));
+                if sent.is_err() {
+                    return (self.reason(EndReason::Local), Step::Moved);
+                }
+                let (may, woken) = self.credit.try_wait();
+                self.after_credit(may, woken, found)
+            }
+            Reading::Credit(woken, found) => {
+                if self.credit.woken() == woken {
+                    return (Reading::Credit(woken, found), Step::Waits(None));
+                }
+                let (may, woken) = self.credit.try_wait();
+                self.after_credit(may, woken, found)
+            }
+            Reading::Receive => {
+                let most = match self.piece {
+                    0 => usize::MAX,
+                    piece => view.random.between(1, piece),
+                };
+                match self.stream.server_read(most) {
+                    Ok(bytes) => {
+                        self.end = bytes.is_empty();
+                        self.counted += bytes.len();
+                        self.input.extend_from_slice(&bytes);
+                    }
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                        return (Reading::Receive, Step::Waits(None));
+                    }
+                    Err(e) => self.fault = Some(e),
+                }
+                (Reading::Decode, Step::Moved)
+            }
+            Reading::Ended(reason) => {
+                if (view.full)() {
+                    return (Reading::Ended(reason), Step::Waits(None));
+                }
+                let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
+                let _ = view.events.try_send(DispatchEvent::Ended(self.id, reason));
+                (Reading::WaitForClose(lost), Step::Moved)
+            }
+            Reading::WaitForClose(lost) => {
+                if !self.outbox.is_closed() {
+                    return (Reading::WaitForClose(lost), Step::Waits(None));
+                }
+                if lost || self.outbox.is_over() {
+                    self.outbox.abort();
+                    self.stream.server_shuts_down();
+                    return (Reading::Join, Step::Moved);
+                }
+                writer.hurry = true;
+                self.outbox.close();
+                (Reading::Drain, Step::Moved)
+            }
+            Reading::Drain => match self.stream.server_read(1024) {
+                Ok(bytes) if !bytes.is_empty() => (Reading::Drain, Step::Moved),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => (Reading::Drain, Step::Waits(None)),
+                _ => {
+                    let sent = self.outbox.sent();
+                    (Reading::WaitForWriter(view.now + LAST_WRITE, sent), Step::Moved)
+                }
+            },
+            Reading::WaitForWriter(until, before) => {
+                let done = self.outbox.is_over() || writer.lingers.is_some() || writer.over;
+                let now = self.outbox.sent();
+                if !done && view.now < until {
+                    return (Reading::WaitForWriter(until, before), Step::Waits(Some(until)));
+                }
+                if !done && now != before {
+                    return (Reading::WaitForWriter(view.now + LAST_WRITE, now), Step::Moved);
+                }
+                self.outbox.abort();
+                self.stream.server_shuts_down();
+                (Reading::Join, Step::Moved)
+            }
+            Reading::Join => {
+                if !writer.over {
+                    return (Reading::Join, Step::Waits(None));
+                }
+                self.outbox.discard();
+                (Reading::Finished, Step::Moved)
+            }
+            Reading::Finished => {
+                if (view.full)() {
+                    return (Reading::Finished, Step::Waits(None));
+                }
+                self.ended.store(true, Ordering::Relaxed);
+                let _ = view.events.try_send(DispatchEvent::Finished(self.id));
+                (Reading::Over, Step::Moved)
+            }
+            Reading::Over => (Reading::Over, Step::Over),
+        }
+    }
+
+    fn after_credit(&mut self, may: Option<bool>, woken: u64, found: Option<EndReason>) -> (Reading, Step) {
+        match (may, found) {
+            (None, found) => (Reading::Credit(woken, found), Step::Moved),
+            (Some(false), _) => (self.reason(EndReason::Local), Step::Moved),
+            (Some(true), Some(found)) => (self.reason(found), Step::Moved),
+            (Some(true), None) => (Reading::Receive, Step::Moved),
+        }
+    }
+
+    fn reason(&self, found: EndReason) -> Reading {
+        Reading::Ended(match (self.outbox.failure(), found) {
+            (Some(error), _) => EndReason::Io(error),
+            (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
+            (None, _) if self.outbox.is_closed() => EndReason::Local,
+            (None, found) => found,
+        })
+    }
+}
+
+/// Where a newcomer fails, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fails {
+    Not,
+    /// Its thread is gone before the verdict comes.
+    BeforeVerdict,
+    /// CONNECTED cannot be written.
+    Connected,
+    /// The system gives no more threads.
+    Threads,
+}
+
+/// The handshake of one connection.
+pub(super) struct Newcomer {
+    stream: Stream,
+    certificate: CertificateInfo,
+    input: BytesMut,
+    stage: Shaking,
+    fails: Fails,
+    piece: usize,
+    max_payload: u32,
+    /// Who was admitted, and the books of its way out.
+    pub(super) admitted: Option<(ConnectionId, Outbox)>,
+}
+
+enum Shaking {
+    Connect(Instant),
+    Admit(Box<Request>),
+    Verdict(Receiver<Verdict<Core>>),
+    SendConnected(Box<Admitting>, Vec<u8>),
+    Started(Admission<Core, SimThreads>),
+    Refuse(Vec<u8>, Instant),
+    Linger(Instant),
+    Over,
+}
+
+struct Admitting {
+    admission: Admission<Core, SimThreads>,
+    admitted: Admitted<ssntp::server::core::Grant>,
+    deadline: Instant,
+}
+
+impl Newcomer {
+    pub(super) fn new(
+        stream: Stream,
+        certificate: CertificateInfo,
+        fails: Fails,
+        piece: usize,
+        max_payload: u32,
+        now: Instant,
+    ) -> Self {
+        Self {
+            stream,
+            certificate,
+            input: BytesMut::new(),
+            stage: Shaking::Connect(now + HANDSHAKE),
+            fails,
+            piece,
+            max_payload,
+            admitted: None,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.stage, Shaking::Over)
+    }
+
+    /// The two threads of the connection, where the step began them.
+    pub(super) fn step(&mut self, stopping: bool, view: &mut View<'_>) -> (Step, Option<(Reader, Writer)>) {
+        let stage = std::mem::replace(&mut self.stage, Shaking::Over);
+        let (next, step, threads) = self.go(stage, stopping, view);
+        self.stage = next;
+        (step, threads)
+    }
+
+    fn go(
+        &mut self,
+        stage: Shaking,
+        stopping: bool,
+        view: &mut View<'_>,
+    ) -> (Shaking, Step, Option<(Reader, Writer)>) {
+        let next = match stage {
+            Shaking::Connect(deadline) => {
+                let handshake = ServerHandshake::new(self.certificate.roles, self.certificate.uuid);
+                match handshake.receive(&mut self.input) {
+                    Ok(Some(connect)) => Shaking::Admit(Box::new(Request {
+                        connect,
+                        certificate: self.certificate.clone(),
+                        intermediates: Vec::new(),
+                        ends: None,
+                        generation: 0,
+                        address: PeerAddress::Memory,
+                        bad_traces: Arc::default(),
+                    })),
+                    Err(refusal) => Self::refuse(Some(&refusal), view),
+                    Ok(None) if stopping => Self::refuse_with(Some(ErrorCode::CONNECTION_FAILURE), view),
+                    Ok(None) => {
+                        let most = view.random.between(1, self.piece.max(40));
+                        match self.stream.server_read(most) {
+                            Ok(bytes) if bytes.is_empty() => self.gone(),
+                            Ok(bytes) => {
+                                self.input.extend_from_slice(&bytes);
+                                Shaking::Connect(deadline)
+                            }
+                            Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < deadline => {
+                                return (Shaking::Connect(deadline), Step::Waits(Some(deadline)), None);
+                            }
+                            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                                Self::refuse(Some(&Refusal::Deadline), view)
+                            }
+                            Err(_) => self.gone(),
+                        }
+                    }
+                }
+            }
+            Shaking::Admit(request) => {
+                if (view.full)() {
+                    return (Shaking::Admit(request), Step::Waits(None), None);
+                }
+                let (reply, verdict) = crossbeam_channel::bounded(1);
+                let _ = view.events.try_send(DispatchEvent::Admit(request, reply));
+                if self.fails == Fails::BeforeVerdict {
+                    self.gone()
+                } else {
+                    Shaking::Verdict(verdict)
+                }
+            }
+            Shaking::Verdict(verdict) => match verdict.try_recv() {
+                Err(TryRecvError::Empty) => return (Shaking::Verdict(verdict), Step::Waits(None), None),
+                Err(TryRecvError::Disconnected) => panic!("a newcomer got no verdict"),
+                Ok(Err(refusal)) => Self::refuse(Some(&refusal), view),
+                Ok(Ok(admitted)) => {
+                    let admission = Admission::new(admitted.id, view.events.clone());
+                    self.admitted = Some((admitted.id, admitted.outbox.clone()));
+                    let connected = admitted.grant.connected.encode();
+                    let deadline = view.now + HANDSHAKE;
+                    let admitting = Admitting {
+                        admission,
+                        admitted,
+                        deadline,
+                    };
+                    Shaking::SendConnected(Box::new(admitting), connected)
+                }
+            },
+            Shaking::SendConnected(mut admitting, mut bytes) => {
+                let most = bytes.len().min(view.random.between(1, 100));
+                let written = match self.stream.server_write(&bytes[..most]) {
+                    _ if self.fails == Fails::Connected => Err(io::ErrorKind::BrokenPipe.into()),
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < admitting.deadline => {
+                        let until = admitting.deadline;
+                        return (
+                            Shaking::SendConnected(admitting, bytes),
+                            Step::Waits(Some(until)),
+                            None,
+                        );
+                    }
+                    written => written,
+                };
+                match written {
+                    Ok(written) => {
+                        bytes.drain(..written);
+                        if bytes.is_empty() {
+                            let (started, threads) = self.start(&admitting.admitted, view);
+                            admitting.admission.started(started);
+                            return (Shaking::Started(admitting.admission), Step::Moved, threads);
+                        }
+                        Shaking::SendConnected(admitting, bytes)
+                    }
+                    Err(e) => {
+                        self.stream.server_shuts_down();
+                        admitting.admission.started(Err(e));
+                        Shaking::Started(admitting.admission)
+                    }
+                }
+            }
+            Shaking::Started(admission) => {
+                if (view.full)() {
+                    return (Shaking::Started(admission), Step::Waits(None), None);
+                }
+                // It tells the dispatcher as it goes.
+                drop(admission);
+                Shaking::Over
+            }
+            Shaking::Refuse(mut bytes, until) => match self.stream.server_write(&bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < until => {
+                    return (Shaking::Refuse(bytes, until), Step::Waits(Some(until)), None);
+                }
+                Ok(written) if written < bytes.len() => {
+                    bytes.drain(..written);
+                    Shaking::Refuse(bytes, until)
+                }
+                _ => {
+                    self.stream.server_ends();
+                    Shaking::Linger(until)
+                }
+            },
+            Shaking::Linger(until) => match self.stream.server_read(4096) {
+                Ok(bytes) if !bytes.is_empty() => Shaking::Linger(until),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < until => {
+                    return (Shaking::Linger(until), Step::Waits(Some(until)), None);
+                }
+                _ => self.gone(),
+            },
+            Shaking::Over => return (Shaking::Over, Step::Over, None),
+        };
+        (next, Step::Moved, None)
+    }
+
+    fn gone(&self) -> Shaking {
+        self.stream.server_shuts_down();
+        Shaking::Over
+    }
+
+    fn refuse(refusal: Option<&Refusal>, view: &View<'_>) -> Shaking {
+        Self::refuse_with(refusal.and_then(Refusal::answer), view)
+    }
+
+    fn refuse_with(answer: Option<ErrorCode>, view: &View<'_>) -> Shaking {
+        let bytes = answer.map(|code| Frame::new(code).encode().to_vec());
+        Shaking::Refuse(bytes.unwrap_or_default(), view.now + LINGER)
+    }
+
+    fn start(
+        &mut self,
+        admitted: &Admitted<ssntp::server::core::Grant>,
+        view: &View<'_>,
+    ) -> (io::Result<SimThreads>, Option<(Reader, Writer)>) {
+        let outbox = admitted.outbox.clone();
+        outbox.open(Box::new(SimTransmit::new(self.stream.clone())));
+        if self.fails == Fails::Threads {
+            outbox.abort();
+            outbox.shut();
+            outbox.discard();
+            self.stream.server_shuts_down();
+            return (Err(io::ErrorKind::OutOfMemory.into()), None);
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        let input = std::mem::take(&mut self.input);
+        let reader = Reader {
+            id: admitted.id,
+            stream: self.stream.clone(),
+            codec: Codec::new(self.max_payload, admitted.grant.info.tracing()),
+            counted: input.len(),
+            input,
+            end: false,
+            fault: None,
+            credit: Arc::clone(&admitted.credit),
+            outbox: outbox.clone(),
+            ended: Arc::clone(&ended),
+            stage: Reading::Decode,
+            piece: self.piece,
+        };
+        let writer = Writer {
+            id: admitted.id,
+            outbox: outbox.clone(),
+            stream: self.stream.clone(),
+            batch: Vec::new(),
+            due: None,
+            progress: view.now,
+            limit: view.write_timeout,
+            owes_room: Cell::new(false),
+            hurry: false,
+            lingers: None,
+            failed: false,
+            over: false,
+        };
+        let threads = SimThreads {
+            outbox,
+            stream: self.stream.clone(),
+            ended,
+        };
+        (Ok(threads), Some((reader, writer)))
+    }
+}

@@ -1,0 +1,629 @@
+//! One world: everything that is drawn from the seed, and the loop that steps
+//! whoever can move.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::application::{Application, Router, SharedLog, filter, rules, uuid};
+use super::network::Stream;
+use super::peers::{Ending, Pace, Peer, Plan};
+use super::random::Random;
+use super::threads::{Core, Fails, Newcomer, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer};
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
+use ssntp::server::core::Environment;
+use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
+use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_transport::dispatch::events::{self, Watch};
+use ssntp_transport::dispatch::{DispatchEvent, EVENTS, Queue, Runner, Settings};
+use ssntp_transport::outbox::{Outbox, interleaving};
+use ssntp_transport::{Budget, Limits};
+
+/// A world that has not ended after so many steps never ends.
+const MOST_STEPS: u64 = 200_000;
+/// The dispatcher looks at ledgers so often in one step at most.
+const MOST_LOOKS: u64 = 20_000;
+/// No timer of a server is so far away.
+const FAR: Duration = Duration::from_secs(86_400);
+
+/// What is the same in every world, and takes time to make.
+struct Certificates {
+    identity: Identity,
+    trust: Trust,
+    clients: Vec<CertificateInfo>,
+    environment: Arc<Environment>,
+}
+
+/// The first certificates are bound to nobody, and the others to the entities
+/// from 0 on.
+const UNBOUND: usize = 2;
+const BOUND: usize = 3;
+const MAX_PAYLOAD: u32 = 64 * 1024;
+
+fn certificates() -> &'static Certificates {
+    static MADE: OnceLock<Certificates> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let info = |request: &CertificateRequest| {
+            let issued = authority.issue(request).unwrap();
+            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
+        };
+        let roles = Role::AGENT | Role::CONTROLLER;
+        let mut clients: Vec<_> = (0..UNBOUND)
+            .map(|_| info(&CertificateRequest::new(roles)))
+            .collect();
+        for entity in 0..BOUND {
+            let entity = u32::try_from(entity).unwrap();
+            clients.push(info(&CertificateRequest::new(roles).uuid(uuid(entity))));
+        }
+        let server = authority
+            .issue(&CertificateRequest::new(Role::SCHEDULER))
+            .unwrap();
+        let (identity, trust) = (server.identity().clone(), authority.trust().clone());
+        let config = ServerConfig::new(identity.clone(), trust.clone()).max_payload(MAX_PAYLOAD);
+        Certificates {
+            environment: Environment::new(&config).unwrap(),
+            identity,
+            trust,
+            clients,
+        }
+    })
+}
+
+/// One connection, both of its ends.
+pub(super) struct Connection {
+    pub(super) peer: Peer,
+    pub(super) stream: Stream,
+    fails: Fails,
+    pub(super) newcomer: Option<Newcomer>,
+    pub(super) reader: Option<Reader>,
+    /// What its books said at its end: sent, dropped, lost.
+    pub(super) outbox: Option<Outbox>,
+    /// Its pipes are wide enough for the pace that is waited for.
+    pub(super) wide: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Runs,
+    Stops,
+    Joins,
+    Exits,
+    Waits,
+}
+
+pub(super) struct World {
+    random: Random,
+    begin: Instant,
+    pub(super) now: Instant,
+    clock: Rc<Cell<Instant>>,
+    pub(super) runner: Runner<Core, SimThreads>,
+    events: SimEvents,
+    queue: Queue<SimEvent>,
+    watch: Rc<Watch<SimEvent>>,
+    pub(super) log: SharedLog,
+    pub(super) connections: Vec<Connection>,
+    writers: Rc<RefCell<Vec<Option<Writer>>>>,
+    looks: Rc<Cell<u64>>,
+    owner: Owner,
+    stop_at: Option<u64>,
+    stopped: Option<Instant>,
+    pub(super) settings: Settings,
+    budget: u64,
+    pub(super) policy: SlowConsumer,
+    pub(super) ticks: u32,
+    pub(super) scheduler: bool,
+    write_timeout: Duration,
+    /// How often, in a hundred steps, the dispatcher goes first.
+    eager: usize,
+    steps: u64,
+    pub(super) most_used: u64,
+    trace: bool,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, trace: bool) -> Self {
+        let mut random = Random::new(seed);
+        let made = certificates();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the origin of virtual time; only differences count"
+        )]
+        let begin = Instant::now();
+        let log: SharedLog = Arc::new(Mutex::default());
+        let millis = |n| Duration::from_millis(n);
+        let scheduler = random.chance(20);
+        let policy = match random.below(3) {
+            _ if scheduler => SlowConsumer::Disconnect,
+            0 => SlowConsumer::Disconnect,
+            1 => SlowConsumer::DropNewest,
+            _ => SlowConsumer::DropOldest,
+        };
+        let budget = random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20]);
+        let settings = Settings {
+            queue: Limits {
+                frames: random.pick(&[16, 100, 1000, 1 << 20]),
+                bytes: random.pick(&[2 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20]),
+            },
+            budget: Budget::new(budget),
+            received: Budget::new(budget),
+            patience: millis(random.pick(&[5, 20, 100, 1000])),
+            parting: millis(random.pick(&[200, 2000])),
+            grace: millis(random.pick(&[50, 1000])),
+        };
+        let write_timeout = settings.parting;
+        let config = ServerConfig::new(made.identity.clone(), made.trust.clone())
+            .max_payload(MAX_PAYLOAD)
+            .slow_consumer(policy)
+            .held(3, 10_000, millis(50));
+        let ticks = if random.chance(30) { 5 } else { 0 };
+        let (config, application) = if scheduler {
+            let scheduler = Scheduler::new(SchedulerConfig::new().held(5, 10_000, millis(100))).unwrap();
+            let config = scheduler.serve_with(config);
+            (config, Application::scheduler(Arc::clone(&log), scheduler))
+        } else {
+            let every = millis(random.pick(&[1, 10]));
+            let router = Router {
+                next: (ticks > 0).then(|| begin + every),
+                every,
+                ticks,
+                number: 0,
+                padding: random.below(100),
+            };
+            let config = config.rules(rules(&log)).filter(filter());
+            (config, Application::router(Arc::clone(&log), router))
+        };
+        let max_sessions = random.between(3, 14);
+        let (open, _) = crossbeam_channel::bounded(0);
+        let core = Core::new(
+            config,
+            Arc::clone(&made.environment),
+            max_sessions,
+            Box::new(application),
+            open,
+            begin,
+        )
+        .unwrap();
+        let (events, queue) = events::channel(random.pick(&[1, 2, 8, EVENTS]));
+        let quiet = queue.watch();
+        let runner = Runner::new(core, settings.clone(), move || quiet.is_empty());
+        let watch = Rc::new(queue.watch());
+        let connections: Vec<_> = plans(&mut random, scheduler)
+            .into_iter()
+            .map(|plan| connection(plan, &mut random))
+            .collect();
+        let writers = Rc::new(RefCell::new(connections.iter().map(|_| None).collect()));
+        Self {
+            begin,
+            now: begin,
+            clock: Rc::new(Cell::new(begin)),
+            runner,
+            events,
+            queue,
+            watch,
+            log,
+            connections,
+            writers,
+            looks: Rc::default(),
+            owner: Owner::Runs,
+            stop_at: random.chance(40).then(|| random.below(3000) as u64),
+            stopped: None,
+            settings,
+            budget,
+            policy,
+            ticks,
+            scheduler,
+            write_timeout,
+            eager: random.pick(&[0, 10, 50]),
+            steps: 0,
+            most_used: 0,
+            trace,
+            random,
+        }
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            let at = self.now.duration_since(self.begin);
+            eprintln!(
+                "{:>8} {:>10.3} ms  {}",
+                self.steps,
+                at.as_secs_f64() * 1e3,
+                what()
+            );
+        }
+    }
+
+    /// Lets the world run to its end.
+    pub(super) fn run(&mut self) -> Result<u64, String> {
+        self.say(|| {
+            format!(
+                "{:?} {:?} scheduler: {}",
+                self.settings, self.policy, self.scheduler
+            )
+        });
+        for connection in &self.connections {
+            self.say(|| format!("{:?} {:?}", connection.peer.plan, connection.fails));
+        }
+        self.let_writers_interleave();
+        let result = self.run_until_over();
+        interleaving::set(None);
+        result?;
+        self.check_the_end()?;
+        Ok(self.steps)
+    }
+
+    /// How many frames have arrived at peers.
+    pub(super) fn arrived(&self) -> u64 {
+        let log = self.log.lock().unwrap();
+        log.sessions.values().map(|session| session.arrived).sum()
+    }
+
+    /// Between two looks of the dispatcher at a ledger any writer may write.
+    fn let_writers_interleave(&mut self) {
+        let (writers, looks, clock) = (
+            Rc::clone(&self.writers),
+            Rc::clone(&self.looks),
+            Rc::clone(&self.clock),
+        );
+        let (events, watch) = (self.events.clone(), Rc::clone(&self.watch));
+        let mut random = Random::new(self.random.next());
+        let often = random.pick(&[0, 5, 30]);
+        let write_timeout = self.write_timeout;
+        interleaving::set(Some(Box::new(move || {
+            looks.set(looks.get() + 1);
+            assert!(looks.get() < MOST_LOOKS, "the dispatcher spins");
+            while random.chance(often) {
+                let mut writers = writers.borrow_mut();
+                let at = random.below(writers.len());
+                let full = || watch.is_full();
+                let mut view = View {
+                    now: clock.get(),
+                    random: &mut random,
+                    events: &events,
+                    full: &full,
+                    write_timeout,
+                };
+                if let Some(writer) = &mut writers[at] {
+                    writer.step(&mut view);
+                }
+            }
+        })));
+    }
+
+    fn run_until_over(&mut self) -> Result<(), String> {
+        // A dispatcher, an owner, and four for each connection.
+        let processes = 2 + 4 * self.connections.len();
+        while !(self.owner == Owner::Waits && self.runner.is_over()) {
+            self.steps += 1;
+            if self.steps > MOST_STEPS {
+                return Err("it never ends".into());
+            }
+            self.now += Duration::from_micros(self.random.below(3) as u64);
+            self.clock.set(self.now);
+            let first = if self.random.chance(self.eager) {
+                0
+            } else {
+                self.random.below(processes)
+            };
+            let mut wake: Option<Instant> = None;
+            let mut moved = false;
+            for offset in 0..processes {
+                match self.step((first + offset) % processes)? {
+                    Step::Moved => {
+                        moved = true;
+                        break;
+                    }
+                    Step::Waits(until) => wake = [wake, until].into_iter().flatten().min(),
+                    Step::Over => {}
+                }
+            }
+            self.check_each_step()?;
+            if moved {
+                continue;
+            }
+            self.check_while_all_wait()?;
+            match wake {
+                Some(at) if at < self.now + FAR => self.now = self.now.max(at),
+                _ if self.owner == Owner::Runs => {
+                    self.say(|| "nothing moves any more: the server is stopped".into());
+                    self.owner = Owner::Stops;
+                }
+                _ => return Err(format!("standstill while it ends: the owner {:?}", self.owner)),
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, process: usize) -> Result<Step, String> {
+        match process {
+            0 => Ok(self.dispatch()),
+            1 => Ok(self.own()),
+            _ => Ok(self.step_connection((process - 2) / 4, (process - 2) % 4)),
+        }
+    }
+
+    /// The body of the loop of `dispatch::run`.
+    fn dispatch(&mut self) -> Step {
+        if self.runner.is_over() {
+            return Step::Over;
+        }
+        self.looks.set(0);
+        let now = self.now;
+        let due = self.runner.next_deadline();
+        if self.runner.is_idle() {
+            match self.queue.try_next() {
+                Some(event) => self.handle(event),
+                None if due.is_some_and(|due| due <= now) => {}
+                None => return Step::Waits(due),
+            }
+        }
+        for _ in 0..self.random.below(EVENTS) {
+            let Some(event) = self.queue.try_next() else { break };
+            self.handle(event);
+        }
+        let cost = Duration::from_micros(match self.random.below(50) {
+            0 => 2000,
+            _ => self.random.below(20) as u64,
+        });
+        let looked = Cell::new(Duration::ZERO);
+        self.runner.turn(now, || looked.replace(looked.get() + cost));
+        self.runner.tick(now);
+        self.now += cost;
+        Step::Moved
+    }
+
+    fn handle(&mut self, event: SimEvent) {
+        self.say(|| match &event {
+            DispatchEvent::Admit(request, _) => format!("admit {}", request.connect.source),
+            DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
+            DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),
+            DispatchEvent::Room(id) => format!("s{id} room"),
+            DispatchEvent::Ended(id, reason) => format!("s{id} ended: {reason}"),
+            DispatchEvent::Finished(id) => format!("s{id} finished"),
+            DispatchEvent::Call(_) => "call".into(),
+            DispatchEvent::Look(_) => "look".into(),
+            DispatchEvent::Stop => "stop".into(),
+            DispatchEvent::Exit => "exit".into(),
+        });
+        self.runner.handle(event, self.now);
+    }
+
+    /// What `Server` does when it is dropped.
+    fn own(&mut self) -> Step {
+        match self.owner {
+            Owner::Runs if self.stop_at.is_some_and(|at| at <= self.steps) => self.owner = Owner::Stops,
+            Owner::Runs => return Step::Waits(None),
+            Owner::Stops | Owner::Exits if self.watch.is_full() => return Step::Waits(None),
+            Owner::Stops => {
+                let _ = self.events.try_send(DispatchEvent::Stop);
+                self.stopped = Some(self.now);
+                for connection in &mut self.connections {
+                    if !connection.peer.has_begun() {
+                        connection.peer.give_up();
+                    }
+                }
+                self.owner = Owner::Joins;
+            }
+            Owner::Joins => {
+                let under_way =
+                    |c: &Connection| c.newcomer.as_ref().is_some_and(|newcomer| !newcomer.is_over());
+                if self.connections.iter().any(under_way) {
+                    return Step::Waits(None);
+                }
+                self.owner = Owner::Exits;
+            }
+            Owner::Exits => {
+                let _ = self.events.try_send(DispatchEvent::Exit);
+                self.owner = Owner::Waits;
+            }
+            Owner::Waits => return Step::Waits(None),
+        }
+        Step::Moved
+    }
+
+    fn step_connection(&mut self, at: usize, which: usize) -> Step {
+        let connection = &mut self.connections[at];
+        let mut writers = self.writers.borrow_mut();
+        let watch = &self.watch;
+        let full = || watch.is_full();
+        let stopping = self.stopped.is_some();
+        if which == 0 {
+            let was_there = connection.peer.has_begun();
+            let step = connection
+                .peer
+                .step(self.begin, self.now, &mut self.random, &self.log);
+            if !was_there && connection.peer.has_begun() && !stopping {
+                // Long frames in the smallest pieces would take for ever.
+                let least = connection.peer.plan.longest / 10;
+                let piece = self.random.pick(&[0, 3 + least, 50 + least, 4000]);
+                let certificate = certificates().clients[connection.peer.plan.certificate].clone();
+                connection.newcomer = Some(Newcomer::new(
+                    connection.stream.clone(),
+                    certificate,
+                    connection.fails,
+                    piece,
+                    MAX_PAYLOAD,
+                    self.now,
+                ));
+            }
+            return step;
+        }
+        let mut view = View {
+            now: self.now,
+            random: &mut self.random,
+            events: &self.events,
+            full: &full,
+            write_timeout: self.write_timeout,
+        };
+        match which {
+            1 => {
+                let Some(newcomer) = &mut connection.newcomer else {
+                    return Step::Over;
+                };
+                let (step, threads) = newcomer.step(stopping, &mut view);
+                if let Some((id, outbox)) = &newcomer.admitted
+                    && connection.outbox.is_none()
+                {
+                    connection.peer.session = Some(SessionId::from(*id));
+                    connection.outbox = Some(outbox.clone());
+                }
+                if let Some((reader, writer)) = threads {
+                    connection.reader = Some(reader);
+                    writers[at] = Some(writer);
+                }
+                step
+            }
+            2 => match (&mut connection.reader, &mut writers[at]) {
+                (Some(reader), Some(writer)) => reader.step(writer, &mut view),
+                _ => Step::Over,
+            },
+            _ => match &mut writers[at] {
+                Some(writer) => writer.step(&mut view),
+                None => Step::Over,
+            },
+        }
+    }
+
+    /// What all queues may take together.
+    pub(super) fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// The most that one turn may leave in a line: what its reader may have
+    /// handed over, as often as there are receivers, and what each item takes
+    /// beside its bytes.
+    pub(super) fn longest_turn(&self) -> u64 {
+        let batch = 30_000 + u64::from(MAX_PAYLOAD);
+        let input = (1 << 20).min(self.budget / 4) + batch;
+        3 * input * self.connections.len() as u64
+    }
+
+    /// Whether the limits of a queue are so low that a burst fills it.
+    pub(super) fn is_tight(&self) -> bool {
+        self.settings.queue.frames < 1000 || self.settings.queue.bytes < 64 << 10
+    }
+
+    /// Those who read take what has been sent to them.
+    pub(super) fn let_peers_read(&mut self) {
+        let far = self.now + FAR;
+        for connection in &mut self.connections {
+            for _ in 0..1_000_000 {
+                if connection.peer.step(self.begin, far, &mut self.random, &self.log) != Step::Moved {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// How long after the stop the last connection has ended.
+    pub(super) fn stopping_took(&self) -> Duration {
+        self.stopped
+            .map_or(Duration::ZERO, |at| self.now.duration_since(at))
+    }
+
+    /// Gives everything back but the log and the books.
+    pub(super) fn let_go(&mut self) {
+        while self.queue.try_next().is_some() {}
+        self.writers.borrow_mut().clear();
+        for connection in &mut self.connections {
+            connection.newcomer = None;
+            connection.reader = None;
+        }
+    }
+}
+
+fn plans(random: &mut Random, scheduler: bool) -> Vec<Plan> {
+    let peers = random.between(2, 9);
+    let entities = random.between(2, 6);
+    let entities = u32::try_from(entities).unwrap();
+    let longest = random.pick(&[100, 100, 2000, 8000, 30_000]);
+    // Most worlds have little that goes wrong, so that much is to be kept.
+    let trouble = random.pick(&[0, 30, 60]);
+    let mut plans = Vec::new();
+    for number in 0..u32::try_from(peers).unwrap() {
+        let entity = if random.chance(15) {
+            u32::try_from(random.below(entities as usize)).unwrap()
+        } else {
+            number % (entities + 2)
+        };
+        let bound = (entity as usize) < BOUND && random.chance(50);
+        let pace = match random.below(100) {
+            n if n >= trouble => Pace::Full,
+            n if n % 2 == 0 => Pace::Stuck,
+            _ => random.pick(&[
+                Pace::Slow(50, Duration::from_micros(100)),
+                Pace::Slow(1000, Duration::from_millis(5)),
+            ]),
+        };
+        let most = if longest > 2000 { 20 } else { 150 };
+        let frames = random.pick(&[0, 10, most / 2, most]);
+        let latest = if random.chance(70) { 300 } else { 20_000 };
+        let ending = match random.below(100) {
+            n if n >= trouble + 20 => Ending::Stays,
+            _ => match random.below(10) {
+                0..4 => Ending::HalfCloses,
+                4 => Ending::Truncates,
+                5..7 => Ending::Cut(random.between(0, 40 + frames * 200)),
+                7 => Ending::Junk,
+                8 => Ending::ConnectsTwice,
+                _ => Ending::Refuses,
+            },
+        };
+        plans.push(Plan {
+            number,
+            entity,
+            role: if random.chance(35) {
+                Role::CONTROLLER
+            } else {
+                Role::AGENT
+            },
+            certificate: if bound {
+                UNBOUND + entity as usize
+            } else {
+                random.below(UNBOUND)
+            },
+            begins: Duration::from_micros(random.below(latest) as u64),
+            pace,
+            ending,
+            frames,
+            longest,
+            pause: Duration::from_micros(random.pick(&[0, 0, 0, 50, 3000])),
+            rude: random.chance(trouble / 2),
+            eager: random.chance(10),
+            entities,
+            scheduler,
+            tracing: random.chance(20),
+        });
+    }
+    plans
+}
+
+fn connection(plan: Plan, random: &mut Random) -> Connection {
+    let wide = random.chance(70);
+    let room = |random: &mut Random| {
+        if wide {
+            30_000
+        } else {
+            random.pick(&[50, 300, 3000]).max(plan.longest / 4)
+        }
+    };
+    let stream = Stream::new(room(random), room(random));
+    let fails = match random.below(30) {
+        0 => Fails::BeforeVerdict,
+        1 => Fails::Connected,
+        2 => Fails::Threads,
+        _ => Fails::Not,
+    };
+    Connection {
+        peer: Peer::new(plan, stream.clone(), MAX_PAYLOAD),
+        stream,
+        fails,
+        newcomer: None,
+        reader: None,
+        outbox: None,
+        wide,
+    }
+}

@@ -1,0 +1,202 @@
+//! The error of a response (draft 4.2.1).
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::json;
+
+/// The kind of a failure. Codes that the draft does not know survive, and
+/// mean the same as [`ErrorCode::ERROR`].
+#[derive(Clone, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub struct ErrorCode(Cow<'static, str>);
+
+impl ErrorCode {
+    /// None of the others.
+    pub const ERROR: Self = Self(Cow::Borrowed("ERROR"));
+    /// The receiver does not do this.
+    pub const EUNSUPPORTED: Self = Self(Cow::Borrowed("EUNSUPPORTED"));
+    /// The session is not in a state that allows the request: no identity yet.
+    pub const ESTATE: Self = Self(Cow::Borrowed("ESTATE"));
+    /// The version of the protocol is not supported.
+    pub const EPROTO: Self = Self(Cow::Borrowed("EPROTO"));
+    /// The policy domains differ.
+    pub const EDOMAIN: Self = Self(Cow::Borrowed("EDOMAIN"));
+    /// A location is needed and nobody knows it.
+    pub const ELOCATION: Self = Self(Cow::Borrowed("ELOCATION"));
+
+    /// The six codes of the draft.
+    pub const ALL: [Self; 6] = [
+        Self::ERROR,
+        Self::EUNSUPPORTED,
+        Self::ESTATE,
+        Self::EPROTO,
+        Self::EDOMAIN,
+        Self::ELOCATION,
+    ];
+
+    /// The text on the wire.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the draft knows the code.
+    pub fn is_known(&self) -> bool {
+        Self::ALL.contains(self)
+    }
+
+    /// What the code is to be treated as: itself, or [`ErrorCode::ERROR`].
+    pub fn meaning(&self) -> Self {
+        Self::ALL
+            .into_iter()
+            .find(|code| code == self)
+            .unwrap_or(Self::ERROR)
+    }
+}
+
+impl From<&str> for ErrorCode {
+    fn from(name: &str) -> Self {
+        let known = Self::ALL.into_iter().find(|code| code.0 == name);
+        known.unwrap_or_else(|| Self(Cow::Owned(name.to_owned())))
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ErrorCode({self})")
+    }
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ErrorResponse {
+    /// The kind of failure.
+    pub code: ErrorCode,
+    /// What happened, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Where it happened, in any form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<Value>,
+    /// What the request needs to know about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<Value>,
+    /// Members that the draft does not know.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+impl ErrorResponse {
+    /// An error with a text for people.
+    pub fn new(code: ErrorCode, message: impl fmt::Display) -> Self {
+        Self {
+            code,
+            message: Some(message.to_string()),
+            trace: None,
+            data: None,
+            extra: Map::new(),
+        }
+    }
+}
+
+impl fmt::Display for ErrorResponse {
+    /// Code and message, each cut to what a log line can bear.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.message {
+            Some(message) => write!(f, "{}: {}", cut(self.code.name()), cut(message)),
+            None => f.write_str(&cut(self.code.name())),
+        }
+    }
+}
+
+/// A text of the peer's choice, cut to what an answer and a log line can bear.
+pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    const CHARACTERS: usize = 200;
+    match text.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+impl std::error::Error for ErrorResponse {}
+
+impl<'de> Deserialize<'de> for ErrorResponse {
+    /// Reads every object: a code or message that is missing or no string must
+    /// not hide that the request failed.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut members: Map<String, Value> = json::object(deserializer)?;
+        let mut take = |name| members.remove(name).filter(|value| !value.is_null());
+        let text = |value| match value {
+            Value::String(text) => text,
+            other => other.to_string(),
+        };
+        let code = take("code").map(text);
+        Ok(Self {
+            code: code.map_or(ErrorCode::ERROR, |code| ErrorCode::from(code.as_str())),
+            message: take("message").map(text),
+            trace: take("trace"),
+            data: take("data"),
+            extra: members,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(value: Value) -> ErrorResponse {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_six_codes_and_any_other() {
+        for code in ErrorCode::ALL {
+            assert_eq!(parse(json!({"code": code.name()})).code.meaning(), code);
+        }
+        let unknown = parse(json!({"code": "ETEAPOT"}));
+        assert_eq!(unknown.code.name(), "ETEAPOT");
+        assert_eq!(
+            (unknown.code.is_known(), unknown.code.meaning()),
+            (false, ErrorCode::ERROR)
+        );
+    }
+
+    #[test]
+    fn no_object_is_too_odd_to_be_an_error() {
+        assert_eq!(parse(json!({})).code, ErrorCode::ERROR);
+        let odd = parse(json!({"code": 7, "message": [1], "data": null}));
+        assert_eq!(
+            (odd.code.name(), odd.message.as_deref(), odd.data),
+            ("7", Some("[1]"), None)
+        );
+        assert!(serde_json::from_value::<ErrorResponse>(json!(["ERROR"])).is_err());
+    }
+
+    #[test]
+    fn a_message_without_end_is_printed_only_in_part() {
+        let long = parse(json!({"code": "x".repeat(1000), "message": "é".repeat(1000)}));
+        assert_eq!(long.to_string().chars().count(), 201 + 2 + 201);
+    }
+
+    #[test]
+    fn all_members_print_back() {
+        for value in [
+            json!({"code": "ERROR", "message": "no"}),
+            json!({"code": "X", "trace": {"at": [1]}, "data": 7, "more": true}),
+        ] {
+            assert_eq!(serde_json::to_value(parse(value.clone())).unwrap(), value);
+        }
+    }
+}

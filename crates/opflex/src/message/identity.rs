@@ -1,0 +1,145 @@
+//! `send_identity` (draft 4.2.2).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::Role;
+use crate::json;
+
+/// The protocol version of the draft.
+pub const PROTO_VERSION: &str = "1.0";
+
+/// Who the sender is.
+///
+/// Every member may be missing when it is read: what is missing is judged by
+/// the receiver, with an error of its own for the version and the domain.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The version of the protocol, [`PROTO_VERSION`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proto_version: Option<String>,
+    /// The name of the sender, its own within the domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The policy domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Where the sender is, once it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub my_location: Option<String>,
+    /// What the sender is.
+    #[serde(default, deserialize_with = "json::list")]
+    pub my_role: Vec<Role>,
+    /// What libopflex adds: `mac` and `features`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Value>,
+    /// Members that nobody knows yet.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// Who the answering side is, and where the others are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IdentityResult {
+    /// The name of the answering side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The policy domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Where the answering side is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub my_location: Option<String>,
+    /// Where the asking side is; to be sent as its `my_location` from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub your_location: Option<String>,
+    /// What libopflex adds: `proxy_v4`, `proxy_v6` and `proxy_mac` in transport
+    /// mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Value>,
+    /// What the answering side is. Empty for one that only knows the others.
+    #[serde(default, deserialize_with = "json::list")]
+    pub my_role: Vec<Role>,
+    /// Where the components of the domain are.
+    #[serde(default, deserialize_with = "json::objects")]
+    pub peers: Vec<Peer>,
+    /// Members that nobody knows yet.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// Where a component is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// What it is.
+    #[serde(default, deserialize_with = "json::list")]
+    pub role: Vec<Role>,
+    /// How to reach it, `host:port`. libopflex compares the characters with
+    /// those that it dialled.
+    pub connectivity_info: String,
+    /// Members that nobody knows yet.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// The addresses of the forwarding proxies, which a server hands out in
+/// transport mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxies {
+    /// For IPv4 traffic.
+    pub v4: String,
+    /// For IPv6 traffic; an IPv4 address like the others.
+    pub v6: String,
+    /// For bridged traffic.
+    pub mac: String,
+}
+
+impl IdentityResult {
+    /// The three proxies, when all are there.
+    pub fn proxies(&self) -> Option<Proxies> {
+        let text = |name| Some(self.data.as_ref()?.get(name)?.as_str()?.to_owned());
+        Some(Proxies {
+            v4: text("proxy_v4")?,
+            v6: text("proxy_v6")?,
+            mac: text("proxy_mac")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_form_of_the_draft_prints_back() {
+        let request = json!({
+            "proto_version": "1.0", "name": "pe1", "domain": "d", "my_location": "here",
+            "my_role": ["policy_element", "something_new"], "status": 7,
+        });
+        let identity: Identity = serde_json::from_value(request.clone()).unwrap();
+        assert_eq!(identity.my_role[0], Role::POLICY_ELEMENT);
+        assert!(!identity.my_role[1].is_known());
+        assert_eq!(serde_json::to_value(identity).unwrap(), request);
+
+        let result = json!({
+            "name": "pr1", "my_role": ["policy_repository"], "domain": "d", "my_location": "there",
+            "your_location": "here", "peers": [{"role": ["observer"], "connectivity_info": "10.0.0.1:8009"}],
+        });
+        let identity: IdentityResult = serde_json::from_value(result.clone()).unwrap();
+        assert_eq!(identity.proxies(), None);
+        assert_eq!(serde_json::to_value(identity).unwrap(), result);
+    }
+
+    #[test]
+    fn proxies_count_only_when_all_three_are_there() {
+        let mut result = IdentityResult {
+            data: Some(json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2"})),
+            ..IdentityResult::default()
+        };
+        assert_eq!(result.proxies(), None);
+        result.data = Some(json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2", "proxy_mac": "3.3.3.3"}));
+        assert_eq!(result.proxies().unwrap().mac, "3.3.3.3");
+    }
+}

@@ -1,0 +1,332 @@
+//! What arrives, typed and judged.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use log::debug;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::error_response::cut;
+use super::resolve::Worded;
+use super::{
+    Custom, CustomResult, Echo, EndpointDeclare, EndpointUndeclare, ErrorCode, ErrorResponse, Identity,
+    IdentityResult, Method, Resolve, StateReport, Store, Update,
+};
+use crate::json::Object;
+use crate::model::ManagedObject;
+use crate::rpc::{self, EncodeError, Frame, Id, Payload};
+
+/// A request of a known method whose parameters fit it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each is the method of that name, or both of them")]
+pub enum Request {
+    Echo(Echo),
+    SendIdentity(Box<Identity>),
+    Resolve(Store, Vec<Resolve>),
+    Unresolve(Store, Vec<Resolve>),
+    Update(Store, Vec<Update>),
+    EndpointDeclare(Vec<EndpointDeclare>),
+    EndpointUndeclare(Vec<EndpointUndeclare>),
+    StateReport(Vec<StateReport>),
+    Custom(Vec<Custom>),
+}
+
+/// A result of a known method that has its form.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Reply {
+    /// The other side is alive. What it says besides is not looked at.
+    Echo(Value),
+    /// Who the other side is.
+    SendIdentity(Box<IdentityResult>),
+    /// The policy, or endpoints, that are there: parents before children.
+    Resolve(Store, Vec<ManagedObject>),
+    /// Of a method inside a method.
+    Custom(CustomResult),
+    /// It is done. The draft has an empty object here; anything is taken.
+    Done(Method, Value),
+}
+
+/// One message, typed, with the first judgement made: what is here needs no
+/// closing of the connection, and says what is to be done.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Incoming {
+    /// To be carried out and answered.
+    Request {
+        /// To be returned with the answer.
+        id: Id,
+        /// What is asked for.
+        request: Request,
+    },
+    /// A request to be answered with this error: its method is unknown, or its
+    /// parameters do not fit. The session may have a better one (ESTATE).
+    Refused {
+        /// To be returned with the answer.
+        id: Id,
+        /// The method, when it is known.
+        method: Option<Method>,
+        /// The answer.
+        error: ErrorResponse,
+    },
+    /// A request of ours succeeded.
+    Result {
+        /// The id of the request.
+        id: Id,
+        /// What came out.
+        reply: Reply,
+    },
+    /// A request of ours failed.
+    Failure {
+        /// The id of the request.
+        id: Id,
+        /// The method in the id.
+        method: Method,
+        /// Why.
+        error: ErrorResponse,
+    },
+    /// The result of a request of ours has the wrong form: as good as none.
+    BadResult {
+        /// The id of the request.
+        id: Id,
+        /// The method in the id.
+        method: Method,
+        /// What does not fit.
+        fault: String,
+    },
+    /// A response to nothing that we send: to be ignored.
+    Stray {
+        /// The id of the response.
+        id: Id,
+    },
+}
+
+impl Request {
+    /// The method.
+    pub const fn method(&self) -> Method {
+        match self {
+            Self::Echo(_) => Method::Echo,
+            Self::SendIdentity(_) => Method::SendIdentity,
+            Self::Resolve(of, _) => of.resolve(),
+            Self::Unresolve(of, _) => of.unresolve(),
+            Self::Update(of, _) => of.update(),
+            Self::EndpointDeclare(_) => Method::EndpointDeclare,
+            Self::EndpointUndeclare(_) => Method::EndpointUndeclare,
+            Self::StateReport(_) => Method::StateReport,
+            Self::Custom(_) => Method::Custom,
+        }
+    }
+
+    /// The bytes of this request with the given id.
+    pub fn to_frame(&self, id: &Id) -> Result<Bytes, EncodeError> {
+        let frame = Outgoing {
+            id,
+            method: self.method(),
+        };
+        match self {
+            Self::Echo(Echo(params)) => frame.request(params),
+            Self::SendIdentity(identity) => frame.request(&[identity]),
+            Self::Resolve(of, params) | Self::Unresolve(of, params) => {
+                let worded: Vec<_> = params.iter().map(|params| Worded(*of, params)).collect();
+                frame.request(&worded)
+            }
+            Self::Update(_, params) => frame.request(params),
+            Self::EndpointDeclare(params) => frame.request(params),
+            Self::EndpointUndeclare(params) => frame.request(params),
+            Self::StateReport(params) => frame.request(params),
+            Self::Custom(params) => frame.request(params),
+        }
+    }
+
+    fn read(method: Method, params: Option<&Payload>) -> Result<Self, String> {
+        Ok(match method {
+            Method::Echo => Self::Echo(Echo(list(params)?)),
+            // A request without any is one with all its members missing.
+            Method::SendIdentity => {
+                Self::SendIdentity(objects(params)?.into_iter().next().unwrap_or_default())
+            }
+            Method::PolicyResolve => {
+                let resolves: Vec<Resolve> = objects(params)?;
+                if resolves.iter().any(|resolve| resolve.prr.is_none()) {
+                    return Err("missing field `prr`".to_owned());
+                }
+                Self::Resolve(Store::Policy, resolves)
+            }
+            Method::EndpointResolve => Self::Resolve(Store::Endpoints, objects(params)?),
+            Method::PolicyUnresolve => Self::Unresolve(Store::Policy, objects(params)?),
+            Method::EndpointUnresolve => Self::Unresolve(Store::Endpoints, objects(params)?),
+            Method::PolicyUpdate => Self::Update(Store::Policy, objects(params)?),
+            Method::EndpointUpdate => Self::Update(Store::Endpoints, objects(params)?),
+            Method::EndpointDeclare => Self::EndpointDeclare(objects(params)?),
+            Method::EndpointUndeclare => Self::EndpointUndeclare(objects(params)?),
+            Method::StateReport => Self::StateReport(objects(params)?),
+            Method::Custom => Self::Custom(objects(params)?),
+        })
+    }
+}
+
+impl Reply {
+    /// The method.
+    pub const fn method(&self) -> Method {
+        match self {
+            Self::Echo(_) => Method::Echo,
+            Self::SendIdentity(_) => Method::SendIdentity,
+            Self::Resolve(of, _) => of.resolve(),
+            Self::Custom(_) => Method::Custom,
+            Self::Done(method, _) => *method,
+        }
+    }
+
+    /// The answer to a method whose result has no content.
+    pub fn done(method: Method) -> Self {
+        Self::Done(method, Value::Object(Map::new()))
+    }
+
+    /// The bytes of this result as the answer to the request with the given id.
+    pub fn to_frame(&self, id: &Id) -> Result<Bytes, EncodeError> {
+        match self {
+            Self::Echo(value) | Self::Done(_, value) => Frame::result(id, value),
+            Self::SendIdentity(identity) => Frame::result(id, identity),
+            Self::Resolve(of, objects) => Self::resolved(*of, id, objects),
+            Self::Custom(result) => Frame::result(id, result),
+        }
+    }
+
+    /// The same of a resolve, however its objects are held.
+    pub(crate) fn resolved(of: Store, id: &Id, objects: &impl Serialize) -> Result<Bytes, EncodeError> {
+        Frame::result(id, &BTreeMap::from([(of.name(), objects)]))
+    }
+
+    fn read(method: Method, result: &Payload) -> Result<Self, serde_json::Error> {
+        fn object<T: DeserializeOwned>(result: &Payload) -> Result<T, serde_json::Error> {
+            result.parse::<Object<T>>().map(|Object(value)| value)
+        }
+        Ok(match method {
+            Method::Echo => Self::Echo(result.parse()?),
+            Method::SendIdentity => Self::SendIdentity(object(result)?),
+            Method::PolicyResolve | Method::EndpointResolve => {
+                let of = match method {
+                    Method::PolicyResolve => Store::Policy,
+                    _ => Store::Endpoints,
+                };
+                let objects = match object::<Resolved<Vec<ManagedObject>>>(result) {
+                    Ok(all) => all.objects,
+                    Err(error) => {
+                        let usable = usable(object::<Resolved<Vec<Value>>>(result)?.objects);
+                        Some(usable).filter(|usable| !usable.is_empty()).ok_or(error)?
+                    }
+                };
+                Self::Resolve(of, objects)
+            }
+            Method::Custom => Self::Custom(object(result)?),
+            other => Self::Done(other, result.parse()?),
+        })
+    }
+}
+
+impl Incoming {
+    /// Reads the contents of a message as its method asks. A request names its
+    /// method; a response has it in its id, where we and libopflex put it.
+    pub fn read(message: rpc::Message) -> Self {
+        match message {
+            rpc::Message::Request(request) => Self::request(request),
+            rpc::Message::Response(response) => Self::response(response),
+        }
+    }
+
+    fn request(rpc::Request { id, method, params }: rpc::Request) -> Self {
+        let Some(method) = Method::from_name(&method) else {
+            let error = ErrorResponse::new(
+                ErrorCode::EUNSUPPORTED,
+                format_args!("unknown method {:?}", cut(&method)),
+            );
+            return Self::Refused {
+                id,
+                method: None,
+                error,
+            };
+        };
+        match Request::read(method, params.as_ref()) {
+            Ok(request) => Self::Request { id, request },
+            Err(fault) => Self::Refused {
+                id,
+                method: Some(method),
+                error: ErrorResponse::new(ErrorCode::ERROR, format_args!("{method}: {}", cut(&fault))),
+            },
+        }
+    }
+
+    fn response(rpc::Response { id, outcome }: rpc::Response) -> Self {
+        let method = id.method().as_deref().and_then(Method::from_name);
+        match (method, outcome) {
+            (None, _) => Self::Stray { id },
+            (Some(method), Ok(result)) => match Reply::read(method, &result) {
+                Ok(reply) => Self::Result { id, reply },
+                Err(fault) => Self::BadResult {
+                    id,
+                    method,
+                    fault: cut(&fault.to_string()).into_owned(),
+                },
+            },
+            (Some(method), Err(error)) => match error.parse() {
+                Ok(error) => Self::Failure { id, method, error },
+                Err(fault) => Self::Failure {
+                    id,
+                    method,
+                    error: ErrorResponse::new(ErrorCode::ERROR, fault),
+                },
+            },
+        }
+    }
+}
+
+/// The result of a resolve.
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "O: Deserialize<'de>"))]
+struct Resolved<O> {
+    #[serde(rename = "policy", alias = "endpoint")]
+    objects: O,
+}
+
+/// The managed objects of an answer in which something is none: one of them must
+/// not cost the others.
+fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
+    let came = values.len();
+    let read = |value| serde_json::from_value::<Object<ManagedObject>>(value).ok();
+    let objects = values.into_iter().filter_map(read).map(|Object(object)| object);
+    let objects: Vec<_> = objects.collect();
+    debug!(
+        "{} of {came} objects of an answer can't be used",
+        came - objects.len()
+    );
+    objects
+}
+
+struct Outgoing<'a> {
+    id: &'a Id,
+    method: Method,
+}
+
+impl Outgoing<'_> {
+    fn request(&self, params: &impl Serialize) -> Result<Bytes, EncodeError> {
+        Frame::request(self.id, self.method.name(), params)
+    }
+}
+
+/// The parameters as a list; missing ones are an empty list.
+fn list<T: DeserializeOwned>(params: Option<&Payload>) -> Result<Vec<T>, String> {
+    match params {
+        None => Ok(Vec::new()),
+        Some(params) if !params.is_array() => Err("params must be an array".to_owned()),
+        Some(params) => params.parse().map_err(|fault| fault.to_string()),
+    }
+}
+
+/// The parameters as a list of objects.
+fn objects<T: DeserializeOwned>(params: Option<&Payload>) -> Result<Vec<T>, String> {
+    let objects: Vec<Object<T>> = list(params)?;
+    Ok(objects.into_iter().map(|Object(value)| value).collect())
+}

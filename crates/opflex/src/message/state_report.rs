@@ -1,0 +1,12 @@
+//! `state_report` (draft 4.2.12).
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::ManagedObject;
+
+/// Statistics, faults, events and health; a request can have several of these.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StateReport {
+    /// Objects, each of which takes the place of the one with its URI.
+    pub observable: Vec<ManagedObject>,
+}

@@ -1,0 +1,285 @@
+//! One object, as it stands in a message.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+use super::{ModelError, Name, Uri};
+use crate::json;
+
+/// A managed object in the form of the wire: flat, its children named by URI.
+///
+/// `subject` and `uri` are required on receipt, everything else may be missing
+/// or null. Members that the draft does not know are kept and printed behind
+/// the others.
+///
+/// ```
+/// use ssntp_opflex::model::ManagedObject;
+///
+/// let group = ManagedObject::new("GbpEpGroup", "/GbpEpGroup/web/".parse()?).with("name", "web");
+/// assert_eq!(
+///     serde_json::to_string(&group)?,
+///     r#"{"subject":"GbpEpGroup","uri":"/GbpEpGroup/web/","properties":[{"name":"name","data":"web"}],"children":[]}"#
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ManagedObject {
+    /// The class.
+    pub subject: Name,
+    /// The place in the tree.
+    pub uri: Uri,
+    /// Named values, in no particular order.
+    #[serde(default, deserialize_with = "json::objects")]
+    pub properties: Vec<Property>,
+    /// The objects that this one contains.
+    #[serde(default, deserialize_with = "json::list")]
+    pub children: Vec<Uri>,
+    /// The class of the object that contains this one.
+    #[serde(
+        default,
+        deserialize_with = "empty_as_none",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub parent_subject: Option<Name>,
+    /// The object that contains this one; without it, the object is a root.
+    #[serde(
+        default,
+        deserialize_with = "empty_as_none",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub parent_uri: Option<Uri>,
+    /// How the parent calls the relation; without it, the relation is called
+    /// like the class.
+    #[serde(
+        default,
+        deserialize_with = "empty_as_none",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub parent_relation: Option<Name>,
+    /// What else the object has.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+impl ManagedObject {
+    /// An object without properties, children and parent.
+    pub fn new(subject: impl Into<Name>, uri: Uri) -> Self {
+        Self {
+            subject: subject.into(),
+            uri,
+            properties: Vec::new(),
+            children: Vec::new(),
+            parent_subject: None,
+            parent_uri: None,
+            parent_relation: None,
+            extra: Map::new(),
+        }
+    }
+
+    /// Adds a property.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<Name>, data: impl Into<Value>) -> Self {
+        self.properties.push(Property {
+            name: name.into(),
+            data: data.into(),
+        });
+        self
+    }
+
+    /// Puts the object under a parent, with a relation called like its class.
+    #[must_use]
+    pub fn under(mut self, subject: impl Into<Name>, uri: Uri) -> Self {
+        self.parent_subject = Some(subject.into());
+        self.parent_uri = Some(uri);
+        self.parent_relation = Some(self.subject.clone());
+        self
+    }
+
+    /// Checks what the object says of its place: its parent is a prefix of its
+    /// URI, and its URI a prefix of its children.
+    pub fn check(&self) -> Result<(), ModelError> {
+        if let Some(parent) = self
+            .parent_uri
+            .as_ref()
+            .filter(|parent| !parent.is_ancestor_of(&self.uri))
+        {
+            return Err(ModelError::NotBelowParent {
+                uri: self.uri.clone(),
+                parent: parent.clone(),
+            });
+        }
+        match self.children.iter().find(|child| !self.uri.is_ancestor_of(child)) {
+            None => Ok(()),
+            Some(child) => Err(ModelError::NotBelowParent {
+                uri: child.clone(),
+                parent: self.uri.clone(),
+            }),
+        }
+    }
+
+    /// About how many bytes of memory the object takes, its place in the tables
+    /// of a tree included.
+    pub(crate) fn memory(&self) -> usize {
+        /// An object without anything, in a tree: measured with a million.
+        const BARE: usize = 300;
+        let properties = self.properties.iter();
+        let properties = properties.map(|property| 32 + property.name.len() + json::memory(&property.data));
+        let extra = self
+            .extra
+            .iter()
+            .map(|(name, data)| 64 + name.len() + json::memory(data));
+        let children = self.children.iter().map(|child| 128 + child.as_str().len());
+        BARE + self.uri.as_str().len() + properties.chain(extra).chain(children).sum::<usize>()
+    }
+
+    /// The value of a property; the first where a name is there twice.
+    pub fn property(&self, name: &str) -> Option<&Value> {
+        find(&self.properties, name)
+    }
+}
+
+/// A named value of an object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Property {
+    /// What it is called.
+    pub name: Name,
+    /// Any JSON value: text, number, `{subject, reference_uri}`, or an array
+    /// of these. Null where the peer left it out.
+    #[serde(default)]
+    pub data: Value,
+}
+
+/// A property value that points to another object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// The class of the object.
+    pub subject: Name,
+    /// The object.
+    pub uri: Uri,
+}
+
+impl Reference {
+    /// The references in a property value: the value itself, or the elements
+    /// of an array.
+    pub fn all(data: &Value) -> impl Iterator<Item = Self> {
+        let values = match data {
+            Value::Array(values) => values.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        values.iter().filter_map(Self::one)
+    }
+
+    fn one(data: &Value) -> Option<Self> {
+        let members = data.as_object()?;
+        Some(Self {
+            subject: members.get("subject")?.as_str()?.into(),
+            uri: members.get("reference_uri")?.as_str()?.parse().ok()?,
+        })
+    }
+}
+
+impl From<Reference> for Value {
+    fn from(reference: Reference) -> Self {
+        serde_json::json!({"subject": reference.subject.as_str(), "reference_uri": reference.uri.as_str()})
+    }
+}
+
+pub(super) fn find<'a>(properties: &'a [Property], name: &str) -> Option<&'a Value> {
+    properties.iter().find(|p| p.name == *name).map(|p| &p.data)
+}
+
+/// The draft lets a parent member be empty instead of leaving it out.
+fn empty_as_none<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    match Option::<String>::deserialize(deserializer)? {
+        Some(text) if !text.is_empty() => text.parse().map(Some).map_err(serde::de::Error::custom),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(value: Value) -> Result<ManagedObject, serde_json::Error> {
+        serde_json::from_value(value)
+    }
+
+    #[test]
+    fn subject_and_uri_are_enough() {
+        let expected = ManagedObject::new("a", "/a/".parse().unwrap());
+        for value in [
+            json!({"subject": "a", "uri": "/a/"}),
+            json!({"subject": "a", "uri": "/a/", "properties": null, "children": null, "parent_uri": null}),
+            json!({"subject": "a", "uri": "/a/", "parent_uri": "", "parent_subject": "", "parent_relation": ""}),
+        ] {
+            assert_eq!(parse(value).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn values_print_back_equal() {
+        let value = json!({
+            "subject": "a", "uri": "/a/x/", "children": ["/a/x/c/", "/a/x/b/"],
+            "properties": [
+                {"name": "u", "data": u64::MAX}, {"name": "i", "data": i64::MIN}, {"name": "f", "data": 0.1},
+                {"name": "n", "data": null}, {"name": "v", "data": [1, "two", {"subject": "b", "reference_uri": "/b/"}]},
+            ],
+            "parent_subject": "r", "parent_uri": "/a/", "parent_relation": "x",
+            "status": "created", "more": {"a": [1.5]},
+        });
+        let object = parse(value.clone()).unwrap();
+        assert_eq!(object.extra.len(), 2);
+        assert_eq!(serde_json::to_value(&object).unwrap(), value);
+    }
+
+    #[test]
+    fn what_is_refused_is_named() {
+        for (value, what) in [
+            (json!({"uri": "/a/"}), "subject"),
+            (json!({"subject": "a"}), "uri"),
+            (json!({"subject": 1, "uri": "/a/"}), "string"),
+            (json!({"subject": "a", "uri": ""}), "empty"),
+            (json!({"subject": "a", "uri": "/a/", "children": [1]}), "URI"),
+            (json!({"subject": "a", "uri": "/a/", "children": {}}), "sequence"),
+            (
+                json!({"subject": "a", "uri": "/a/", "properties": [{"data": 1}]}),
+                "name",
+            ),
+            (json!({"subject": "a", "uri": "/a/", "parent_uri": 7}), "string"),
+            (
+                json!({"subject": "a", "uri": "/a/", "properties": [["p", 1]]}),
+                "object",
+            ),
+            (json!(["a", "/a/"]), "sequence"),
+            (json!("a"), "string"),
+        ] {
+            let error = parse(value.clone()).unwrap_err().to_string();
+            assert!(error.contains(what), "{value}: {error}");
+        }
+        let twice = r#"{"subject":"a","uri":"/a/","uri":"/b/"}"#;
+        assert!(serde_json::from_str::<ManagedObject>(twice).is_err());
+    }
+
+    #[test]
+    fn references_are_found_alone_and_in_arrays() {
+        let one = json!({"subject": "b", "reference_uri": "/b/"});
+        let all = |data: &Value| {
+            Reference::all(data)
+                .map(|r| r.uri.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(all(&one), ["/b/"]);
+        assert_eq!(all(&json!([one, "x", {"subject": "b"}, one])), ["/b/", "/b/"]);
+        assert_eq!(all(&json!("/b/")), [""; 0]);
+        assert_eq!(Value::from(Reference::all(&one).next().unwrap()), one);
+    }
+}

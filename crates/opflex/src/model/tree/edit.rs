@@ -1,0 +1,397 @@
+//! How the tree changes.
+//!
+//! Every edit is checked as a whole before it begins: it is carried out, or
+//! nothing of it is.
+
+use std::collections::{HashMap, HashSet};
+
+use super::super::{ManagedObject, ModelError, Name, Uri};
+use super::changes::{Before, same};
+use super::{Changes, Tree};
+use crate::one_or_many::{self, OneOrMany};
+
+/// Tells what is not to be deleted.
+type Spare<'a> = &'a dyn Fn(&Uri) -> bool;
+
+/// A change of a tree, from the outside.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Edit {
+    /// Put objects in, in place of those with their URIs; their other children
+    /// stay. See [`Tree::merge`].
+    Merge(Vec<ManagedObject>),
+    /// Put objects in, in place of those with their URIs and everything below
+    /// them. See [`Tree::replace`].
+    Replace(Vec<ManagedObject>),
+    /// Make these objects all there is. See [`Tree::replace_all`].
+    Reload(Vec<ManagedObject>),
+    /// Remove objects with everything below them. See [`Tree::delete`].
+    Delete(Vec<Uri>),
+    /// Remove objects with everything below them and put others in: what goes
+    /// and comes again stays. See [`Tree::update`].
+    Update(Vec<Uri>, Vec<ManagedObject>),
+}
+
+impl Tree {
+    /// Makes a change, or nothing of it.
+    pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
+        match edit {
+            Edit::Merge(objects) => self.merge(objects),
+            Edit::Replace(objects) => self.replace(objects),
+            Edit::Reload(objects) => self.replace_all(objects),
+            Edit::Delete(uris) => Ok(self.delete(&uris)),
+            Edit::Update(delete, merge) => self.update(&delete, Vec::new(), merge),
+        }
+    }
+
+    /// Puts objects in, in place of those with their URIs; their children are
+    /// added to those that are there (draft 4.2.6, `merge_children`).
+    pub fn merge(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        self.check_all(&objects)?;
+        let mut before = Before::default();
+        for object in self.with_parents(objects) {
+            self.put(object, None, &mut before);
+        }
+        Ok(self.compare(before))
+    }
+
+    /// Puts objects in, in place of those with their URIs; what was below them
+    /// and is in no list of children any more is deleted (draft 4.2.6,
+    /// `replace`). The objects are a flat list in which an object may name a
+    /// parent that does not list it.
+    pub fn replace(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        self.replace_sparing(objects, |_| false)
+    }
+
+    /// As [`replace`](Self::replace), deleting only what is not to be spared.
+    pub(crate) fn replace_sparing(
+        &mut self,
+        objects: Vec<ManagedObject>,
+        spare: impl Fn(&Uri) -> bool,
+    ) -> Result<Changes, ModelError> {
+        self.check_all(&objects)?;
+        let mut before = Before::default();
+        for object in with_all_children(self.with_parents(objects)) {
+            self.put(object, Some(&spare), &mut before);
+        }
+        Ok(self.compare(before))
+    }
+
+    /// Deletes objects and everything below them. One that is not there is no
+    /// error.
+    pub fn delete<'a>(&mut self, uris: impl IntoIterator<Item = &'a Uri>) -> Changes {
+        let mut before = Before::default();
+        for uri in uris {
+            self.remove_with_all_below(uri, &|_| false, &mut before);
+        }
+        self.compare(before)
+    }
+
+    /// Deletes objects and everything below them, except what is to be spared
+    /// for the sake of what stands beside the URI.
+    pub(crate) fn delete_sparing<T>(
+        &mut self,
+        uris: &[(Uri, T)],
+        spare: impl Fn(&T, &Uri) -> bool,
+    ) -> Changes {
+        let mut before = Before::default();
+        for (uri, of) in uris {
+            self.remove_with_all_below(uri, &|uri| spare(of, uri), &mut before);
+        }
+        self.compare(before)
+    }
+
+    /// Carries out a whole update as one edit: deletions first, so that what
+    /// goes and comes again within it stays.
+    pub fn update(
+        &mut self,
+        delete: &[Uri],
+        replace: Vec<ManagedObject>,
+        merge: Vec<ManagedObject>,
+    ) -> Result<Changes, ModelError> {
+        self.check_all(&replace)?;
+        self.check_all(&merge)?;
+        let mut before = Before::default();
+        for uri in delete {
+            self.remove_with_all_below(uri, &|_| false, &mut before);
+        }
+        for object in with_all_children(self.with_parents(replace)) {
+            self.put(object, Some(&|_| false), &mut before);
+        }
+        for object in self.with_parents(merge) {
+            self.put(object, None, &mut before);
+        }
+        Ok(self.compare(before))
+    }
+
+    /// Takes out an object and everything below it, except what is to be kept.
+    pub fn prune(&mut self, uri: &Uri, mut keep: impl FnMut(&Uri) -> bool) -> Changes {
+        let mut before = Before::default();
+        let gone: Vec<Uri> = self.covered(uri).filter(|uri| !keep(uri)).cloned().collect();
+        for uri in gone {
+            self.remove(&uri, &mut before);
+        }
+        self.compare(before)
+    }
+
+    /// Makes the tree hold these objects and no others.
+    pub fn replace_all(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        let mut fresh = Self {
+            schema: self.schema.clone(),
+            ..Self::default()
+        };
+        fresh.merge(objects)?;
+        let old = std::mem::replace(self, fresh);
+        let mut before = Before::default();
+        for (uri, object) in old.objects {
+            before.was(&uri, Some(object));
+        }
+        for uri in self.objects.keys() {
+            before.was(uri, None);
+        }
+        Ok(self.compare(before))
+    }
+
+    /// Checks an object by itself: what it says of its parent and children,
+    /// and what the model file says of it, also of the parent that it names.
+    pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
+        object.check()?;
+        self.schema.as_ref().map_or(Ok(()), |schema| schema.check(object))
+    }
+
+    /// Checks objects that are to come together. With a model file, each is
+    /// checked against the parent that it will have.
+    pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
+        objects.iter().try_for_each(ManagedObject::check)?;
+        let Some(schema) = &self.schema else {
+            return Ok(());
+        };
+        let coming: HashMap<&str, &Name> = objects
+            .iter()
+            .map(|object| (object.uri.as_str(), &object.subject))
+            .collect();
+        let class = |uri: &str| {
+            let known = || self.objects.get(uri).map(|known| &known.subject);
+            coming.get(uri).copied().or_else(known)
+        };
+        let lists = |object: &'a ManagedObject| object.children.iter().map(move |child| (child, object));
+        let listed: HashMap<&Uri, &ManagedObject> = objects.iter().flat_map(lists).collect();
+        for object in objects {
+            let known = || self.objects.get(&object.uri)?.parent_uri.as_ref();
+            let parent = object
+                .parent_uri
+                .as_ref()
+                .or_else(|| listed.get(&object.uri).map(|parent| &parent.uri))
+                .or_else(known)
+                .or_else(|| self.announced.get(&object.uri));
+            let parent_class = match parent {
+                Some(parent) => class(parent.as_str()).or(object.parent_subject.as_ref()),
+                None => {
+                    let above: Vec<&str> = object.uri.prefixes().collect();
+                    above.into_iter().rev().find_map(class)
+                }
+            };
+            schema.check_below(object, parent_class)?;
+        }
+        for (child, parent) in listed
+            .iter()
+            .filter(|(child, _)| !coming.contains_key(child.as_str()))
+        {
+            if let Some(known) = self.objects.get(*child) {
+                schema.check_place(child, &known.subject, Some(&parent.subject))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(&self, before: Before) -> Changes {
+        before.compare(|uri| self.objects.get(uri))
+    }
+
+    /// Gives objects that name no parent, and that none lists, the nearest one
+    /// above them that is in the tree or in the list.
+    fn with_parents(&self, mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+        let is_lost = |object: &ManagedObject| {
+            let known = self
+                .objects
+                .get(&object.uri)
+                .is_some_and(|known| known.parent_uri.is_some());
+            object.parent_uri.is_none() && !known && !self.announced.contains_key(&object.uri)
+        };
+        if !objects.iter().any(is_lost) {
+            return objects;
+        }
+        let listed: HashSet<Uri> = objects
+            .iter()
+            .flat_map(|object| object.children.iter().cloned())
+            .collect();
+        let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
+        for object in &mut objects {
+            if is_lost(object) && !listed.contains(&object.uri) {
+                let above: Vec<&str> = object.uri.prefixes().collect();
+                let there = |text: &&str| coming.contains(*text) || self.objects.contains_key(*text);
+                let nearest = above.into_iter().rev().find(there);
+                object.parent_uri = nearest.and_then(|text| text.parse().ok());
+            }
+        }
+        objects
+    }
+
+    /// Puts one object in. With `spare`, what was below it and is not any more
+    /// is deleted, unless that is to be spared.
+    fn put(&mut self, mut object: ManagedObject, spare: Option<Spare<'_>>, before: &mut Before) {
+        self.names.share(&mut object);
+        let uri = self.share_uri(&mut object);
+        let children = std::mem::take(&mut object.children);
+        // Read lists have room to grow, which they will not.
+        object.properties.shrink_to_fit();
+
+        // Who does not name a parent keeps the one that lists it.
+        let known = self.objects.get(&uri);
+        if object.parent_uri.is_none()
+            && let Some(known) = known.filter(|known| known.parent_uri.is_some())
+        {
+            object.parent_uri.clone_from(&known.parent_uri);
+            object.parent_subject.clone_from(&known.parent_subject);
+            object.parent_relation.clone_from(&known.parent_relation);
+        }
+        if object.parent_uri.is_none() {
+            object.parent_uri = self.announced.get(&uri).cloned();
+        }
+        let parent = object.parent_uri.clone();
+        if known.is_none_or(|known| !same(known, &object)) {
+            self.set_content(object, before);
+        }
+        if let Some(parent) = &parent {
+            one_or_many::add(&mut self.children, parent.clone(), uri.clone());
+        }
+
+        if let Some(spare) = spare
+            && let Some(there) = self.children.get(&uri)
+        {
+            let listed: HashSet<&Uri> = children.iter().collect();
+            let gone: Vec<Uri> = there
+                .iter()
+                .filter(|child| !listed.contains(child))
+                .cloned()
+                .collect();
+            for child in gone {
+                self.remove_with_all_below(&child, spare, before);
+            }
+        }
+        for child in children {
+            self.adopt(child, &uri, before);
+        }
+    }
+
+    /// Puts an object in the place of the one with its URI, in the tables too,
+    /// and off the list of a parent that is its parent no more.
+    fn set_content(&mut self, object: ManagedObject, before: &mut Before) {
+        let (uri, parent) = (object.uri.clone(), object.parent_uri.clone());
+        if let Some(old) = self.objects.get(&uri) {
+            self.index.remove(old, self.schema.as_deref());
+        }
+        self.index.add(&object, self.schema.as_deref());
+        self.order.insert(uri.clone());
+        let old = self.objects.insert(uri.clone(), object);
+        let announced_by = self.announced.remove(&uri);
+        let old_parent = announced_by.or_else(|| old.as_ref()?.parent_uri.clone());
+        if old_parent != parent
+            && let Some(old_parent) = old_parent
+        {
+            self.unlist(&uri, &old_parent);
+        }
+        before.was(&uri, old);
+    }
+
+    /// Links a child to the parent that lists it.
+    fn adopt(&mut self, child: Uri, parent: &Uri, before: &mut Before) {
+        one_or_many::add(&mut self.children, parent.clone(), child.clone());
+        match self.objects.get(&child) {
+            Some(known) if known.parent_uri.as_ref() == Some(parent) => {}
+            Some(known) => {
+                let mut object = known.clone();
+                object.parent_uri = Some(parent.clone());
+                object.parent_subject = None;
+                object.parent_relation = None;
+                self.set_content(object, before);
+            }
+            None => {
+                if let Some(other) = self.announced.insert(child.clone(), parent.clone())
+                    && other != *parent
+                {
+                    self.unlist(&child, &other);
+                }
+            }
+        }
+    }
+
+    fn remove_with_all_below(&mut self, uri: &Uri, spare: Spare<'_>, before: &mut Before) {
+        let gone: Vec<Uri> = self.covered(uri).filter(|uri| !spare(uri)).cloned().collect();
+        for uri in gone {
+            self.remove(&uri, before);
+        }
+        // One that is only announced goes as well.
+        if let Some(parent) = self.announced.remove(uri) {
+            self.unlist(uri, &parent);
+        }
+    }
+
+    /// Takes out one object, its place in the list of its parent, and what it
+    /// alone has announced. What is below stays.
+    fn remove(&mut self, uri: &Uri, before: &mut Before) {
+        let Some(old) = self.objects.remove(uri) else {
+            return;
+        };
+        self.order.remove(uri);
+        if let Some(parent) = &old.parent_uri {
+            self.unlist(uri, parent);
+        }
+        let children = self.children.get(uri).into_iter().flat_map(OneOrMany::iter);
+        let announced: Vec<Uri> = children
+            .filter(|child| self.announced.contains_key(*child))
+            .cloned()
+            .collect();
+        for child in announced {
+            self.announced.remove(&child);
+            self.unlist(&child, uri);
+        }
+        self.index.remove(&old, self.schema.as_deref());
+        before.was(uri, Some(old));
+    }
+
+    fn unlist(&mut self, child: &Uri, parent: &Uri) {
+        one_or_many::remove(&mut self.children, parent, child);
+    }
+
+    /// Uses the copies of the object's URIs that the tree already has.
+    fn share_uri(&self, object: &mut ManagedObject) -> Uri {
+        if let Some((known, _)) = self.announced.get_key_value(&object.uri) {
+            object.uri = known.clone();
+        } else if let Some((known, _)) = self.objects.get_key_value(&object.uri) {
+            object.uri = known.clone();
+        }
+        if let Some(parent) = &mut object.parent_uri
+            && let Some((known, _)) = self.children.get_key_value(parent)
+        {
+            *parent = known.clone();
+        }
+        object.uri.clone()
+    }
+}
+
+/// Adds to the children of each object those in the list that name it as their
+/// parent.
+fn with_all_children(mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+    let mut named: HashMap<Uri, Vec<Uri>> = HashMap::new();
+    for object in &objects {
+        if let Some(parent) = &object.parent_uri {
+            named.entry(parent.clone()).or_default().push(object.uri.clone());
+        }
+    }
+    for object in &mut objects {
+        object
+            .children
+            .extend(named.get(&object.uri).into_iter().flatten().cloned());
+    }
+    objects
+}

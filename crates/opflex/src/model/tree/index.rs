@@ -1,0 +1,90 @@
+//! Ways to an object other than its URI.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use super::super::{Ident, ManagedObject, Name, Reference, Schema, Uri};
+use crate::one_or_many::{OneOrMany, add, remove};
+
+/// The objects of each class, by identifier, and by what they refer to.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pub(super) classes: HashMap<Name, BTreeSet<Uri>>,
+    pub(super) idents: HashMap<Ident, OneOrMany<Uri>>,
+    pub(super) referrers: HashMap<Uri, OneOrMany<Uri>>,
+}
+
+impl Index {
+    pub(super) fn add(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
+        let uri = &object.uri;
+        self.classes
+            .entry(object.subject.clone())
+            .or_default()
+            .insert(uri.clone());
+        for ident in idents(object, schema) {
+            add(&mut self.idents, ident, uri.clone());
+        }
+        for reference in references(object) {
+            add(&mut self.referrers, reference.uri, uri.clone());
+        }
+    }
+
+    pub(super) fn remove(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
+        let uri = &object.uri;
+        if let Some(class) = self.classes.get_mut(&object.subject) {
+            class.remove(uri);
+            if class.is_empty() {
+                self.classes.remove(&object.subject);
+            }
+        }
+        for ident in idents(object, schema) {
+            remove(&mut self.idents, &ident, uri);
+        }
+        for reference in references(object) {
+            remove(&mut self.referrers, &reference.uri, uri);
+        }
+    }
+}
+
+pub(super) fn idents(object: &ManagedObject, schema: Option<&Schema>) -> Vec<Ident> {
+    Ident::of(object, schema.and_then(|schema| schema.naming(&object.subject)))
+}
+
+pub(super) fn references(object: &ManagedObject) -> impl Iterator<Item = Reference> {
+    object
+        .properties
+        .iter()
+        .flat_map(|property| Reference::all(&property.data))
+}
+
+/// One copy of each name, however many objects have it.
+#[derive(Debug, Default)]
+pub(super) struct Names(HashSet<Name>);
+
+impl Names {
+    /// A model has some thousand names. A peer that makes up more of them gets
+    /// no further room here; its objects keep their own copies.
+    const MAX: usize = 16 * 1024;
+
+    pub(super) fn share(&mut self, object: &mut ManagedObject) {
+        self.one(&mut object.subject);
+        for property in &mut object.properties {
+            self.one(&mut property.name);
+        }
+        for name in [&mut object.parent_subject, &mut object.parent_relation]
+            .into_iter()
+            .flatten()
+        {
+            self.one(name);
+        }
+    }
+
+    fn one(&mut self, name: &mut Name) {
+        match self.0.get(name) {
+            Some(known) => *name = known.clone(),
+            None if self.0.len() < Self::MAX => {
+                self.0.insert(name.clone());
+            }
+            None => {}
+        }
+    }
+}

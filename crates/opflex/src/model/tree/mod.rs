@@ -1,0 +1,343 @@
+//! The tree store.
+//!
+//! ```text
+//!   objects    URI ──> object                  order      URIs, sorted
+//!   children   URI ──> URIs, sorted
+//!   announced  URI of a child that is not here yet ──> URI of its parent
+//!   index      class ──> URIs    (context, name) ──> URIs    URI ──> who refers to it
+//! ```
+//!
+//! Every way to one object is a hash table, so that finding it costs the same
+//! in a small tree and a large one. A child is linked to one parent: the one that it
+//! names itself, or the one that lists it, whichever was said last, or else the
+//! nearest object above it when it comes. The parent may be missing, as the upper levels of a policy tree often are on the wire,
+//! and a child may be announced before it arrives. Since the path of a parent
+//! is always a prefix of the path of its child, there are no circles, and what
+//! is below an object is what stands behind it in the order of the URIs.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod` | the tree and how to look into it |
+//! | `edit` | how it changes |
+//! | `changes` | what an edit did |
+//! | `index` | the tables behind the look-ups |
+//! | `walk` | copying it in steps |
+
+mod changes;
+mod edit;
+mod index;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use serde::ser::{Serialize, Serializer};
+use serde_json::{Map, Value};
+
+pub use self::changes::{Change, ChangeKind, Changes};
+pub use self::edit::Edit;
+use self::index::{Index, Names};
+pub use self::walk::Walk;
+use super::managed_object::find;
+use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
+use crate::one_or_many::OneOrMany;
+
+/// Managed objects by URI, with their containment.
+///
+/// ```
+/// use ssntp_opflex::model::{ManagedObject, Tree};
+///
+/// let mut tree = Tree::new();
+/// let space = ManagedObject::new("PolicySpace", "/PolicySpace/test/".parse()?);
+/// let group = ManagedObject::new("GbpEpGroup", "/PolicySpace/test/GbpEpGroup/web/".parse()?)
+///     .with("name", "web")
+///     .under("PolicySpace", space.uri.clone());
+/// tree.merge(vec![space.clone(), group])?;
+///
+/// let objects: Vec<_> = tree.subtree(&space.uri).collect();
+/// assert_eq!(objects.len(), 2);
+/// assert_eq!(objects[0].children().next(), Some(objects[1].uri()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Tree {
+    /// The objects, their `children` empty: those are in `children`.
+    objects: HashMap<Uri, ManagedObject>,
+    order: BTreeSet<Uri>,
+    children: HashMap<Uri, OneOrMany<Uri>>,
+    announced: HashMap<Uri, Uri>,
+    index: Index,
+    names: Names,
+    schema: Option<Arc<Schema>>,
+}
+
+impl Tree {
+    /// An empty tree that takes objects of any class.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty tree that takes only objects that the model file allows.
+    pub fn with_schema(schema: Arc<Schema>) -> Self {
+        Self {
+            schema: Some(schema),
+            ..Self::default()
+        }
+    }
+
+    /// The model file that objects are checked against.
+    pub fn schema(&self) -> Option<&Arc<Schema>> {
+        self.schema.as_ref()
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether there are no objects.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// The object with this URI.
+    pub fn get(&self, uri: &Uri) -> Option<ObjectRef<'_>> {
+        self.objects
+            .get(uri)
+            .map(|object| ObjectRef { object, tree: self })
+    }
+
+    /// The objects with this identifier, in the order of their URIs.
+    pub fn find(&self, ident: &Ident) -> impl Iterator<Item = ObjectRef<'_>> {
+        let holders = self.index.idents.get(ident).into_iter();
+        holders
+            .flat_map(|holders| holders.iter())
+            .filter_map(|uri| self.get(uri))
+    }
+
+    /// The identifiers of an object that is in the tree.
+    pub fn idents(&self, uri: &Uri) -> Vec<Ident> {
+        self.objects
+            .get(uri)
+            .map_or_else(Vec::new, |object| self.idents_of(object))
+    }
+
+    /// The identifiers that an object has, or would have, in this tree.
+    pub fn idents_of(&self, object: &ManagedObject) -> Vec<Ident> {
+        index::idents(object, self.schema.as_deref())
+    }
+
+    /// The objects of a class, in the order of their URIs.
+    pub fn class(&self, subject: &str) -> impl Iterator<Item = ObjectRef<'_>> {
+        let uris = self.index.classes.get(subject).into_iter().flatten();
+        uris.filter_map(|uri| self.get(uri))
+    }
+
+    /// The classes that have objects, with how many, in no particular order.
+    pub fn classes(&self) -> impl Iterator<Item = (&Name, usize)> {
+        self.index
+            .classes
+            .iter()
+            .map(|(subject, uris)| (subject, uris.len()))
+    }
+
+    /// The objects that refer to this URI, whether something is there or not.
+    pub fn referrers(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
+        let holders = self.index.referrers.get(uri).into_iter();
+        holders
+            .flat_map(|holders| holders.iter())
+            .filter_map(|uri| self.get(uri))
+    }
+
+    /// The object and everything below it, each parent before its children:
+    /// the form of the wire. Nothing when the object is not there.
+    pub fn subtree(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
+        let is_there = self.objects.contains_key(uri);
+        self.covered(uri)
+            .filter(move |_| is_there)
+            .filter_map(|uri| self.get(uri))
+    }
+
+    /// The objects right below a URI, whether something is there or not.
+    pub fn children_of(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
+        let children = self.children.get(uri).into_iter();
+        children
+            .flat_map(OneOrMany::iter)
+            .filter_map(|child| self.get(child))
+    }
+
+    /// All objects in the order of their URIs, each parent before its children.
+    pub fn iter(&self) -> impl Iterator<Item = ObjectRef<'_>> {
+        self.order.iter().filter_map(|uri| self.get(uri))
+    }
+
+    /// The same, of what comes after a place in this order.
+    pub(crate) fn after<'a>(&'a self, last: Option<&Uri>) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.order.range::<Uri, _>((from, Bound::Unbounded));
+        uris.filter_map(|uri| self.get(uri))
+    }
+
+    /// As [`subtree`](Self::subtree), of what comes after a place in the order
+    /// of the URIs.
+    pub(crate) fn subtree_after<'a>(
+        &'a self,
+        uri: &Uri,
+        last: Option<&Uri>,
+    ) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
+        let is_there = self.objects.contains_key(uri);
+        self.covered_after(uri, last)
+            .filter(move |_| is_there)
+            .filter_map(|uri| self.get(uri))
+    }
+
+    /// The URIs of the object and of everything below it, in their order.
+    fn covered<'a>(&'a self, uri: &Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        self.covered_after(uri, None)
+    }
+
+    /// The same, of what comes after a place in the order.
+    ///
+    /// The slash behind the path keeps namesakes out: `/group1/` is looked for
+    /// as `/group1` and behind `/group1/`, not among `/group10/` to `/group19/`.
+    fn covered_after<'a>(&'a self, uri: &Uri, last: Option<&Uri>) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let (root, below) = (uri.clone(), format!("{}/", uri.path()));
+        let itself = Some(uri).filter(|uri| uri.as_str().len() < below.len() && last.is_none());
+        let itself = itself.and_then(|uri| self.order.get(uri));
+        let from = match last.filter(|last| last.as_str() >= below.as_str()) {
+            Some(last) => Bound::Excluded(last.as_str()),
+            None => Bound::Included(below.as_str()),
+        };
+        let behind = self.order.range::<str, _>((from, Bound::Unbounded));
+        #[cfg(test)]
+        let behind = behind.inspect(|_| tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1));
+        let behind = behind.take_while(move |uri| uri.as_str().starts_with(&below));
+        itself
+            .into_iter()
+            .chain(behind.filter(move |uri| root.covers(uri)))
+    }
+
+    /// All objects as the wire has them, for a dump.
+    pub fn to_objects(&self) -> Vec<ManagedObject> {
+        self.iter().map(|object| object.to_object()).collect()
+    }
+}
+
+/// An object in a [`Tree`]. Prints as a [`ManagedObject`] does, with the
+/// children and the parent that the tree knows.
+#[derive(Clone, Copy, Debug)]
+pub struct ObjectRef<'a> {
+    object: &'a ManagedObject,
+    tree: &'a Tree,
+}
+
+impl<'a> ObjectRef<'a> {
+    /// The class.
+    pub fn subject(&self) -> &'a Name {
+        &self.object.subject
+    }
+
+    /// The place in the tree.
+    pub fn uri(&self) -> &'a Uri {
+        &self.object.uri
+    }
+
+    /// Named values, in no particular order.
+    pub fn properties(&self) -> &'a [Property] {
+        &self.object.properties
+    }
+
+    /// About how many bytes it takes in a message.
+    pub(crate) fn wire_len(&self) -> usize {
+        let children: usize = self.children().map(|child| child.as_str().len() + 3).sum();
+        let parent = self.parent_uri().map_or(0, |uri| uri.as_str().len());
+        self.object.memory() + children + parent
+    }
+
+    /// The value of a property.
+    pub fn property(&self, name: &str) -> Option<&'a Value> {
+        find(&self.object.properties, name)
+    }
+
+    /// The contained objects in the order of their URIs, those that are only
+    /// announced included.
+    pub fn children(&self) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let children = self.tree.children.get(&self.object.uri).into_iter();
+        children.flat_map(OneOrMany::iter)
+    }
+
+    /// The object that contains this one, where that is known.
+    pub fn parent_uri(&self) -> Option<&'a Uri> {
+        self.object.parent_uri.as_ref()
+    }
+
+    /// The class of the object that contains this one, where that is known.
+    pub fn parent_subject(&self) -> Option<&'a Name> {
+        self.object.parent_subject.as_ref().or_else(|| {
+            let parent = self.tree.objects.get(self.parent_uri()?)?;
+            Some(&parent.subject)
+        })
+    }
+
+    /// How the parent calls the relation, which is like the class unless it
+    /// was said otherwise. Without a parent there is none.
+    pub fn parent_relation(&self) -> Option<&'a Name> {
+        let relation = self.object.parent_relation.as_ref();
+        relation.or_else(|| self.parent_uri().map(|_| &self.object.subject))
+    }
+
+    /// Members that the draft does not know.
+    pub fn extra(&self) -> &'a Map<String, Value> {
+        &self.object.extra
+    }
+
+    /// A copy in the form of the wire.
+    pub fn to_object(&self) -> ManagedObject {
+        ManagedObject {
+            children: self.children().cloned().collect(),
+            parent_subject: self.parent_subject().cloned(),
+            parent_relation: self.parent_relation().cloned(),
+            ..self.object.clone()
+        }
+    }
+}
+
+impl Serialize for ObjectRef<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(serde::Serialize)]
+        struct Wire<'a> {
+            subject: &'a Name,
+            uri: &'a Uri,
+            properties: &'a [Property],
+            children: Children<'a>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            parent_subject: Option<&'a Name>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            parent_uri: Option<&'a Uri>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            parent_relation: Option<&'a Name>,
+            #[serde(flatten)]
+            extra: &'a Map<String, Value>,
+        }
+        struct Children<'a>(Option<&'a OneOrMany<Uri>>);
+        impl Serialize for Children<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_seq(self.0.into_iter().flat_map(OneOrMany::iter))
+            }
+        }
+        Wire {
+            subject: self.subject(),
+            uri: self.uri(),
+            properties: self.properties(),
+            children: Children(self.tree.children.get(self.uri())),
+            parent_subject: self.parent_subject(),
+            parent_uri: self.parent_uri(),
+            parent_relation: self.parent_relation(),
+            extra: self.extra(),
+        }
+        .serialize(serializer)
+    }
+}

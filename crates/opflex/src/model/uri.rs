@@ -1,0 +1,364 @@
+//! Where an object stands in the tree.
+
+use std::borrow::{Borrow, Cow};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+/// The URI of a managed object: its path from the root of the tree.
+///
+/// ```text
+/// /PolicyUniverse/PolicySpace/test/GbpEpGroup/group1/
+/// /EprL3Universe/EprL3Ep/%2fPolicyUniverse%2f…%2frd%2f/10.0.0.1/
+/// ```
+///
+/// It begins and ends with a slash, and so do those of libopflex; the root is
+/// `/`. A segment escapes everything but letters, digits and `-._~` as
+/// lower-case `%xx`, so that a URI can be a segment of another one, its own
+/// escapes escaped once more. A URI that arrives is taken as it is: two are the
+/// same when their characters are, and one without its slashes is no error.
+/// Refused are only an empty one, one with control characters and one longer or
+/// deeper than the limits below. Cloning copies a pointer.
+///
+/// ```
+/// use ssntp_opflex::model::Uri;
+///
+/// let domain: Uri = "/PolicyUniverse/GbpRoutingDomain/rd/".parse()?;
+/// let endpoint = Uri::builder().segment("EprL3Ep").uri(&domain).segment("10.0.0.1").build()?;
+/// assert_eq!(endpoint.as_str(), "/EprL3Ep/%2fPolicyUniverse%2fGbpRoutingDomain%2frd%2f/10.0.0.1/");
+/// assert!("/EprL3Ep/".parse::<Uri>()?.is_ancestor_of(&endpoint));
+/// # Ok::<(), ssntp_opflex::model::UriError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uri(Arc<str>);
+
+impl Uri {
+    /// The longest URI that is taken, in bytes. With the depth it bounds the
+    /// work of walking up the tree; agent-ovs has some hundred.
+    pub const MAX_LEN: usize = 8 * 1024;
+    /// The most segments that are taken; agent-ovs has about ten.
+    pub const MAX_DEPTH: usize = 128;
+
+    /// The root of the tree, `/`.
+    pub fn root() -> Self {
+        Self(Arc::from("/"))
+    }
+
+    /// Begins a URI below the root.
+    pub fn builder() -> UriBuilder {
+        UriBuilder("/".to_owned())
+    }
+
+    /// Begins a URI below this one.
+    pub fn below(&self) -> UriBuilder {
+        UriBuilder(format!("{}/", self.path()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether this is the root.
+    pub fn is_root(&self) -> bool {
+        self.path().is_empty()
+    }
+
+    /// The segments without their escapes. Empty ones, as two slashes in a row
+    /// make them, are left out, and an escape that is none stays as it is.
+    pub fn elements(&self) -> impl DoubleEndedIterator<Item = Cow<'_, str>> {
+        self.segments()
+            .filter(|segment| !segment.is_empty())
+            .map(unescape)
+    }
+
+    /// Whether `other` stands below this URI, at any distance.
+    pub fn is_ancestor_of(&self, other: &Self) -> bool {
+        let (path, below) = (self.path(), other.path());
+        below.len() > path.len() && below.starts_with(path) && below.as_bytes()[path.len()] == b'/'
+    }
+
+    /// Whether `other` is this URI or stands below it.
+    pub fn covers(&self, other: &Self) -> bool {
+        self == other || self.is_ancestor_of(other)
+    }
+
+    /// The texts of all URIs that this one can be below, shortest first, each
+    /// with and without the slash at its end.
+    pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
+        let path = self.path();
+        path.match_indices('/')
+            .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
+            .filter(|text| !text.is_empty())
+    }
+
+    /// The segments as they are written, empty ones included. The root has none.
+    pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
+        let path = self.path();
+        let inner = path.strip_prefix('/').unwrap_or(path);
+        inner.split('/').filter(move |_| !path.is_empty())
+    }
+
+    /// The text without the slash at its end.
+    pub(super) fn path(&self) -> &str {
+        self.0.strip_suffix('/').unwrap_or(&self.0)
+    }
+
+    fn check(text: &str) -> Result<(), UriError> {
+        if text.is_empty() {
+            Err(UriError::Empty)
+        } else if text.len() > Self::MAX_LEN {
+            Err(UriError::TooLong)
+        } else if text.bytes().filter(|byte| *byte == b'/').count() > Self::MAX_DEPTH + 1 {
+            Err(UriError::TooDeep)
+        } else if text.bytes().any(|byte| byte.is_ascii_control()) {
+            Err(UriError::ControlCharacter)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl FromStr for Uri {
+    type Err = UriError;
+
+    fn from_str(text: &str) -> Result<Self, UriError> {
+        Self::check(text).map(|()| Self(Arc::from(text)))
+    }
+}
+
+impl fmt::Display for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl Borrow<str> for Uri {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Serialize for Uri {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Uri {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Uri;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a URI")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Uri, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// Builds a URI from segments, escaping each.
+#[derive(Clone, Debug)]
+pub struct UriBuilder(String);
+
+impl UriBuilder {
+    /// Appends a segment: a class, a name, a number.
+    #[must_use]
+    pub fn segment(mut self, text: impl fmt::Display) -> Self {
+        escape_into(&text.to_string(), &mut self.0);
+        self.0.push('/');
+        self
+    }
+
+    /// Appends a whole URI as one segment.
+    #[must_use]
+    pub fn uri(self, uri: &Uri) -> Self {
+        self.segment(uri)
+    }
+
+    /// The URI, unless it became too long.
+    pub fn build(self) -> Result<Uri, UriError> {
+        self.0.parse()
+    }
+}
+
+/// A text that is no URI of a managed object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UriError {
+    /// The text has no characters.
+    Empty,
+    /// The text is longer than [`Uri::MAX_LEN`].
+    TooLong,
+    /// The text has more segments than [`Uri::MAX_DEPTH`].
+    TooDeep,
+    /// The text has a NUL, a line end or another control character.
+    ControlCharacter,
+}
+
+impl fmt::Display for UriError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a URI is empty"),
+            Self::TooLong => write!(f, "a URI is longer than {} bytes", Uri::MAX_LEN),
+            Self::TooDeep => write!(f, "a URI has more than {} segments", Uri::MAX_DEPTH),
+            Self::ControlCharacter => f.write_str("a URI has a control character"),
+        }
+    }
+}
+
+impl std::error::Error for UriError {}
+
+fn escape_into(text: &str, out: &mut String) {
+    const HEX: [char; 16] = [
+        '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f',
+    ];
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push('%');
+            out.push(HEX[usize::from(byte >> 4)]);
+            out.push(HEX[usize::from(byte & 15)]);
+        }
+    }
+}
+
+fn unescape(segment: &str) -> Cow<'_, str> {
+    if !segment.contains('%') {
+        return Cow::Borrowed(segment);
+    }
+    let mut out = Vec::with_capacity(segment.len());
+    let mut rest = segment.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let digit = |at: usize| after.get(at).and_then(|d| char::from(*d).to_digit(16));
+        match (byte, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                // Two hexadecimal digits fit a byte.
+                out.extend(u8::try_from(high * 16 + low));
+                rest = &after[2..];
+            }
+            _ => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    Cow::Owned(String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uri(text: &str) -> Uri {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn escaping_table() {
+        for (segment, escaped) in [
+            ("group1", "/group1/"),
+            ("nat-epg", "/nat-epg/"),
+            ("fd_ext", "/fd_ext/"),
+            ("10.0.0.1", "/10.0.0.1/"),
+            ("~", "/~/"),
+            ("00:00:01", "/00%3a00%3a01/"),
+            ("/a/b/", "/%2fa%2fb%2f/"),
+            ("%2f", "/%252f/"),
+            ("a b+c", "/a%20b%2bc/"),
+            ("é", "/%c3%a9/"),
+            ("fe80::1", "/fe80%3a%3a1/"),
+            ("", "//"),
+        ] {
+            let built = Uri::builder().segment(segment).build().unwrap();
+            assert_eq!(built.as_str(), escaped);
+            let elements: Vec<_> = built.elements().collect();
+            assert_eq!(elements, if segment.is_empty() { vec![] } else { vec![segment] });
+        }
+    }
+
+    #[test]
+    fn a_uri_inside_a_uri_is_escaped_once_more_each_time() {
+        let inner = uri("/EprL2Ep/%2fbd%2f/");
+        let outer = Uri::builder()
+            .segment("Ref")
+            .uri(&inner)
+            .segment(7)
+            .build()
+            .unwrap();
+        assert_eq!(outer.as_str(), "/Ref/%2fEprL2Ep%2f%252fbd%252f%2f/7/");
+        assert_eq!(outer.elements().nth(1).unwrap(), inner.as_str());
+        assert_eq!(
+            inner.below().segment("x").build().unwrap().as_str(),
+            "/EprL2Ep/%2fbd%2f/x/"
+        );
+        assert_eq!(Uri::root().below().segment("x").build().unwrap().as_str(), "/x/");
+    }
+
+    #[test]
+    fn bad_escapes_and_double_slashes_are_tolerated() {
+        let elements = |text: &str| uri(text).elements().map(Cow::into_owned).collect::<Vec<_>>();
+        assert_eq!(elements("//a//b///"), ["a", "b"]);
+        assert_eq!(elements("/%/%z/%2/%2F/%ff/"), ["%", "%z", "%2", "/", "\u{fffd}"]);
+        assert_eq!(elements("/"), [""; 0]);
+        assert_eq!(elements("a/b"), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_parent_is_a_prefix_that_ends_at_a_slash() {
+        for (parent, child, is) in [
+            ("/", "/a/", true),
+            ("/a/", "/a/b/c/", true),
+            ("/a", "/a/b", true),
+            ("/a/", "/ab/", false),
+            ("/a/", "/a/", false),
+            ("/a", "/a/", false),
+            ("/a/b/", "/a/", false),
+            ("/", "/", false),
+            ("/", "urn:x", false),
+            ("/a/", "/a//b/", true),
+        ] {
+            assert_eq!(uri(parent).is_ancestor_of(&uri(child)), is, "{parent} {child}");
+        }
+        assert!(uri("/a/").covers(&uri("/a/")));
+    }
+
+    #[test]
+    fn what_is_refused() {
+        assert_eq!("".parse::<Uri>(), Err(UriError::Empty));
+        assert_eq!("/a\0b/".parse::<Uri>(), Err(UriError::ControlCharacter));
+        assert_eq!(
+            "x".repeat(Uri::MAX_LEN + 1).parse::<Uri>(),
+            Err(UriError::TooLong)
+        );
+        assert!("x".repeat(Uri::MAX_LEN).parse::<Uri>().is_ok());
+        let deep = |segments| format!("/{}", "x/".repeat(segments)).parse::<Uri>();
+        assert_eq!(deep(Uri::MAX_DEPTH + 1), Err(UriError::TooDeep));
+        assert!(deep(Uri::MAX_DEPTH).is_ok());
+    }
+
+    #[test]
+    fn prefixes_are_the_possible_ancestors() {
+        let prefixes = |text: &str| uri(text).prefixes().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(prefixes("/a/b/c/"), ["/", "/a/", "/a", "/a/b/", "/a/b"]);
+        assert_eq!(prefixes("/a"), ["/"]);
+        assert_eq!(prefixes("/"), [""; 0]);
+        for prefix in prefixes("/a//b/c") {
+            assert!(uri(&prefix).is_ancestor_of(&uri("/a//b/c")), "{prefix}");
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! What the element holds and has to tell servers about: resolves that are in
+//! force, endpoints that are declared, state that is reported.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::Settings;
+use crate::deadlines::{Deadlines, LONGEST, after};
+use crate::message::{
+    EndpointDeclare, EndpointUndeclare, Method, Request, Resolve, Role, StateReport, Store,
+};
+use crate::model::{Ident, ManagedObject, Name, Target, Uri};
+use crate::one_or_many::{OneOrMany, add, remove};
+use crate::peer::ConnectionId;
+use crate::rpc::{EncodeError, Id, Pending, Random};
+
+/// The number of the first request, as libopflex has it: below are those that
+/// are counted for each connection.
+const FIRST_XID: u64 = 1 << 63;
+
+/// Something held.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Key {
+    /// A resolve.
+    Resolve(Store, Name, Target),
+    /// A declared endpoint, by its topmost object.
+    Declaration(Uri),
+    /// A reported object.
+    Report(Uri),
+}
+
+impl Key {
+    /// Which servers are told.
+    pub(super) fn role(&self) -> Role {
+        match self {
+            Self::Resolve(of, ..) => of.role(),
+            Self::Declaration(_) => Role::ENDPOINT_REGISTRY,
+            Self::Report(_) => Role::OBSERVER,
+        }
+    }
+
+    /// What it is told with.
+    pub(super) fn method(&self) -> Method {
+        match self {
+            Self::Resolve(of, ..) => of.resolve(),
+            Self::Declaration(_) => Method::EndpointDeclare,
+            Self::Report(_) => Method::StateReport,
+        }
+    }
+
+    /// What it is about, for people.
+    pub(super) fn about(&self) -> String {
+        match self {
+            Self::Resolve(_, subject, target) => format!("{subject} {target}"),
+            Self::Declaration(uri) | Self::Report(uri) => uri.to_string(),
+        }
+    }
+}
+
+/// One thing held.
+#[derive(Debug, Default)]
+pub(super) struct Item {
+    /// The objects that are declared or reported.
+    pub(super) objects: Vec<ManagedObject>,
+    /// How many want a resolve: none for one that only others refer to.
+    pub(super) references: usize,
+    /// Of these, how many want what it refers to as well.
+    pub(super) following: usize,
+    /// Whether something that is followed refers to it.
+    pub(super) followed: bool,
+    /// Whether a server has answered.
+    pub(super) answered: bool,
+    /// What is resolved by identifier: the topmost objects that it brought.
+    pub(super) roots: BTreeSet<Uri>,
+    /// It holds policy of before, which no server has confirmed.
+    pub(super) is_start_policy: bool,
+    /// An alarm was raised, since nobody answers.
+    alarmed: bool,
+    /// Its place among what is declared and reported.
+    place: u64,
+    /// The numbers of requests without an answer from everybody.
+    xids: Vec<u64>,
+}
+
+impl Item {
+    /// Whether references in what it brings are resolved too.
+    pub(super) fn follows(&self) -> bool {
+        self.following > 0 || self.followed
+    }
+}
+
+/// A request that some servers have not answered.
+#[derive(Debug)]
+struct Call {
+    key: Key,
+    waiting: BTreeSet<ConnectionId>,
+}
+
+/// A request to be sent, and to whom.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) to: Vec<ConnectionId>,
+    pub(super) frame: Result<Bytes, EncodeError>,
+}
+
+/// Everything held.
+#[derive(Debug)]
+pub(super) struct Held {
+    items: HashMap<Key, Item>,
+    /// What is declared and reported, in the order in which that began.
+    told: BTreeMap<u64, Key>,
+    last_place: u64,
+    calls: Pending<Call>,
+    refresh: Deadlines<Key>,
+    random: Random,
+    prr: Duration,
+    alarm_attempts: u32,
+    /// Things that nobody answers.
+    alarms: usize,
+    policies: Index,
+    endpoints: Index,
+}
+
+/// Resolves by what they are about.
+#[derive(Debug, Default)]
+struct Index {
+    /// By the object that was asked for, or that an identifier brought.
+    roots: HashMap<Uri, OneOrMany<Key>>,
+    idents: HashMap<Ident, OneOrMany<Key>>,
+}
+
+impl Held {
+    pub(super) fn new(settings: &Settings, mut random: Random) -> Self {
+        Self {
+            items: HashMap::new(),
+            told: BTreeMap::new(),
+            last_place: 0,
+            calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
+            refresh: Deadlines::default(),
+            random,
+            // Refreshing without pause would be no refreshing.
+            prr: settings.prr.clamp(Duration::from_secs(1), LONGEST),
+            alarm_attempts: settings.alarm_attempts.max(1),
+            alarms: 0,
+            policies: Index::default(),
+            endpoints: Index::default(),
+        }
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<&Item> {
+        self.items.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &Key) -> Option<&mut Item> {
+        self.items.get_mut(key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Item)> {
+        self.items.iter()
+    }
+
+    /// The objects that are declared and reported behind a place in the order in
+    /// which that began, each with its place.
+    pub(super) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let told = self.told.range((from, Bound::Unbounded));
+        let items = told.filter_map(|(place, key)| Some((*place, self.items.get(key)?)));
+        items.flat_map(|(place, item)| item.objects.iter().map(move |object| (place, object)))
+    }
+
+    /// Enters something to be held. False when it already was.
+    pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
+        if self.items.contains_key(key) {
+            return false;
+        }
+        let mut item = Item::default();
+        match key {
+            Key::Resolve(what, _, Target::Uri(uri)) => {
+                let roots = &mut self.index_mut(*what).roots;
+                add(roots, uri.clone(), key.clone());
+            }
+            Key::Resolve(what, _, Target::Ident(ident)) => {
+                let idents = &mut self.index_mut(*what).idents;
+                add(idents, ident.clone(), key.clone());
+            }
+            Key::Declaration(_) | Key::Report(_) => {
+                self.last_place += 1;
+                item.place = self.last_place;
+                self.told.insert(item.place, key.clone());
+            }
+        }
+        self.items.insert(key.clone(), item);
+        self.draw_refresh(key, now);
+        true
+    }
+
+    /// Lets go of something. Returns it, if it was held.
+    pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
+        let item = self.items.remove(key)?;
+        self.alarms -= usize::from(item.alarmed);
+        self.told.remove(&item.place);
+        self.refresh.clear(key);
+        for xid in &item.xids {
+            self.calls.end(*xid);
+        }
+        if let Key::Resolve(what, _, target) = key {
+            let index = self.index_mut(*what);
+            for root in &item.roots {
+                remove(&mut index.roots, root, key);
+            }
+            match target {
+                Target::Uri(uri) => remove(&mut index.roots, uri, key),
+                Target::Ident(ident) => remove(&mut index.idents, ident, key),
+            }
+        }
+        Some(item)
+    }
+
+    /// An object fits an identifier that was resolved: it and what is below it
+    /// are held.
+    pub(super) fn add_root(&mut self, key: &Key, root: &Uri) {
+        if let (Key::Resolve(what, _, Target::Ident(_)), Some(item)) = (key, self.items.get_mut(key))
+            && item.roots.insert(root.clone())
+        {
+            let roots = &mut self.index_mut(*what).roots;
+            add(roots, root.clone(), key.clone());
+        }
+    }
+
+    /// The resolves that an object is held by.
+    pub(super) fn holders<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
+        let roots = &self.index(what).roots;
+        let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
+        texts.filter_map(|text| roots.get(text)).flat_map(OneOrMany::iter)
+    }
+
+    /// The resolves by an identifier.
+    pub(super) fn by_ident(&self, what: Store, ident: &Ident, subject: &Name) -> Vec<Key> {
+        let keys = self
+            .index(what)
+            .idents
+            .get(ident)
+            .into_iter()
+            .flat_map(OneOrMany::iter);
+        let of_class = keys.filter(|key| matches!(key, Key::Resolve(_, class, _) if class == subject));
+        of_class.cloned().collect()
+    }
+
+    pub(super) fn has_idents(&self, what: Store) -> bool {
+        !self.index(what).idents.is_empty()
+    }
+
+    /// The request for something held, to these servers. It is sent again to
+    /// those that do not answer.
+    pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<Outgoing> {
+        let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
+        let request = request(key, item, self.prr)?;
+        let refresh = self
+            .refresh
+            .of(key)
+            .map_or(self.prr, |at| at.saturating_duration_since(now));
+        let call = Call {
+            key: key.clone(),
+            waiting: to.iter().copied().collect(),
+        };
+        let xid = self.calls.begin(call, refresh, now);
+        item.xids.push(xid);
+        Some(Outgoing {
+            to,
+            frame: frame(&request, xid),
+        })
+    }
+
+    /// The request to a server that something is not held any more. Nobody
+    /// waits for the answer.
+    pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<Outgoing> {
+        let request = match key.clone() {
+            Key::Resolve(of, subject, target) => Request::Unresolve(
+                of,
+                vec![Resolve {
+                    subject,
+                    target,
+                    data: None,
+                    prr: None,
+                }],
+            ),
+            Key::Declaration(endpoint_uri) => {
+                let objects = &self.items.get(key)?.objects;
+                let subject = objects
+                    .iter()
+                    .find(|object| object.uri == endpoint_uri)?
+                    .subject
+                    .clone();
+                Request::EndpointUndeclare(vec![EndpointUndeclare {
+                    subject,
+                    endpoint_uri,
+                }])
+            }
+            // An observer forgets by itself.
+            Key::Report(_) => return None,
+        };
+        let xid = self.calls.number();
+        (!to.is_empty()).then(|| Outgoing {
+            to,
+            frame: frame(&request, xid),
+        })
+    }
+
+    /// Something is asked for anew: what was asked before is not waited for.
+    pub(super) fn forget_calls(&mut self, key: &Key) {
+        if let Some(item) = self.items.get_mut(key) {
+            for xid in item.xids.drain(..) {
+                self.calls.end(xid);
+            }
+        }
+    }
+
+    /// A server answered: it is not asked again.
+    pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) {
+        let Some(call) = self.calls.value_mut(xid) else {
+            return;
+        };
+        call.waiting.remove(&connection);
+        if call.waiting.is_empty()
+            && let Some(call) = self.calls.end(xid)
+            && let Some(item) = self.items.get_mut(&call.key)
+        {
+            item.xids.retain(|other| *other != xid);
+            self.alarms -= usize::from(std::mem::take(&mut item.alarmed));
+        }
+    }
+
+    /// What a server was asked, when it is one that has not answered.
+    pub(super) fn asked(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
+        let call = self.calls.value_mut(xid)?;
+        call.waiting.contains(&connection).then(|| call.key.clone())
+    }
+
+    /// A server is gone: it answers nothing any more.
+    pub(super) fn gone(&mut self, connection: ConnectionId) {
+        let (items, alarms) = (&mut self.items, &mut self.alarms);
+        self.calls.retain(|xid, call| {
+            call.waiting.remove(&connection);
+            if call.waiting.is_empty()
+                && let Some(item) = items.get_mut(&call.key)
+            {
+                item.xids.retain(|other| *other != xid);
+                *alarms -= usize::from(std::mem::take(&mut item.alarmed));
+            }
+            !call.waiting.is_empty()
+        });
+    }
+
+    /// A request to be sent again to those who have not answered it.
+    pub(super) fn retry(&mut self, now: Instant) -> Option<(Outgoing, Option<(Key, u32)>)> {
+        loop {
+            let due = self.calls.due(now)?;
+            let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
+            let to = due.value.waiting.iter().copied().collect();
+            let request = self
+                .items
+                .get(&key)
+                .and_then(|item| request(&key, item, self.prr));
+            if let Some(request) = request {
+                let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
+                let frame = frame(&request, xid);
+                return Some((Outgoing { to, frame }, alarm.then_some((key, attempts))));
+            }
+            self.calls.end(xid);
+        }
+    }
+
+    /// Raises the alarm of something; false where it was raised before.
+    fn alarm(&mut self, key: &Key) -> bool {
+        let item = self.items.get_mut(key);
+        let is_new = item.is_some_and(|item| !std::mem::replace(&mut item.alarmed, true));
+        self.alarms += usize::from(is_new);
+        is_new
+    }
+
+    /// How many things nobody answers.
+    pub(super) fn alarms(&self) -> usize {
+        self.alarms
+    }
+
+    /// Something whose refresh time has come, its next one already drawn.
+    pub(super) fn refresh(&mut self, now: Instant) -> Option<Key> {
+        let key = self.refresh.pop(now)?;
+        self.draw_refresh(&key, now);
+        Some(key)
+    }
+
+    /// Draws the time at which something is asked for again: between a third
+    /// and a half of the refresh rate, so that one lost request does no harm.
+    pub(super) fn draw_refresh(&mut self, key: &Key, now: Instant) {
+        let wait = self.random.between(self.prr / 3, self.prr / 2);
+        self.refresh.set(key.clone(), after(now, wait));
+    }
+
+    fn index(&self, what: Store) -> &Index {
+        match what {
+            Store::Policy => &self.policies,
+            Store::Endpoints => &self.endpoints,
+        }
+    }
+
+    fn index_mut(&mut self, what: Store) -> &mut Index {
+        match what {
+            Store::Policy => &mut self.policies,
+            Store::Endpoints => &mut self.endpoints,
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        [self.calls.next_deadline(), self.refresh.next()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
+    let prr = Some(i64::try_from(prr.as_secs()).unwrap_or(i64::MAX));
+    Some(match key.clone() {
+        Key::Resolve(of, subject, target) => Request::Resolve(
+            of,
+            vec![Resolve {
+                subject,
+                target,
+                data: None,
+                prr,
+            }],
+        ),
+        Key::Declaration(_) if item.objects.is_empty() => return None,
+        Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
+            endpoint: item.objects.clone(),
+            prr,
+        }]),
+        Key::Report(_) => Request::StateReport(vec![StateReport {
+            observable: item.objects.clone(),
+        }]),
+    })
+}
+
+fn frame(request: &Request, xid: u64) -> Result<Bytes, EncodeError> {
+    request.to_frame(&Id::call(method(request), xid))
+}
+
+fn method(request: &Request) -> &'static str {
+    Method::name(request.method())
+}

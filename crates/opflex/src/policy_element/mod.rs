@@ -1,0 +1,461 @@
+//! The policy element: resolves policy and endpoints, declares endpoints and
+//! reports state, as one state machine without sockets, threads or clock.
+//!
+//! ```text
+//!   resolve, release, declare, report          connected, message, disconnected, tick
+//!                 │                                          │
+//!            ┌────▼──────────────────────────────────────────▼────┐
+//!            │ ElementCore                                        │
+//!            │   held ── what is resolved, declared, reported;    │
+//!            │    │      requests without answer; refresh times   │
+//!            │   pool ── servers, how far with each, their roles  │
+//!            │   trees ─ the policy and endpoints that came       │
+//!            └────────────────────────┬───────────────────────────┘
+//!                                     ▼
+//!             Action::Dial | Send | Close        Action::Tell(ElementEvent)
+//! ```
+//!
+//! One dispatcher owns an [`ElementCore`] and calls it with everything that
+//! happens, the time included; each call appends what is to be done to a list
+//! of [`Action`]s. A session with one server:
+//!
+//! ```text
+//!  element                                   server
+//!    │ Dial, connected                          │
+//!    │ echo, send_identity ────────────────────>│
+//!    │<──────────────── name, roles, location, ─│
+//!    │                  peers: dial the new ones│
+//!    │ policy_resolve of all that is held ─────>│ to policy repositories
+//!    │ endpoint_declare, endpoint_resolve ─────>│ to endpoint registries
+//!    │ state_report ───────────────────────────>│ to observers
+//!    │<──────────────────────────────── results │ no answer: again, ever later
+//!    │<────────────────────────── policy_update │ ElementEvent::Changed
+//!    │ the same again, after prr/3 to prr/2 ───>│
+//!    │ policy_unresolve ───────────────────────>│ when the last reference is gone
+//! ```
+//!
+//! Every request goes to all servers of the role; it is repeated to those that
+//! do not answer. Objects that nothing held asks for are not taken.
+//!
+//! | file | what |
+//! |---|---|
+//! | `settings` | how the element behaves |
+//! | `event` | what it wants done, and what it tells |
+//! | `pool` | the servers |
+//! | `held` | what is resolved, declared and reported |
+//! | `sessions` | connections: identity, echoes, answers |
+//! | `received` | objects that arrive, and those that nobody wants any more |
+
+mod event;
+mod held;
+mod pool;
+mod received;
+mod sessions;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use log::warn;
+
+pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
+use self::held::{Held, Key, Outgoing};
+use self::pool::Pool;
+pub use self::settings::{ElementLimits, Settings};
+use super::deadlines::after;
+pub use super::message::Store;
+use super::message::{Proxies, Role};
+use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
+use super::peer::{CloseReason, ConnectionId};
+use super::rpc::Random;
+use ssntp_transport::LogLimit;
+
+/// One interest in a policy or an endpoint, until it is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReferenceId(u64);
+
+/// Something that the element has asked servers for, or told them.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Wanted {
+    /// Policy or endpoint.
+    pub what: Store,
+    /// The class.
+    pub subject: Name,
+    /// Which object.
+    pub target: Target,
+    /// How many references there are; none when only other policy refers to it.
+    pub references: usize,
+    /// Whether a server has answered.
+    pub answered: bool,
+}
+
+/// A policy element without its threads.
+///
+/// Threads: plain data for one owner. No call blocks.
+#[derive(Debug)]
+pub struct ElementCore {
+    settings: Settings,
+    start: Instant,
+    pool: Pool,
+    held: Held,
+    references: HashMap<ReferenceId, (Key, bool)>,
+    next_reference: u64,
+    policy: Tree,
+    /// What resolves bring that no server has answered.
+    start_policy: Tree,
+    endpoints: Tree,
+    /// When to look for what nobody wants any more.
+    sweep: Option<Instant>,
+    health: Health,
+    location: Option<String>,
+    proxies: Option<Proxies>,
+    /// How many resolves there are only because other policy refers to them.
+    followed: usize,
+    /// What servers may cause in the log, by address.
+    log: LogLimit<String>,
+}
+
+impl ElementCore {
+    /// An element that begins to dial at its first tick. The seed spreads its
+    /// delays: no two elements should have the same.
+    pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
+        let mut random = Random::new(seed);
+        Self {
+            pool: Pool::new(&settings, Random::new(random.bits()), now),
+            held: Held::new(&settings, random),
+            location: settings.location.clone(),
+            settings,
+            start: now,
+            references: HashMap::new(),
+            next_reference: 1,
+            policy: Tree::new(),
+            start_policy: Tree::new(),
+            endpoints: Tree::new(),
+            sweep: None,
+            health: Health::Down,
+            proxies: None,
+            followed: 0,
+            log: LogLimit::default(),
+        }
+    }
+
+    /// Begins with policy of before: a resolve that no server has answered yet
+    /// brings what is here. To be called before anything is resolved.
+    pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
+        self.start_policy = Tree::new();
+        self.start_policy.merge(policy).map(drop)
+    }
+
+    /// Wants a policy and all changes of it, until [`release`](Self::release).
+    /// With `follow`, the policies that it refers to are wanted too, and those
+    /// that these refer to.
+    pub fn resolve_policy(
+        &mut self,
+        subject: impl Into<Name>,
+        target: impl Into<Target>,
+        follow: bool,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> ReferenceId {
+        let key = Key::Resolve(Store::Policy, subject.into(), target.into());
+        self.refer(key, follow, now, actions)
+    }
+
+    /// Wants an endpoint and all changes of it, until
+    /// [`release`](Self::release).
+    pub fn resolve_endpoint(
+        &mut self,
+        subject: impl Into<Name>,
+        target: impl Into<Target>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> ReferenceId {
+        let key = Key::Resolve(Store::Endpoints, subject.into(), target.into());
+        self.refer(key, false, now, actions)
+    }
+
+    /// Wants something no more. When nobody else does, servers are told after
+    /// the time to linger, and the objects are forgotten.
+    pub fn release(&mut self, reference: ReferenceId, now: Instant) {
+        let Some((key, follow)) = self.references.remove(&reference) else {
+            return;
+        };
+        if let Some(item) = self.held.get_mut(&key) {
+            item.references -= 1;
+            item.following -= usize::from(follow);
+            if item.references == 0 && item.followed {
+                self.followed += 1;
+            }
+        }
+        self.sweep_soon(now);
+    }
+
+    /// Declares an endpoint: its topmost object first, then everything below
+    /// it. What was declared with that URI before is replaced.
+    pub fn declare(
+        &mut self,
+        endpoint: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), ModelError> {
+        endpoint.iter().try_for_each(ManagedObject::check)?;
+        if let Some(top) = endpoint.first() {
+            let key = Key::Declaration(top.uri.clone());
+            self.tell_objects(&key, endpoint, now, actions);
+        }
+        Ok(())
+    }
+
+    /// Takes a declaration back. False when there is none.
+    pub fn undeclare(&mut self, uri: &Uri, actions: &mut Vec<Action>) -> bool {
+        let key = Key::Declaration(uri.clone());
+        let to = self.pool.ready(&key.role());
+        let outgoing = self.held.take_back(&key, to);
+        send(outgoing, actions);
+        self.held.drop(&key).is_some()
+    }
+
+    /// Reports an object, now and again as long as it is not withdrawn. What
+    /// was reported with its URI before is replaced.
+    pub fn report(
+        &mut self,
+        object: ManagedObject,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), ModelError> {
+        object.check()?;
+        let key = Key::Report(object.uri.clone());
+        self.tell_objects(&key, vec![object], now, actions);
+        Ok(())
+    }
+
+    /// Reports an object no more. The observer keeps the last report. False
+    /// when there is none.
+    pub fn withdraw(&mut self, uri: &Uri) -> bool {
+        self.held.drop(&Key::Report(uri.clone())).is_some()
+    }
+
+    /// Forgets the location and the learned servers, closes all connections and
+    /// begins again with the configured servers.
+    pub fn reset(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.location.clone_from(&self.settings.location);
+        self.proxies = None;
+        let connections = self.pool.reset(now);
+        self.close_all(connections, actions);
+        self.settle(now, actions);
+    }
+
+    /// Closes all connections and dials no more.
+    pub fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let connections = self.pool.stop();
+        self.close_all(connections, actions);
+        self.settle(now, actions);
+    }
+
+    /// When [`tick`](Self::tick) is to be called, if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = [
+            self.pool.next_deadline(&self.settings),
+            self.held.next_deadline(),
+            self.sweep,
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Does what is due at `now`.
+    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.pool_due(now, actions);
+        while let Some((outgoing, alarm)) = self.held.retry(now) {
+            send(Some(outgoing), actions);
+            if let Some((key, attempts)) = alarm {
+                warn!(
+                    "{} {}: no answer after {attempts} attempts",
+                    key.method(),
+                    key.about()
+                );
+                let (method, about) = (key.method(), key.about());
+                actions.push(Action::Tell(ElementEvent::Unanswered {
+                    method,
+                    about,
+                    attempts,
+                }));
+            }
+        }
+        while let Some(key) = self.held.refresh(now) {
+            self.ask_all(&key, now, actions);
+        }
+        if self.sweep.is_some_and(|at| at <= now) {
+            self.sweep(actions);
+        }
+        self.settle(now, actions);
+    }
+
+    /// The policy that came.
+    pub fn policy(&self) -> &Tree {
+        &self.policy
+    }
+
+    /// The endpoints that came.
+    pub fn endpoints(&self) -> &Tree {
+        &self.endpoints
+    }
+
+    /// Either of these.
+    pub fn tree(&self, what: Store) -> &Tree {
+        match what {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.endpoints,
+        }
+    }
+
+    /// How much of what should be connected is.
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// The servers, by address.
+    pub fn peers(&self) -> impl Iterator<Item = (&str, PeerState)> {
+        self.pool.states()
+    }
+
+    /// Where the element is, as a server told or the settings say.
+    pub fn location(&self) -> Option<&str> {
+        self.location.as_deref()
+    }
+
+    /// The proxies of transport mode, once a server has told them.
+    pub fn proxies(&self) -> Option<&Proxies> {
+        self.proxies.as_ref()
+    }
+
+    /// The resolves in force, in no particular order.
+    pub fn resolves(&self) -> impl Iterator<Item = Wanted> {
+        self.held.iter().filter_map(|(key, item)| match key.clone() {
+            Key::Resolve(what, subject, target) => Some(Wanted {
+                what,
+                subject,
+                target,
+                references: item.references,
+                answered: item.answered,
+            }),
+            _ => None,
+        })
+    }
+
+    /// The objects that the element declares and reports behind a place in the
+    /// order in which that began, each with its place.
+    pub(crate) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        self.held.told_after(place)
+    }
+
+    /// How many resolves, declarations and reports no server has answered yet,
+    /// as they are now.
+    pub fn unanswered(&self) -> usize {
+        self.held.iter().filter(|(_, item)| !item.answered).count()
+    }
+
+    /// The topmost objects that a resolve in force brought: the object itself,
+    /// or those with the identifier, in the order of their URIs.
+    pub fn found(&self, what: Store, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
+        match target {
+            Target::Uri(uri) => {
+                let object = self.tree(what).get(uri);
+                object.map(|object| object.uri().clone()).into_iter().collect()
+            }
+            Target::Ident(_) => {
+                let item = self.held.get(&Key::Resolve(what, subject.into(), target.clone()));
+                item.map_or_else(Vec::new, |item| item.roots.iter().cloned().collect())
+            }
+        }
+    }
+
+    fn refer(&mut self, key: Key, follow: bool, now: Instant, actions: &mut Vec<Action>) -> ReferenceId {
+        let is_new = self.held.hold(&key, now);
+        let mut begins_to_follow = false;
+        if let Some(item) = self.held.get_mut(&key) {
+            if item.references == 0 && item.followed {
+                self.followed -= 1;
+            }
+            begins_to_follow = follow && !item.follows();
+            item.references += 1;
+            item.following += usize::from(follow);
+        }
+        let reference = ReferenceId(self.next_reference);
+        self.next_reference += 1;
+        self.references.insert(reference, (key.clone(), follow));
+        if is_new {
+            self.bring_start_policy(&key, actions);
+            self.ask_all(&key, now, actions);
+        }
+        if begins_to_follow {
+            self.follow(&key, now, actions);
+        }
+        reference
+    }
+
+    /// Holds objects for servers, and tells them if they are not what was told
+    /// before.
+    fn tell_objects(
+        &mut self,
+        key: &Key,
+        objects: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let is_new = self.held.hold(key, now);
+        if let Some(item) = self.held.get_mut(key)
+            && (is_new || item.objects != objects)
+        {
+            item.objects = objects;
+            item.answered = false;
+            self.held.draw_refresh(key, now);
+            self.ask_all(key, now, actions);
+        }
+    }
+
+    /// Asks all servers for something, in place of what they were asked before.
+    fn ask_all(&mut self, key: &Key, now: Instant, actions: &mut Vec<Action>) {
+        self.held.forget_calls(key);
+        let to = self.pool.ready(&key.role());
+        send(self.held.ask(key, to, now), actions);
+    }
+
+    /// Asks a server that has become ready for everything that it can tell, and
+    /// tells it everything that it wants to know.
+    fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant, actions: &mut Vec<Action>) {
+        let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
+        // Endpoints and reports come after the policy that they depend on.
+        keys.sort_unstable();
+        for key in keys.iter().filter(|key| roles.contains(&key.role())) {
+            send(self.held.ask(key, vec![connection], now), actions);
+        }
+    }
+
+    fn close_all(&mut self, connections: Vec<ConnectionId>, actions: &mut Vec<Action>) {
+        for connection in connections {
+            self.held.gone(connection);
+            let reason = CloseReason::Asked;
+            actions.push(Action::Close { connection, reason });
+        }
+    }
+
+    fn sweep_soon(&mut self, now: Instant) {
+        self.sweep.get_or_insert(after(now, self.settings.linger));
+    }
+}
+
+fn send(outgoing: Option<Outgoing>, actions: &mut Vec<Action>) {
+    let Some(Outgoing { to, frame }) = outgoing else {
+        return;
+    };
+    match frame {
+        Ok(frame) => actions.extend(to.into_iter().map(|connection| Action::Send {
+            connection,
+            frame: frame.clone(),
+        })),
+        Err(fault) => log::error!("nothing was sent: {fault}"),
+    }
+}

@@ -1,0 +1,454 @@
+//! Which servers there are, and how far the element is with each.
+//!
+//! ```text
+//!            time                connected             identity
+//!  Waiting ────────> Connecting ───────────> Connected ────────> Ready
+//!     ^                  │                       │    │            │
+//!     └──────────────────┴───── failure ─────────┴────│────────────┘
+//!     │                                               │ names only others
+//!     └───────────── nobody else left ────────── Parked
+//! ```
+//!
+//! Servers are known by the characters of their address, IPv6 addresses in
+//! either spelling. Some are configured, the others learned from the lists of
+//! servers that are or were ready. As under libopflex, a server is used only
+//! where its own list has the address that was dialled; one that lists nobody
+//! at all, which libopflex does not use either, is used for its roles.
+//!
+//! A learned server is forgotten when no list names it any more, and given up
+//! after some failures in a row: it is forgotten, or, while a server that is
+//! ready still names it, dialled now and then without being missed. When all
+//! that is left is parked, everything begins again with the configured ones.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::{Health, PeerState, Settings};
+use crate::deadlines::{LONGEST, after};
+use crate::message::{IdentityResult, Role};
+use crate::peer::{Beat, ConnectionId, Keepalive, bracketed};
+use crate::rpc::Random;
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Peer {
+    configured: bool,
+    stage: Stage,
+    /// In a row.
+    failures: u32,
+    /// The addresses in its latest list.
+    names: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Waiting { until: Instant },
+    Connecting(Link),
+    Connected(Link),
+    Ready { link: Link, roles: Vec<Role> },
+    Parked,
+}
+
+/// A connection, or the attempt at one.
+#[derive(Debug)]
+struct Link {
+    connection: ConnectionId,
+    since: Instant,
+    keepalive: Option<Keepalive>,
+}
+
+/// What a link needs at some time.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// The server is to be dialled.
+    Dial,
+    /// The connection takes too long, or the identity does.
+    TooLate,
+    /// An echo with this number.
+    Echo(u64),
+    /// The server is dead.
+    Dead,
+}
+
+/// What became of a server whose identity arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It can be used.
+    Ready,
+    /// It named only others, or is nothing.
+    Parked,
+}
+
+/// All servers.
+#[derive(Debug)]
+pub(super) struct Pool {
+    peers: BTreeMap<String, Peer>,
+    by_connection: HashMap<ConnectionId, String>,
+    next_connection: u64,
+    /// When to begin again with the configured servers.
+    fallback: Option<Instant>,
+    random: Random,
+}
+
+impl Pool {
+    pub(super) fn new(settings: &Settings, random: Random, now: Instant) -> Self {
+        let mut pool = Self {
+            peers: BTreeMap::new(),
+            by_connection: HashMap::new(),
+            next_connection: 1,
+            fallback: None,
+            random,
+        };
+        for address in &settings.peers {
+            pool.add(bracketed(address), true, now);
+        }
+        pool
+    }
+
+    /// How much of what should be connected is. Servers that are parked, and
+    /// learned ones that were given up, need not be.
+    pub(super) fn health(&self, settings: &Settings) -> Health {
+        let is_ready = |peer: &&Peer| matches!(peer.stage, Stage::Ready { .. });
+        let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up(settings);
+        let ready = self.peers.values().filter(is_ready).count();
+        match self.peers.values().filter(is_wanted).count() {
+            _ if ready == 0 => Health::Down,
+            all if ready == all => Health::Healthy,
+            _ => Health::Degraded,
+        }
+    }
+
+    pub(super) fn states(&self) -> impl Iterator<Item = (&str, PeerState)> {
+        self.peers
+            .iter()
+            .map(|(address, peer)| (address.as_str(), peer.stage.state()))
+    }
+
+    pub(super) fn state(&self, address: &str) -> Option<PeerState> {
+        self.peers.get(address).map(|peer| peer.stage.state())
+    }
+
+    pub(super) fn address(&self, connection: ConnectionId) -> Option<&str> {
+        self.by_connection.get(&connection).map(String::as_str)
+    }
+
+    /// The connections to servers of a role that can be used.
+    pub(super) fn ready(&self, role: &Role) -> Vec<ConnectionId> {
+        let ready = self.peers.values().filter_map(|peer| match &peer.stage {
+            Stage::Ready { link, roles } if roles.contains(role) => Some(link.connection),
+            _ => None,
+        });
+        ready.collect()
+    }
+
+    /// The roles of a server that can be used; `None` for any other.
+    pub(super) fn roles(&self, connection: ConnectionId) -> Option<&[Role]> {
+        match &self.peer(connection)?.stage {
+            Stage::Ready { roles, .. } => Some(roles),
+            _ => None,
+        }
+    }
+
+    /// All connections, and attempts at one.
+    pub(super) fn connections(&self) -> Vec<ConnectionId> {
+        self.peers
+            .values()
+            .filter_map(|peer| Some(peer.stage.link()?.connection))
+            .collect()
+    }
+
+    /// The server is being dialled, with this new connection.
+    pub(super) fn dial(&mut self, address: &str, now: Instant) -> Option<ConnectionId> {
+        let peer = self.peers.get_mut(address)?;
+        let connection = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        peer.stage = Stage::Connecting(Link {
+            connection,
+            since: now,
+            keepalive: None,
+        });
+        self.by_connection.insert(connection, address.to_owned());
+        Some(connection)
+    }
+
+    /// The connection is there. False when nobody waits for it.
+    pub(super) fn connected(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) -> bool {
+        let Some(peer) = self.peer_mut(connection) else {
+            return false;
+        };
+        if !matches!(peer.stage, Stage::Connecting(_)) {
+            return false;
+        }
+        peer.stage = Stage::Connected(Link {
+            connection,
+            since: now,
+            keepalive: Some(Keepalive::new(&settings.keepalive, now)),
+        });
+        true
+    }
+
+    /// Something arrived.
+    pub(super) fn heard(&mut self, connection: ConnectionId, now: Instant) {
+        let link = self.peer_mut(connection).and_then(|peer| peer.stage.link_mut());
+        if let Some(keepalive) = link.and_then(|link| link.keepalive.as_mut()) {
+            keepalive.heard(now);
+        }
+    }
+
+    /// The server told who it is. A second identity changes its roles.
+    pub(super) fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult) -> Verdict {
+        let Some(address) = self.by_connection.get(&connection).cloned() else {
+            return Verdict::Parked;
+        };
+        let Some(peer) = self.peers.get_mut(&address) else {
+            return Verdict::Parked;
+        };
+        peer.failures = 0;
+        peer.names = identity
+            .peers
+            .iter()
+            .map(|peer| bracketed(&peer.connectivity_info))
+            .collect();
+        let is_nothing = peer.names.is_empty() && identity.my_role.is_empty();
+        if is_nothing || !peer.names.is_empty() && !peer.names.contains(&address) {
+            peer.stage = Stage::Parked;
+            self.by_connection.remove(&connection);
+            return Verdict::Parked;
+        }
+        let roles = identity.my_role.clone();
+        let stage = std::mem::replace(&mut peer.stage, Stage::Parked);
+        peer.stage = match stage {
+            Stage::Connecting(link) | Stage::Connected(link) | Stage::Ready { link, .. } => {
+                Stage::Ready { link, roles }
+            }
+            other => other,
+        };
+        Verdict::Ready
+    }
+
+    /// Takes in the servers of all lists, and returns those that no list has
+    /// any more, with their connections.
+    pub(super) fn learn(&mut self, settings: &Settings, now: Instant) -> Vec<(String, Option<ConnectionId>)> {
+        let named: BTreeSet<String> = self
+            .peers
+            .values()
+            .flat_map(|peer| peer.names.iter().cloned())
+            .collect();
+        for address in &named {
+            let learned = self.peers.values().filter(|peer| !peer.configured).count();
+            if learned < settings.limits.learned_peers && !self.peers.contains_key(address) {
+                self.add(address.clone(), false, now);
+            }
+        }
+        let gone = self
+            .peers
+            .iter()
+            .filter(|(address, peer)| !peer.configured && !named.contains(*address));
+        let gone: Vec<String> = gone.map(|(address, _)| address.clone()).collect();
+        gone.into_iter()
+            .map(|address| (address.clone(), self.remove(&address)))
+            .collect()
+    }
+
+    /// A connection, or an attempt at one, failed: the server waits, or is
+    /// given up.
+    pub(super) fn failed(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) {
+        let Some(address) = self.by_connection.remove(&connection) else {
+            return;
+        };
+        let still_named = self.peers.iter().any(|(other, peer)| {
+            *other != address && matches!(peer.stage, Stage::Ready { .. }) && peer.names.contains(&address)
+        });
+        let Some(peer) = self.peers.get_mut(&address) else {
+            return;
+        };
+        peer.failures += 1;
+        if peer.is_given_up(settings) && !still_named {
+            self.peers.remove(&address);
+            return;
+        }
+        let until = after(now, wait(settings, peer.failures, &mut self.random));
+        peer.stage = Stage::Waiting { until };
+    }
+
+    /// Forgets all that was learned and begins again. Returns the connections
+    /// that are to be closed.
+    pub(super) fn reset(&mut self, now: Instant) -> Vec<ConnectionId> {
+        let connections = self.connections();
+        self.by_connection.clear();
+        self.peers.retain(|_, peer| peer.configured);
+        for peer in self.peers.values_mut() {
+            peer.names.clear();
+            peer.failures = 0;
+            peer.stage = Stage::Waiting { until: now };
+        }
+        self.fallback = None;
+        connections
+    }
+
+    /// Forgets all servers. Returns the connections that are to be closed.
+    pub(super) fn stop(&mut self) -> Vec<ConnectionId> {
+        let connections = self.connections();
+        self.by_connection.clear();
+        self.peers.clear();
+        connections
+    }
+
+    /// When only parked servers are left, sets the time to begin again with the
+    /// configured ones. To be called after everything that happens.
+    pub(super) fn settle(&mut self, settings: &Settings, now: Instant) {
+        let mut peers = self.peers.values();
+        if self.peers.is_empty() || !peers.all(|peer| matches!(peer.stage, Stage::Parked)) {
+            self.fallback = None;
+            return;
+        }
+        // Servers that name each other and not themselves get a rest.
+        let in_circles = self.peers.values().any(|peer| !peer.configured);
+        let rest = settings.reconnect.saturating_mul(if in_circles { 4 } else { 1 });
+        self.fallback.get_or_insert(after(now, rest));
+    }
+
+    /// When [`need`](Self::need) has something to say next.
+    pub(super) fn next_deadline(&self, settings: &Settings) -> Option<Instant> {
+        let of_peers = self
+            .peers
+            .values()
+            .filter_map(|peer| peer.stage.deadline(settings));
+        of_peers.chain(self.fallback).min()
+    }
+
+    /// One thing that is due at `now`, with the address and the connection. To
+    /// be called until it returns `None`.
+    pub(super) fn need(
+        &mut self,
+        settings: &Settings,
+        now: Instant,
+    ) -> Option<(String, Option<ConnectionId>, Need)> {
+        if self.fallback.is_some_and(|at| at <= now) {
+            self.reset(now);
+        }
+        for (address, peer) in &mut self.peers {
+            if peer.stage.deadline(settings).is_none_or(|at| at > now) {
+                continue;
+            }
+            let need = match &mut peer.stage {
+                Stage::Waiting { .. } => Need::Dial,
+                Stage::Connecting(_) => Need::TooLate,
+                Stage::Connected(link) if now >= after(link.since, settings.identity_timeout) => {
+                    Need::TooLate
+                }
+                Stage::Connected(link) | Stage::Ready { link, .. } => match link.beat(settings, now) {
+                    Some(need) => need,
+                    None => continue,
+                },
+                Stage::Parked => continue,
+            };
+            return Some((
+                address.clone(),
+                peer.stage.link().map(|link| link.connection),
+                need,
+            ));
+        }
+        None
+    }
+
+    fn add(&mut self, address: String, configured: bool, now: Instant) {
+        self.peers.insert(
+            address,
+            Peer {
+                configured,
+                stage: Stage::Waiting { until: now },
+                failures: 0,
+                names: BTreeSet::new(),
+            },
+        );
+    }
+
+    fn remove(&mut self, address: &str) -> Option<ConnectionId> {
+        let peer = self.peers.remove(address)?;
+        let connection = peer.stage.link()?.connection;
+        self.by_connection.remove(&connection);
+        Some(connection)
+    }
+
+    fn peer(&self, connection: ConnectionId) -> Option<&Peer> {
+        self.peers.get(self.by_connection.get(&connection)?)
+    }
+
+    fn peer_mut(&mut self, connection: ConnectionId) -> Option<&mut Peer> {
+        self.peers.get_mut(self.by_connection.get(&connection)?)
+    }
+}
+
+impl Peer {
+    /// Whether it failed too often for a server that only others named.
+    fn is_given_up(&self, settings: &Settings) -> bool {
+        !self.configured && self.failures >= settings.learned_failures
+    }
+}
+
+impl Stage {
+    fn state(&self) -> PeerState {
+        match self {
+            Self::Waiting { .. } => PeerState::Waiting,
+            Self::Connecting(_) => PeerState::Connecting,
+            Self::Connected(_) => PeerState::Connected,
+            Self::Ready { .. } => PeerState::Ready,
+            Self::Parked => PeerState::Parked,
+        }
+    }
+
+    fn link(&self) -> Option<&Link> {
+        match self {
+            Self::Connecting(link) | Self::Connected(link) | Self::Ready { link, .. } => Some(link),
+            Self::Waiting { .. } | Self::Parked => None,
+        }
+    }
+
+    fn link_mut(&mut self) -> Option<&mut Link> {
+        match self {
+            Self::Connecting(link) | Self::Connected(link) | Self::Ready { link, .. } => Some(link),
+            Self::Waiting { .. } | Self::Parked => None,
+        }
+    }
+
+    fn deadline(&self, settings: &Settings) -> Option<Instant> {
+        let echo = |link: &Link| link.keepalive.as_ref().map(Keepalive::next);
+        match self {
+            Self::Waiting { until } => Some(*until),
+            Self::Connecting(link) => Some(after(link.since, settings.dial_timeout)),
+            Self::Connected(link) => {
+                let late = after(link.since, settings.identity_timeout);
+                Some(echo(link).map_or(late, |echo| echo.min(late)))
+            }
+            Self::Ready { link, .. } => echo(link),
+            Self::Parked => None,
+        }
+    }
+}
+
+impl Link {
+    fn beat(&mut self, settings: &Settings, now: Instant) -> Option<Need> {
+        match self.keepalive.as_mut()?.beat(&settings.keepalive, now) {
+            Beat::Wait => None,
+            Beat::Echo(number) => Some(Need::Echo(number)),
+            Beat::Dead => Some(Need::Dead),
+        }
+    }
+}
+
+/// How long to wait after so many failures in a row: at first always the same
+/// time, so that a server that restarts is found soon, then ever longer.
+fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
+    const SOON: u32 = 3;
+    let doublings = failures.saturating_sub(SOON).min(16);
+    let middle = settings
+        .reconnect
+        .saturating_mul(1 << doublings)
+        .min(settings.reconnect_max)
+        .min(LONGEST);
+    let shortest = Duration::from_millis(1);
+    random
+        .between(middle - middle / 10, middle + middle / 10)
+        .max(shortest)
+}

@@ -1,0 +1,374 @@
+//! Objects that arrive, and those that nobody wants any more.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
+
+use log::{debug, warn};
+
+use super::held::{Item, Key};
+use super::{Action, ElementCore, ElementEvent, ObjectChange, Store, send};
+use crate::message::{ErrorCode, ErrorResponse, Update};
+use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Tree, Uri};
+
+impl ElementCore {
+    /// A resolve was answered. False where there is no room for the answer,
+    /// which then counts as none. An empty answer takes nothing away: what is held
+    /// stays until a server says that it is gone.
+    pub(super) fn resolved(
+        &mut self,
+        key: &Key,
+        objects: Vec<ManagedObject>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let Key::Resolve(what, subject, target) = key else {
+            return true;
+        };
+        let found = !objects.is_empty();
+        if !self.has_room(*what, objects.iter()) {
+            warn!("{}: not taken: too many objects", key.about());
+            actions.push(Action::Tell(ElementEvent::NotTaken {
+                about: key.about(),
+                limit: self.settings.limits.objects,
+            }));
+            return false;
+        }
+        let objects = self.wanted(*what, objects);
+        // The first answer is what counts, also where it is that there is none.
+        let outdated = self.take_start_policy(key);
+        match self.tree_mut(*what).update(&outdated, objects, Vec::new()) {
+            Ok(changes) => {
+                let first = self
+                    .held
+                    .get_mut(key)
+                    .is_some_and(|item| !std::mem::replace(&mut item.answered, true));
+                if first {
+                    actions.push(Action::Tell(ElementEvent::Resolved {
+                        what: *what,
+                        subject: subject.clone(),
+                        target: target.clone(),
+                        found,
+                    }));
+                }
+                self.changed(*what, &changes, now, actions);
+            }
+            Err(error) => warn!("{}: not taken: {error}", key.about()),
+        }
+        true
+    }
+
+    /// Puts in what the policy to start with has of a resolve.
+    pub(super) fn bring_start_policy(&mut self, key: &Key, actions: &mut Vec<Action>) {
+        let Key::Resolve(Store::Policy, subject, target) = key else {
+            return;
+        };
+        let start = &self.start_policy;
+        let is_of_class = |object: &ObjectRef<'_>| object.subject() == subject;
+        let roots: Vec<Uri> = match target {
+            Target::Uri(uri) => start
+                .get(uri)
+                .into_iter()
+                .filter(is_of_class)
+                .map(|o| o.uri().clone())
+                .collect(),
+            Target::Ident(ident) => start
+                .find(ident)
+                .filter(is_of_class)
+                .map(|o| o.uri().clone())
+                .collect(),
+        };
+        let objects = roots.iter().flat_map(|root| start.subtree(root));
+        let objects: Vec<_> = objects.map(|object| object.to_object()).collect();
+        if objects.is_empty() || !self.has_room(Store::Policy, objects.iter()) {
+            return;
+        }
+        for root in &roots {
+            self.held.add_root(key, root);
+        }
+        match self.policy.update(&[], objects, Vec::new()) {
+            Ok(changes) => self.tell_changes(Store::Policy, &changes, actions),
+            Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
+        }
+        if let Some(item) = self.held.get_mut(key) {
+            item.is_start_policy = true;
+        }
+    }
+
+    /// What resolves hold of the policy to start with, which a server has just
+    /// begun to answer: a long answer begins with updates.
+    fn outdated(&mut self, what: Store, update: &Update) -> Vec<Uri> {
+        if what != Store::Policy || self.start_policy.is_empty() {
+            return Vec::new();
+        }
+        let objects = update
+            .replace
+            .iter()
+            .chain(update.merge_children.iter().flatten());
+        let uris = objects.map(|object| &object.uri);
+        let keys: HashSet<Key> = uris
+            .flat_map(|uri| self.held.holders(what, uri))
+            .cloned()
+            .collect();
+        keys.iter().flat_map(|key| self.take_start_policy(key)).collect()
+    }
+
+    /// The topmost objects that a resolve holds of the policy to start with,
+    /// which it does not any more.
+    fn take_start_policy(&mut self, key: &Key) -> Vec<Uri> {
+        let item = match self.held.get_mut(key) {
+            Some(item) if item.is_start_policy => item,
+            _ => return Vec::new(),
+        };
+        item.is_start_policy = false;
+        let of_target = match key {
+            Key::Resolve(_, _, Target::Uri(uri)) => Some(uri.clone()),
+            _ => None,
+        };
+        of_target.into_iter().chain(item.roots.iter().cloned()).collect()
+    }
+
+    /// A server pushes changes: all of them are carried out, or none.
+    pub(super) fn updated(
+        &mut self,
+        what: Store,
+        updates: Vec<Update>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Box<ErrorResponse>> {
+        let refuse = |text: String| Box::new(ErrorResponse::new(ErrorCode::ERROR, text));
+        let objects = || {
+            updates.iter().flat_map(|update| {
+                update
+                    .replace
+                    .iter()
+                    .chain(update.merge_children.iter().flatten())
+            })
+        };
+        if !self.has_room(what, objects()) {
+            return Err(refuse("too many objects".to_owned()));
+        }
+        let tree = self.tree(what);
+        let mut checks = objects().map(|object| tree.check(object));
+        checks.try_for_each(|check| check.map_err(|error| refuse(error.to_string())))?;
+        for update in updates {
+            let mut delete = self.outdated(what, &update);
+            let replace = self.wanted(what, update.replace);
+            let merge = self.wanted(what, update.merge_children.unwrap_or_default());
+            delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
+            let changes = self.tree_mut(what).update(&delete, replace, merge);
+            let changes = changes.map_err(|error| refuse(error.to_string()))?;
+            self.changed(what, &changes, now, actions);
+        }
+        Ok(())
+    }
+
+    /// Resolves what the objects of a policy refer to.
+    pub(super) fn follow(&mut self, key: &Key, now: Instant, actions: &mut Vec<Action>) {
+        let references = self.references_of(key);
+        self.follow_all(references, now, actions);
+    }
+
+    /// Lets go of what nobody wants any more: resolves without a reference that
+    /// nothing followed refers to, and the objects that only they held.
+    pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
+        self.sweep = None;
+        let mut reached: HashSet<Key> = HashSet::new();
+        let following = self.held.iter().filter(|(_, item)| item.following > 0);
+        let mut stack: Vec<Key> = following.map(|(key, _)| key.clone()).collect();
+        while let Some(key) = stack.pop() {
+            for reference in self.references_of(&key) {
+                let key = key_of(reference);
+                if self.held.get(&key).is_some() && reached.insert(key.clone()) {
+                    stack.push(key);
+                }
+            }
+        }
+        let mut unwanted = Vec::new();
+        let keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
+        self.followed = 0;
+        for key in keys.into_iter().filter(|key| matches!(key, Key::Resolve(..))) {
+            let Some(item) = self.held.get_mut(&key) else {
+                continue;
+            };
+            item.followed = reached.contains(&key);
+            match (item.references, item.followed) {
+                (0, false) => unwanted.push(key),
+                (0, true) => self.followed += 1,
+                _ => {}
+            }
+        }
+        unwanted.sort_unstable();
+        for key in unwanted {
+            self.let_go(&key, actions);
+        }
+    }
+
+    fn let_go(&mut self, key: &Key, actions: &mut Vec<Action>) {
+        let Key::Resolve(what, _, target) = key else {
+            return;
+        };
+        let to = self.pool.ready(&key.role());
+        send(self.held.take_back(key, to), actions);
+        let Some(item) = self.held.drop(key) else {
+            return;
+        };
+        let mut roots = item.roots;
+        if let Target::Uri(uri) = target {
+            roots.insert(uri.clone());
+        }
+        let held = &self.held;
+        let tree = match what {
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.endpoints,
+        };
+        let pruned: Vec<Changes> = roots
+            .iter()
+            .map(|root| tree.prune(root, |uri| held.holders(*what, uri).next().is_some()))
+            .collect();
+        let objects = pruned.iter().flat_map(|changes| self.changes_of(*what, changes));
+        let objects: Vec<_> = objects.collect();
+        if !objects.is_empty() {
+            let what = *what;
+            actions.push(Action::Tell(ElementEvent::Forgotten { what, objects }));
+        }
+    }
+
+    /// Leaves out the objects that nothing held asks for. One that fits an
+    /// identifier that was resolved is asked for, with all that is below it.
+    fn wanted(&mut self, what: Store, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+        if self.held.has_idents(what) {
+            for object in &objects {
+                for ident in self.tree(what).idents_of(object) {
+                    for key in self.held.by_ident(what, &ident, &object.subject) {
+                        self.held.add_root(&key, &object.uri);
+                    }
+                }
+            }
+        }
+        let came = objects.len();
+        let held = &self.held;
+        let is_held = |object: &ManagedObject| held.holders(what, &object.uri).next().is_some();
+        let wanted: Vec<_> = objects.into_iter().filter(is_held).collect();
+        if wanted.len() < came {
+            debug!("{} objects that nobody asked for", came - wanted.len());
+        }
+        wanted
+    }
+
+    fn changed(&mut self, what: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        self.tell_changes(what, changes, actions);
+        if what == Store::Policy {
+            self.follow_changes(changes, now, actions);
+        }
+    }
+
+    fn tell_changes(&self, what: Store, changes: &Changes, actions: &mut Vec<Action>) {
+        if changes.is_empty() {
+            return;
+        }
+        let objects = self.changes_of(what, changes);
+        actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
+    }
+
+    fn changes_of(&self, what: Store, changes: &Changes) -> Vec<ObjectChange> {
+        let tree = self.tree(what);
+        let change = |change: &crate::model::Change| ObjectChange {
+            kind: change.kind,
+            subject: change.subject.clone(),
+            uri: change.uri.clone(),
+            object: tree.get(&change.uri).map(|object| object.to_object()),
+        };
+        changes.iter().map(change).collect()
+    }
+
+    /// Resolves what changed objects refer to, where they are followed, and has
+    /// a look later at what nothing refers to any more.
+    fn follow_changes(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        let mut references = Vec::new();
+        for change in changes {
+            let mut holders = self.held.holders(Store::Policy, &change.uri);
+            let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
+            drop(holders);
+            if !is_followed {
+                continue;
+            }
+            if change.kind != ChangeKind::Created {
+                self.sweep_soon(now);
+            }
+            if let Some(object) = self.policy.get(&change.uri) {
+                let data = object.properties().iter().map(|property| &property.data);
+                references.extend(data.flat_map(Reference::all));
+            }
+        }
+        self.follow_all(references, now, actions);
+    }
+
+    fn follow_all(&mut self, references: Vec<Reference>, now: Instant, actions: &mut Vec<Action>) {
+        // Policy that is already here is followed on at once.
+        let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
+        while let Some(key) = queue.pop_front() {
+            let known = self.held.get(&key).is_some();
+            if !known && self.followed >= self.settings.limits.followed {
+                warn!("{}: not resolved: too many policies refer to others", key.about());
+                continue;
+            }
+            self.held.hold(&key, now);
+            let Some(item) = self.held.get_mut(&key) else {
+                continue;
+            };
+            let followed_on = item.follows();
+            if !item.followed {
+                item.followed = true;
+                self.followed += usize::from(item.references == 0);
+            }
+            if !known {
+                self.bring_start_policy(&key, actions);
+                self.ask_all(&key, now, actions);
+            }
+            if !followed_on {
+                queue.extend(self.references_of(&key).into_iter().map(key_of));
+            }
+        }
+    }
+
+    /// What the objects of a resolve refer to.
+    fn references_of(&self, key: &Key) -> Vec<Reference> {
+        let Key::Resolve(Store::Policy, _, target) = key else {
+            return Vec::new();
+        };
+        let Some(item) = self.held.get(key) else {
+            return Vec::new();
+        };
+        let of_target = match target {
+            Target::Uri(uri) => Some(uri),
+            Target::Ident(_) => None,
+        };
+        let objects = of_target
+            .into_iter()
+            .chain(&item.roots)
+            .flat_map(|root| self.policy.subtree(root));
+        let data = objects
+            .flat_map(|object| object.properties())
+            .map(|property| &property.data);
+        data.flat_map(Reference::all).collect()
+    }
+
+    /// Whether the objects can be taken without going beyond the limit.
+    fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
+        let (tree, most) = (self.tree(what), self.settings.limits.objects);
+        let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
+        tree.len() + coming <= most
+    }
+
+    fn tree_mut(&mut self, what: Store) -> &mut Tree {
+        match what {
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.endpoints,
+        }
+    }
+}
+
+/// The resolve of what a policy refers to.
+fn key_of(reference: Reference) -> Key {
+    Key::Resolve(Store::Policy, reference.subject, Target::Uri(reference.uri))
+}

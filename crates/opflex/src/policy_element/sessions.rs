@@ -1,0 +1,441 @@
+//! Connections: identity, echoes, and what arrives.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{debug, info, warn};
+
+use super::pool::{Need, Verdict};
+use super::{Action, ElementCore, ElementEvent, Health};
+use crate::message::{ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role};
+use crate::peer::{CloseReason, ConnectionId};
+use crate::rpc::{EncodeError, Frame, Id};
+use ssntp_transport::excerpt;
+
+/// The number of the identity among the requests of a connection.
+const IDENTITY_XID: u64 = 1;
+
+impl ElementCore {
+    /// A server that was dialled is connected.
+    pub fn connected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        if !self.pool.connected(connection, &self.settings, now) {
+            return;
+        }
+        self.tell_peer(connection, None, actions);
+        self.echo(connection, 0, now, actions);
+        let identity = self.settings.identity(self.location.as_ref());
+        let id = Id::call(Method::SendIdentity.name(), IDENTITY_XID);
+        send(
+            connection,
+            Request::SendIdentity(Box::new(identity)).to_frame(&id),
+            actions,
+        );
+        self.settle(now, actions);
+    }
+
+    /// A connection ended, or could not be made, for whatever reason. One that
+    /// is unknown, or that the element itself closed, is no error.
+    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        self.lost(connection, None, now, actions);
+        self.settle(now, actions);
+    }
+
+    /// As [`disconnected`](Self::disconnected), where it is known why.
+    pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant, actions: &mut Vec<Action>) {
+        self.lost(connection, Some(CloseReason::Failed(why)), now, actions);
+        self.settle(now, actions);
+    }
+
+    /// Bytes arrived that are no whole message yet: the server is alive, and a
+    /// large message is on its way.
+    pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
+        self.pool.heard(connection, now);
+    }
+
+    /// A message arrived.
+    pub fn message(
+        &mut self,
+        connection: ConnectionId,
+        message: Incoming,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.pool.address(connection).is_none() {
+            return;
+        }
+        self.pool.heard(connection, now);
+        let ready = self.pool.roles(connection).is_some();
+        match message {
+            Incoming::Request { id, request } => {
+                let method = request.method();
+                if ready || method.needs_no_identity() {
+                    self.request(connection, &id, request, now, actions);
+                } else {
+                    self.too_early(connection, &id, Some(method), now, actions);
+                }
+            }
+            Incoming::Refused { id, method, error } => {
+                if ready || method.is_some_and(Method::needs_no_identity) {
+                    send(connection, Frame::failure(&id, &error), actions);
+                } else {
+                    self.too_early(connection, &id, method, now, actions);
+                }
+            }
+            Incoming::Stray { .. } => {}
+            Incoming::Result { id, reply } => match reply {
+                Reply::Echo(_) => {}
+                Reply::SendIdentity(identity) => self.identified(connection, &identity, now, actions),
+                reply if !ready => {
+                    self.close(
+                        connection,
+                        CloseReason::ResponseBeforeIdentity(reply.method()),
+                        now,
+                        actions,
+                    );
+                }
+                reply => self.answer(connection, &id, reply, now, actions),
+            },
+            Incoming::Failure {
+                method: Method::Echo, ..
+            }
+            | Incoming::BadResult {
+                method: Method::Echo, ..
+            } => {}
+            Incoming::Failure {
+                method: Method::SendIdentity,
+                error,
+                ..
+            } => {
+                self.close(connection, CloseReason::IdentityRefused(error), now, actions);
+            }
+            Incoming::BadResult {
+                method: Method::SendIdentity,
+                fault,
+                ..
+            } => {
+                self.close(connection, CloseReason::BadIdentity(fault), now, actions);
+            }
+            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !ready => {
+                self.close(
+                    connection,
+                    CloseReason::ResponseBeforeIdentity(method),
+                    now,
+                    actions,
+                );
+            }
+            Incoming::Failure { id, method, error } => {
+                self.refused(connection, &id, method, error, now, actions)
+            }
+            Incoming::BadResult { method, fault, .. } => {
+                warn!("{connection}: the result of {method} can't be used: {fault}");
+            }
+        }
+        self.settle(now, actions);
+    }
+
+    /// What the servers need without anything arriving.
+    pub(super) fn pool_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while let Some((address, connection, need)) = self.pool.need(&self.settings, now) {
+            match (need, connection) {
+                (Need::Dial, _) => {
+                    if let Some(connection) = self.pool.dial(&address, now) {
+                        actions.push(Action::Dial { connection, address });
+                        self.tell_peer(connection, None, actions);
+                    }
+                }
+                (Need::Echo(number), Some(connection)) => self.echo(connection, number, now, actions),
+                (Need::TooLate, Some(connection)) => {
+                    self.close(connection, CloseReason::IdentityTimeout, now, actions);
+                }
+                (Need::Dead, Some(connection)) => self.close(connection, CloseReason::Silent, now, actions),
+                (_, None) => {}
+            }
+        }
+    }
+
+    /// To be called after everything that happens.
+    pub(super) fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.pool.settle(&self.settings, now);
+        let most = match self.held.alarms() {
+            0 => Health::Healthy,
+            _ => Health::Degraded,
+        };
+        let health = self.pool.health(&self.settings).min(most);
+        if health != self.health {
+            self.health = health;
+            actions.push(Action::Tell(ElementEvent::Health(health)));
+        }
+    }
+
+    fn request(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        request: Request,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let method = request.method();
+        let result = match request {
+            Request::Echo(echo) => return send(connection, Frame::result(id, &echo.answer()), actions),
+            Request::Update(what, updates) => self.updated(what, updates, now, actions),
+            // A request of the wrong direction.
+            _ => Err(ErrorResponse::new(
+                ErrorCode::EUNSUPPORTED,
+                format_args!("a policy element does not take {method}"),
+            )
+            .into()),
+        };
+        match result {
+            Ok(()) if self.settings.acknowledge_updates => {
+                send(connection, Reply::done(method).to_frame(id), actions)
+            }
+            Ok(()) => {}
+            Err(error) => {
+                debug!("{connection}: refused: {error}");
+                send(connection, Frame::failure(id, &error), actions);
+            }
+        }
+    }
+
+    fn too_early(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        method: Option<Method>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
+        send(connection, Frame::failure(id, &error), actions);
+        self.close(
+            connection,
+            CloseReason::RequestBeforeIdentity(method),
+            now,
+            actions,
+        );
+    }
+
+    /// A server told who it is and where the others are.
+    fn identified(
+        &mut self,
+        connection: ConnectionId,
+        identity: &IdentityResult,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.pool.roles(connection).is_some() {
+            // We ask once; a second answer is nothing that we wait for.
+            return;
+        }
+        let address = self.pool.address(connection).unwrap_or_default().to_owned();
+        if let Some(fault) = fault_of(identity, &address) {
+            return self.close(connection, CloseReason::BadIdentity(fault), now, actions);
+        }
+        if let Some(proxies) = identity.proxies()
+            && self.proxies.as_ref() != Some(&proxies)
+        {
+            self.proxies = Some(proxies.clone());
+            actions.push(Action::Tell(ElementEvent::Proxies(proxies)));
+        }
+        if self.settings.require_proxies && self.proxies.is_none() {
+            let fault = "no proxies".to_owned();
+            return self.close(connection, CloseReason::BadIdentity(fault), now, actions);
+        }
+        if let Some(location) = &identity.your_location
+            && self.location.as_ref() != Some(location)
+        {
+            self.location = Some(location.clone());
+            actions.push(Action::Tell(ElementEvent::Location(location.clone())));
+        }
+        let verdict = self.pool.identified(connection, identity);
+        let name = identity.name.as_deref().unwrap_or("without a name");
+        let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
+        info!("{address} is {}, {}", excerpt(name), excerpt(roles.join(" ")));
+        match verdict {
+            Verdict::Parked => {
+                let reason = CloseReason::NotInItsList;
+                info!("{address}: {reason}");
+                actions.push(Action::Close {
+                    connection,
+                    reason: reason.clone(),
+                });
+                self.tell_address(address, Some(reason), actions);
+            }
+            Verdict::Ready => {
+                self.tell_address(address, None, actions);
+                self.ask_one(connection, &identity.my_role, now, actions);
+            }
+        }
+        for (address, connection) in self.pool.learn(&self.settings, now) {
+            let reason = CloseReason::NotListed;
+            if let Some(connection) = connection {
+                self.held.gone(connection);
+                actions.push(Action::Close {
+                    connection,
+                    reason: reason.clone(),
+                });
+            }
+            self.tell_address(address, Some(reason), actions);
+        }
+    }
+
+    /// A request of ours succeeded.
+    fn answer(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        reply: Reply,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let asked = id
+            .xid()
+            .and_then(|xid| Some((xid, self.held.asked(connection, xid)?)));
+        let Some((xid, key)) = asked else {
+            // An unresolve, an undeclare, or an answer that comes too late.
+            return;
+        };
+        let method = reply.method();
+        if method != key.method() {
+            return warn!("{connection}: an answer to {method} has the number of another request");
+        }
+        if let Reply::Resolve(_, objects) = reply {
+            // What is not taken is asked for again, like what is not answered.
+            if self.resolved(&key, objects, now, actions) {
+                self.held.answered(connection, xid);
+            }
+            return;
+        }
+        self.held.answered(connection, xid);
+        if let Some(item) = self.held.get_mut(&key) {
+            item.answered = true;
+        }
+    }
+
+    /// A request of ours failed. It is sent again like one without answer.
+    fn refused(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        method: Method,
+        error: ErrorResponse,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let key = id.xid().and_then(|xid| self.held.asked(connection, xid));
+        let about = key.map_or_else(String::new, |key| key.about());
+        let address = self.pool.address(connection).unwrap_or_default().to_owned();
+        if let Some(more) = self.log.admit(address.clone(), "refused", now) {
+            warn!("{address} refused {method} {about}: {}{more}", excerpt(&error));
+        }
+        actions.push(Action::Tell(ElementEvent::Refused {
+            address,
+            method,
+            about,
+            error,
+        }));
+    }
+
+    fn echo(&self, connection: ConnectionId, number: u64, now: Instant, actions: &mut Vec<Action>) {
+        let id = Id::call(Method::Echo.name(), number);
+        let clock = now.saturating_duration_since(self.start).as_millis();
+        send(
+            connection,
+            Frame::request(&id, Method::Echo.name(), &[clock]),
+            actions,
+        );
+    }
+
+    fn close(
+        &mut self,
+        connection: ConnectionId,
+        reason: CloseReason,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        actions.push(Action::Close {
+            connection,
+            reason: reason.clone(),
+        });
+        self.lost(connection, Some(reason), now, actions);
+    }
+
+    fn lost(
+        &mut self,
+        connection: ConnectionId,
+        reason: Option<CloseReason>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(address) = self.pool.address(connection).map(str::to_owned) {
+            if let Some(reason) = &reason
+                && let Some(more) = self.log.admit(address.clone(), "lost", now)
+            {
+                warn!("{address} ({connection}): {}{more}", excerpt(reason));
+            }
+            self.held.gone(connection);
+            self.pool.failed(connection, &self.settings, now);
+            self.tell_address(address, reason, actions);
+        }
+    }
+
+    fn tell_peer(&self, connection: ConnectionId, reason: Option<CloseReason>, actions: &mut Vec<Action>) {
+        if let Some(address) = self.pool.address(connection) {
+            self.tell_address(address.to_owned(), reason, actions);
+        }
+    }
+
+    fn tell_address(&self, address: String, reason: Option<CloseReason>, actions: &mut Vec<Action>) {
+        let state = self.pool.state(&address);
+        actions.push(Action::Tell(ElementEvent::Peer {
+            address,
+            state,
+            reason,
+        }));
+    }
+}
+
+fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &mut Vec<Action>) {
+    match frame {
+        Ok(frame) => actions.push(Action::Send { connection, frame }),
+        Err(fault) => log::error!("{connection}: nothing was sent: {fault}"),
+    }
+}
+
+/// What makes an identity unusable: an address that can't be dialled, or more
+/// than an element wants to remember of a server. The server's own address is
+/// known to be good, also where it is a Unix socket, to which no other server
+/// may send an element.
+fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
+    const MAX_PEERS: usize = 1024;
+    const MAX_TEXT: usize = 1024;
+
+    let texts = [&identity.your_location, &identity.name, &identity.domain]
+        .into_iter()
+        .flatten();
+    let roles = identity.my_role.iter().map(|role| role.name().len());
+    let addresses = identity.peers.iter().map(|peer| peer.connectivity_info.len());
+    let proxies = identity.proxies();
+    let proxies = proxies.iter().flat_map(|p| [p.v4.len(), p.v6.len(), p.mac.len()]);
+    let longest = texts
+        .map(String::len)
+        .chain(roles)
+        .chain(addresses)
+        .chain(proxies)
+        .max();
+    if identity.peers.len() > MAX_PEERS || identity.my_role.len() > MAX_PEERS || longest > Some(MAX_TEXT) {
+        return Some("too long".to_owned());
+    }
+    let bad = identity
+        .peers
+        .iter()
+        .find(|peer| peer.connectivity_info != own && !is_address(&peer.connectivity_info))?;
+    Some(format!("{:?} is not host:port", bad.connectivity_info))
+}
+
+/// Whether a text is `host:port` with a port that can be dialled.
+fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
+}

@@ -1,0 +1,138 @@
+//! What a policy element is told before it begins.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::message::{Identity, PROTO_VERSION, Role};
+use crate::peer::KeepaliveSettings;
+use crate::rpc::RetryPolicy;
+
+/// How a policy element behaves. With its name, its domain and one server the
+/// defaults work with an unchanged libopflex server.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of the element, its own within the domain. Default `ssntp`.
+    pub name: String,
+    /// The policy domain. Default `default`.
+    pub domain: String,
+    /// The servers to begin with, each `host:port`. Default none.
+    pub peers: Vec<String>,
+    /// Where the element is, if it knows. A server may tell. Default none.
+    pub location: Option<String>,
+    /// What libopflex adds to the identity: the MAC address of the tunnel end
+    /// point and the features. Default no address, `anycastFallback`.
+    pub data: Option<Value>,
+    /// The policy refresh rate: servers tell changes for this long, and what is
+    /// held is asked for again in time. Default 7200 s.
+    pub prr: Duration,
+    /// When a request without answer is sent again. Default as libopflex.
+    pub retry: RetryPolicy,
+    /// How long to wait before dialling a server again. After three failures
+    /// in a row the time doubles with each. Default 1.25 s.
+    pub reconnect: Duration,
+    /// The longest that the wait becomes. Default 20 s.
+    pub reconnect_max: Duration,
+    /// After how many failures in a row a server that only other servers named
+    /// is given up: health does not miss it, and it is forgotten if none of
+    /// those is there. Default 4.
+    pub learned_failures: u32,
+    /// After how many attempts without an answer an alarm is raised. Default 3,
+    /// which is after some seventy seconds.
+    pub alarm_attempts: u32,
+    /// How long connecting may take. Default 30 s.
+    pub dial_timeout: Duration,
+    /// How long a server may take from the connection to its identity. Default
+    /// 45 s.
+    pub identity_timeout: Duration,
+    /// Echoes. Default as libopflex.
+    pub keepalive: KeepaliveSettings,
+    /// Answers updates, as the draft asks. Default false: the server of
+    /// libopflex ends the connection when its `policy_update` is answered.
+    pub acknowledge_updates: bool,
+    /// How long policy is kept after the last reference is gone, in case it is
+    /// wanted again. Default 250 ms.
+    pub linger: Duration,
+    /// Does not use a server that names no proxies while none are known, as
+    /// libopflex in transport mode. Default false.
+    pub require_proxies: bool,
+    /// What servers may make the element keep.
+    pub limits: ElementLimits,
+}
+
+/// What servers may make the element keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ElementLimits {
+    /// Servers that others named; further ones are not dialled. Default 64.
+    pub learned_peers: usize,
+    /// Objects of policy, and as many of endpoints. Default 1,000,000.
+    pub objects: usize,
+    /// Policies that are resolved because others refer to them. Default
+    /// 100,000.
+    pub followed: usize,
+}
+
+impl Default for ElementLimits {
+    fn default() -> Self {
+        Self {
+            learned_peers: 64,
+            objects: 1_000_000,
+            followed: 100_000,
+        }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            name: "ssntp".to_owned(),
+            domain: "default".to_owned(),
+            peers: Vec::new(),
+            location: None,
+            data: Some(json!({"mac": "00:00:00:00:00:00", "features": ["anycastFallback"]})),
+            prr: Duration::from_secs(7200),
+            retry: RetryPolicy::default(),
+            reconnect: Duration::from_millis(1250),
+            reconnect_max: Duration::from_secs(20),
+            learned_failures: 4,
+            alarm_attempts: 3,
+            dial_timeout: Duration::from_secs(30),
+            identity_timeout: Duration::from_secs(45),
+            keepalive: KeepaliveSettings::default(),
+            acknowledge_updates: false,
+            linger: Duration::from_millis(250),
+            require_proxies: false,
+            limits: ElementLimits::default(),
+        }
+    }
+}
+
+impl Settings {
+    /// Settings of an element with this name in this domain, with its first
+    /// servers.
+    pub fn new(
+        name: impl Into<String>,
+        domain: impl Into<String>,
+        peers: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            domain: domain.into(),
+            peers: peers.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The identity, with a location that a server told or that was set here.
+    pub(super) fn identity(&self, location: Option<&String>) -> Identity {
+        Identity {
+            proto_version: Some(PROTO_VERSION.to_owned()),
+            name: Some(self.name.clone()),
+            domain: Some(self.domain.clone()),
+            my_location: location.or(self.location.as_ref()).cloned(),
+            my_role: vec![Role::POLICY_ELEMENT],
+            data: self.data.clone(),
+            extra: serde_json::Map::new(),
+        }
+    }
+}

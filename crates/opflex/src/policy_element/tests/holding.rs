@@ -1,0 +1,644 @@
+//! Resolves, declarations and reports: told, repeated, refreshed, taken back.
+
+use super::super::{ElementLimits, ReferenceId, Store};
+use super::*;
+use crate::message::ErrorCode;
+use crate::model::{ChangeKind, Ident, ManagedObject, Target};
+
+const FIRST: u64 = 1 << 63;
+
+fn resolve(world: &mut World, text: &str) -> ReferenceId {
+    world.act(|element, now, actions| element.resolve_policy("class", uri(text), false, now, actions))
+}
+
+fn follow(world: &mut World, text: &str) -> ReferenceId {
+    world.act(|element, now, actions| element.resolve_policy("class", uri(text), true, now, actions))
+}
+
+fn release(world: &mut World, reference: ReferenceId) {
+    world.element.release(reference, world.now);
+}
+
+fn report(world: &mut World, text: &str, value: i64) {
+    let object = ManagedObject::new("class", uri(text)).with("p", value);
+    world
+        .act(|element, now, actions| element.report(object, now, actions))
+        .unwrap();
+}
+
+fn declare(world: &mut World, text: &str, value: i64) {
+    let object = ManagedObject::new("class", uri(text)).with("p", value);
+    world
+        .act(|element, now, actions| element.declare(vec![object], now, actions))
+        .unwrap();
+}
+
+fn known(world: &World) -> Vec<String> {
+    world
+        .element
+        .policy()
+        .iter()
+        .map(|object| object.uri().to_string())
+        .collect()
+}
+
+/// What the last events said of changed objects.
+fn changed(world: &mut World) -> Vec<(String, ChangeKind)> {
+    let events = std::mem::take(&mut world.events);
+    let changes = events.into_iter().filter_map(|event| match event {
+        ElementEvent::Changed { objects, .. } => Some(objects),
+        _ => None,
+    });
+    changes
+        .flatten()
+        .map(|object| (object.uri.to_string(), object.kind))
+        .collect()
+}
+
+fn sent(method: &str, text: &str) -> (String, String) {
+    (method.to_owned(), text.to_owned())
+}
+
+#[test]
+fn a_resolve_is_sent_once_and_its_result_is_told() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    resolve(&mut world, "/a/");
+    assert_eq!(
+        world.heard(server),
+        [
+            json!({"id": ["policy_resolve", FIRST], "method": "policy_resolve",
+            "params": [{"subject": "class", "policy_uri": "/a/", "prr": 7200}]})
+        ]
+    );
+    let result = json!({"policy": [object("/a/", 1), object("/elsewhere/", 1)]});
+    world.say(
+        server,
+        &json!({"id": ["policy_resolve", FIRST], "result": result}),
+    );
+    assert_eq!(
+        world.events[0],
+        ElementEvent::Resolved {
+            what: Store::Policy,
+            subject: "class".into(),
+            target: uri("/a/").into(),
+            found: true,
+        }
+    );
+    assert_eq!(changed(&mut world), [("/a/".to_owned(), ChangeKind::Created)]);
+    assert_eq!(known(&world), ["/a/"]);
+    let wanted: Vec<_> = world.element.resolves().collect();
+    assert_eq!(
+        (wanted.len(), wanted[0].references, wanted[0].answered),
+        (1, 2, true)
+    );
+}
+
+#[test]
+fn what_was_wanted_before_the_connection_is_sent_once_connected_to_who_takes_it() {
+    let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1", "c:1"]));
+    resolve(&mut world, "/a/");
+    declare(&mut world, "/ep/", 1);
+    report(&mut world, "/stats/", 1);
+    let expected = [
+        ("a:1", "policy_repository", sent("policy_resolve", "/a/")),
+        ("b:1", "endpoint_registry", sent("endpoint_declare", "/ep/")),
+        ("c:1", "observer", sent("state_report", "/stats/")),
+    ];
+    for (address, role, expected) in expected {
+        let connection = world.accept(address, &[role], &["a:1", "b:1", "c:1"]);
+        assert_eq!(world.requests(connection)[1..], [expected]);
+    }
+}
+
+#[test]
+fn everything_is_sent_again_after_a_reconnect_with_new_numbers() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    declare(&mut world, "/ep/", 1);
+    world.serve(server, &[object("/a/", 1)]);
+    world.fail("a:1");
+    world.pass(1.4);
+    let server = world.accept("a:1", &ALL, &["a:1"]);
+    let again: Vec<_> = world.heard(server)[1..]
+        .iter()
+        .map(|message| message["id"][1].as_u64().unwrap())
+        .collect();
+    assert_eq!(again, [FIRST + 2, FIRST + 3]);
+    assert_eq!(known(&world), ["/a/"]);
+}
+
+#[test]
+fn no_answer_and_an_error_are_repeated_alike_with_the_same_number() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    declare(&mut world, "/ep/", 1);
+    let first = world.heard(server);
+    let error = json!({"code": "ERROR", "message": "not now"});
+    world.say(server, &json!({"id": first[0]["id"], "error": error}));
+    assert!(
+        matches!(&world.events[0], ElementEvent::Refused { error, about, .. }
+        if error.code == ErrorCode::ERROR && about == "class /a/")
+    );
+    world.pass(8.9);
+    assert_eq!(world.heard(server), NOTHING);
+    world.pass(2.2);
+    let mut again = world.heard(server);
+    again.sort_by_key(|message| message["id"][1].as_u64());
+    assert_eq!(again, first);
+    world.pass(15.0);
+    assert_eq!(world.heard(server), NOTHING);
+    world.pass(7.0);
+    world.serve(server, &[]);
+    for _ in 0..10 {
+        world.pass(60.0);
+        world.say(server, &json!({"id": ["echo", 1], "result": []}));
+    }
+    assert_eq!(world.heard(server), NOTHING);
+}
+
+#[test]
+fn an_answer_to_another_method_with_the_number_of_a_request_is_none() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    let asked = world.heard(server).pop().unwrap();
+    for method in ["policy_unresolve", "endpoint_resolve", "state_report"] {
+        let answer = json!({"id": [method, asked["id"][1]], "result": {"endpoint": [object("/a/", 1)]}});
+        world.say(server, &answer);
+    }
+    assert!(known(&world).is_empty());
+    world.pass(11.0);
+    assert_eq!(world.requests(server), [sent("policy_resolve", "/a/")]);
+    world.say(
+        server,
+        &json!({"id": asked["id"], "result": {"policy": [object("/a/", 1)]}}),
+    );
+    assert_eq!(known(&world), ["/a/"]);
+}
+
+#[test]
+fn an_endpoint_resolve_is_not_repeated_once_answered() {
+    let (mut world, server) = World::ready(Settings::default());
+    world.act(|element, now, actions| element.resolve_endpoint("class", uri("/ep/"), now, actions));
+    world.serve(server, &[]);
+    world.pass(100.0);
+    assert_eq!(world.heard(server), NOTHING);
+}
+
+#[test]
+fn only_who_did_not_answer_is_asked_again() {
+    let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1"]));
+    let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
+    let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
+    world.heard(a);
+    world.heard(b);
+    resolve(&mut world, "/a/");
+    assert_eq!(world.sent[&a], world.sent[&b]);
+    world.serve(a, &[object("/a/", 1)]);
+    world.heard(b);
+    world.pass(11.1);
+    assert_eq!(world.heard(a), NOTHING);
+    assert_eq!(world.requests(b), [sent("policy_resolve", "/a/")]);
+    world.fail("b:1");
+    world.pass(100.0);
+    assert_eq!(world.heard(a), NOTHING);
+}
+
+#[test]
+fn everything_held_is_refreshed_between_a_third_and_a_half_of_its_time() {
+    let (mut world, server) = World::ready(Settings {
+        prr: Duration::from_secs(15),
+        ..Settings::default()
+    });
+    resolve(&mut world, "/a/");
+    declare(&mut world, "/ep/", 1);
+    report(&mut world, "/stats/", 1);
+    world.serve(server, &[]);
+    world.pass(4.99);
+    assert_eq!(world.heard(server), NOTHING);
+    world.pass(2.52);
+    let mut again = world.requests(server);
+    again.sort();
+    assert_eq!(
+        again,
+        [
+            sent("endpoint_declare", "/ep/"),
+            sent("policy_resolve", "/a/"),
+            sent("state_report", "/stats/")
+        ]
+    );
+}
+
+#[test]
+fn an_empty_answer_takes_nothing_away() {
+    let (mut world, server) = World::ready(Settings {
+        prr: Duration::from_secs(15),
+        ..Settings::default()
+    });
+    resolve(&mut world, "/a/");
+    world.serve(server, &[object("/a/", 1)]);
+    world.pass(7.6);
+    world.serve(server, &[]);
+    assert_eq!(known(&world), ["/a/"]);
+    world.fail("a:1");
+    world.pass(1000.0);
+    assert_eq!(known(&world), ["/a/"]);
+}
+
+#[test]
+fn the_last_release_takes_the_resolve_back_after_a_moment() {
+    let (mut world, server) = World::ready(Settings::default());
+    let (one, two) = (resolve(&mut world, "/a/"), resolve(&mut world, "/a/"));
+    world.serve(server, &[object("/a/", 1), object("/a/b/", 1)]);
+    release(&mut world, one);
+    release(&mut world, one);
+    world.pass(1.0);
+    assert_eq!(world.heard(server), NOTHING);
+    release(&mut world, two);
+    world.pass(0.2);
+    assert_eq!(world.heard(server), NOTHING);
+    world.pass(0.1);
+    assert_eq!(
+        world.heard(server),
+        [
+            json!({"id": ["policy_unresolve", FIRST + 1], "method": "policy_unresolve",
+            "params": [{"subject": "class", "policy_uri": "/a/"}]})
+        ]
+    );
+    world.say(
+        server,
+        &json!({"id": ["policy_unresolve", FIRST + 1], "result": {}}),
+    );
+    assert_eq!((known(&world).len(), world.element.resolves().count()), (0, 0));
+    let update = json!([{"replace": [object("/a/", 2)]}]);
+    assert_eq!(world.ask(server, "policy_update", update), NOTHING);
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn what_is_wanted_again_in_time_is_not_taken_back() {
+    let (mut world, server) = World::ready(Settings::default());
+    let one = resolve(&mut world, "/a/");
+    world.serve(server, &[object("/a/", 1)]);
+    release(&mut world, one);
+    world.pass(0.2);
+    resolve(&mut world, "/a/");
+    world.pass(10.0);
+    assert_eq!(world.heard(server), NOTHING);
+    assert_eq!(known(&world), ["/a/"]);
+}
+
+#[test]
+fn a_policy_inside_a_released_one_stays_when_it_is_wanted_itself() {
+    let (mut world, server) = World::ready(Settings::default());
+    let outer = resolve(&mut world, "/a/");
+    resolve(&mut world, "/a/b/");
+    let under = json!({"subject": "class", "uri": "/a/b/", "parent_uri": "/a/"});
+    world.serve(server, &[object("/a/", 1), under]);
+    release(&mut world, outer);
+    world.pass(1.0);
+    assert_eq!(known(&world), ["/a/b/"]);
+}
+
+#[test]
+fn updates_replace_merge_and_delete_and_are_told() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    let child = |value: i64| {
+        let mut child = object("/a/b/", value);
+        child["parent_uri"] = json!("/a/");
+        child
+    };
+    let mut parent = object("/a/", 1);
+    parent["children"] = json!(["/a/b/"]);
+    world.serve(server, &[parent, child(1)]);
+    changed(&mut world);
+
+    let merge = json!([{"replace": [], "merge_children": [object("/a/", 2)], "delete": []}]);
+    assert_eq!(world.ask(server, "policy_update", merge), NOTHING);
+    assert_eq!(changed(&mut world), [("/a/".to_owned(), ChangeKind::Modified)]);
+    assert_eq!(known(&world).len(), 2);
+
+    world.ask(server, "policy_update", json!([{"replace": [object("/a/", 2)]}]));
+    assert_eq!(changed(&mut world), [("/a/b/".to_owned(), ChangeKind::Deleted)]);
+
+    world.ask(server, "policy_update", json!([{"replace": [child(3)]}]));
+    world.ask(server, "policy_update", json!([{"replace": [child(3)]}]));
+    assert_eq!(changed(&mut world), [("/a/b/".to_owned(), ChangeKind::Created)]);
+
+    world.ask(
+        server,
+        "policy_update",
+        json!([{"delete": [{"subject": "class", "uri": "/a/"}]}]),
+    );
+    let gone = [
+        ("/a/".to_owned(), ChangeKind::Deleted),
+        ("/a/b/".to_owned(), ChangeKind::Deleted),
+    ];
+    assert_eq!(changed(&mut world), gone);
+    // It is wanted all the same, and comes again with an update.
+    world.ask(server, "policy_update", json!([{"replace": [object("/a/", 4)]}]));
+    assert_eq!(known(&world), ["/a/"]);
+}
+
+#[test]
+fn a_faulty_update_is_refused_whole() {
+    let (mut world, server) = World::ready(Settings::default());
+    resolve(&mut world, "/a/");
+    world.serve(server, &[object("/a/", 1)]);
+    changed(&mut world);
+    let mut bad = object("/a/b/", 1);
+    bad["parent_uri"] = json!("/elsewhere/");
+    for update in [
+        json!([{"replace": [object("/a/", 2), bad]}]),
+        json!([{"replace": [object("/a/", 2)]}, {"merge_children": [bad]}]),
+        json!([{"replace": [object("/a/", 2)], "delete": [{"uri": "/a/"}]}]),
+    ] {
+        let answers = world.ask(server, "policy_update", update);
+        assert_eq!(answers[0]["error"]["code"], "ERROR");
+    }
+    assert_eq!(changed(&mut world), []);
+}
+
+#[test]
+fn updates_are_answered_only_when_the_server_is_strict() {
+    let update = json!([{"replace": [], "merge_children": [], "delete": []}]);
+    let (mut world, server) = World::ready(Settings::default());
+    assert_eq!(world.ask(server, "policy_update", update.clone()), NOTHING);
+    let (mut world, server) = World::ready(Settings {
+        acknowledge_updates: true,
+        ..Settings::default()
+    });
+    assert_eq!(world.ask(server, "policy_update", update)[0]["result"], json!({}));
+    assert_eq!(
+        world.ask(server, "endpoint_update", json!([{}]))[0]["result"],
+        json!({})
+    );
+}
+
+#[test]
+fn what_policy_refers_to_is_followed_and_let_go_again() {
+    let (mut world, server) = World::ready(Settings::default());
+    let policy = [
+        object("/a/", reference("/b/")),
+        object("/b/", json!([reference("/c/"), reference("/d/")])),
+        object("/c/", reference("/a/")),
+        object("/d/", 1),
+    ];
+    let top = follow(&mut world, "/a/");
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        seen.extend(
+            world
+                .sent
+                .get(&server)
+                .into_iter()
+                .flatten()
+                .map(|m| m["params"][0]["policy_uri"].clone()),
+        );
+        world.serve(server, &policy);
+    }
+    assert_eq!(seen, ["/a/", "/b/", "/c/", "/d/"]);
+    assert_eq!(world.element.followed, 4 - 1);
+
+    // A reference changes: what it led to goes, what is still reached stays.
+    world.ask(
+        server,
+        "policy_update",
+        json!([{"merge_children": [object("/b/", reference("/c/"))]}]),
+    );
+    world.pass(0.3);
+    assert_eq!(world.requests(server), [sent("policy_unresolve", "/d/")]);
+    assert_eq!(known(&world), ["/a/", "/b/", "/c/"]);
+
+    // The three refer to each other in a circle, and go together.
+    release(&mut world, top);
+    world.pass(0.3);
+    assert_eq!(world.requests(server).len(), 3);
+    assert_eq!((known(&world).len(), world.element.followed), (0, 0));
+}
+
+#[test]
+fn following_can_begin_later_and_goes_only_so_far() {
+    let (mut world, server) = World::ready(Settings {
+        limits: ElementLimits {
+            followed: 1,
+            ..ElementLimits::default()
+        },
+        ..Settings::default()
+    });
+    resolve(&mut world, "/a/");
+    world.serve(
+        server,
+        &[object("/a/", json!([reference("/b/"), reference("/c/")]))],
+    );
+    assert_eq!(world.heard(server), NOTHING);
+    follow(&mut world, "/a/");
+    assert_eq!(world.requests(server).len(), 1);
+}
+
+#[test]
+fn policy_is_resolved_by_identifier() {
+    let (mut world, server) = World::ready(Settings::default());
+    let ident = Ident {
+        context: uri("/s/"),
+        name: "web".into(),
+    };
+    let target: Target = ident.into();
+    let reference =
+        world.act(|element, now, actions| element.resolve_policy("class", target, false, now, actions));
+    let request = world.heard(server).remove(0);
+    assert_eq!(
+        request["params"][0]["policy_ident"],
+        json!({"context": "/s/", "name": "web"})
+    );
+    world.say(server, &json!({"id": request["id"], "result": {"policy": []}}));
+
+    let named = json!({"subject": "class", "uri": "/s/1/", "properties": [{"name": "name", "data": "web"}], "parent_uri": "/s/"});
+    let other = json!({"subject": "class", "uri": "/s/2/", "properties": [{"name": "name", "data": "db"}], "parent_uri": "/s/"});
+    world.ask(server, "policy_update", json!([{"replace": [named, other]}]));
+    world.ask(
+        server,
+        "policy_update",
+        json!([{"replace": [object("/s/1/x/", 1)]}]),
+    );
+    assert_eq!(known(&world), ["/s/1/", "/s/1/x/"]);
+    release(&mut world, reference);
+    world.pass(1.0);
+    assert_eq!(world.heard(server)[0]["params"][0]["policy_ident"]["name"], "web");
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn a_declaration_is_told_when_it_changes_and_taken_back() {
+    let (mut world, server) = World::ready(Settings::default());
+    declare(&mut world, "/ep/", 1);
+    let first = world.heard(server).remove(0);
+    assert_eq!(
+        first["params"],
+        json!([{"endpoint": [{"subject": "class", "uri": "/ep/", "properties": [{"name": "p", "data": 1}],
+            "children": []}], "prr": 7200}])
+    );
+    declare(&mut world, "/ep/", 1);
+    assert_eq!(world.heard(server), NOTHING);
+    declare(&mut world, "/ep/", 2);
+    assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
+    // The answer to the first one is too late to count for the second.
+    world.say(server, &json!({"id": first["id"], "result": {}}));
+    world.pass(11.1);
+    assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
+
+    assert!(world.act(|element, _, actions| element.undeclare(&uri("/ep/"), actions)));
+    assert!(!world.act(|element, _, actions| element.undeclare(&uri("/ep/"), actions)));
+    assert_eq!(world.requests(server), [sent("endpoint_undeclare", "/ep/")]);
+    world.pass(100.0);
+    assert_eq!(world.heard(server), NOTHING);
+}
+
+#[test]
+fn a_report_is_told_until_it_is_withdrawn() {
+    let (mut world, server) = World::ready(Settings {
+        prr: Duration::from_secs(15),
+        ..Settings::default()
+    });
+    report(&mut world, "/stats/", 1);
+    report(&mut world, "/stats/", 2);
+    assert_eq!(world.requests(server).len(), 2);
+    assert!(world.element.withdraw(&uri("/stats/")));
+    assert!(!world.element.withdraw(&uri("/stats/")));
+    world.pass(100.0);
+    assert_eq!(world.heard(server), NOTHING);
+    let bad = ManagedObject::new("class", uri("/a/b/")).under("class", uri("/x/"));
+    assert!(
+        world
+            .act(|element, now, actions| element.report(bad.clone(), now, actions))
+            .is_err()
+    );
+    assert!(
+        world
+            .act(|element, now, actions| element.declare(vec![bad], now, actions))
+            .is_err()
+    );
+}
+
+#[test]
+fn endpoints_are_resolved_updated_and_released() {
+    let (mut world, server) = World::ready(Settings::default());
+    let reference =
+        world.act(|element, now, actions| element.resolve_endpoint("class", uri("/ep/"), now, actions));
+    world.serve(server, &[object("/ep/", 1)]);
+    world.ask(
+        server,
+        "endpoint_update",
+        json!([{"replace": [object("/ep/", 2)], "delete": []}]),
+    );
+    let value = |world: &World| {
+        world
+            .element
+            .endpoints()
+            .get(&uri("/ep/"))
+            .and_then(|ep| ep.property("p"))
+            .cloned()
+    };
+    assert_eq!(value(&world), Some(json!(2)));
+    // Policy and endpoints are kept apart.
+    world.ask(
+        server,
+        "policy_update",
+        json!([{"delete": [{"subject": "class", "uri": "/ep/"}]}]),
+    );
+    assert_eq!(value(&world), Some(json!(2)));
+    world.ask(
+        server,
+        "endpoint_update",
+        json!([{"delete": [{"subject": "class", "uri": "/ep/"}]}]),
+    );
+    assert_eq!(value(&world), None);
+    release(&mut world, reference);
+    world.pass(1.0);
+    assert_eq!(world.requests(server), [sent("endpoint_unresolve", "/ep/")]);
+}
+
+#[test]
+fn a_server_can_send_only_so_much() {
+    let (mut world, server) = World::ready(Settings {
+        limits: ElementLimits {
+            objects: 2,
+            ..ElementLimits::default()
+        },
+        ..Settings::default()
+    });
+    resolve(&mut world, "/a/");
+    world.serve(server, &[object("/a/", 1), object("/a/b/", 1)]);
+    let answers = world.ask(
+        server,
+        "policy_update",
+        json!([{"replace": [object("/a/c/", 1)]}]),
+    );
+    assert_eq!(answers[0]["error"]["code"], "ERROR");
+    world.ask(
+        server,
+        "policy_update",
+        json!([{"merge_children": [object("/a/", 2)]}]),
+    );
+    assert_eq!(known(&world), ["/a/", "/a/b/"]);
+    assert!(world.due() > 0.0);
+}
+
+#[test]
+fn an_answer_without_room_is_told_of_and_asked_for_again() {
+    let mut settings = Settings::default();
+    settings.limits.objects = 1;
+    let (mut world, server) = World::ready(settings);
+    world.act(|element, now, actions| element.resolve_policy("class", uri("/a/"), false, now, actions));
+    let objects = [object("/a/", 1), object("/a/b/", 1)];
+    world.serve(server, &objects);
+    assert!(
+        world
+            .events
+            .iter()
+            .any(|event| matches!(event, ElementEvent::NotTaken { limit: 1, .. }))
+    );
+    assert_eq!((world.element.unanswered(), world.element.policy().len()), (1, 0));
+    world.pass(12.0);
+    world.serve(server, &objects[..1]);
+    assert_eq!((world.element.unanswered(), world.element.policy().len()), (0, 1));
+}
+
+#[test]
+fn what_nobody_answers_raises_an_alarm_once_and_degrades_health_until_it_is_answered() {
+    let (mut world, server) = World::ready(Settings::default());
+    world.act(|element, now, actions| element.resolve_policy("class", uri("/a/"), false, now, actions));
+    let alarms = |world: &World| {
+        let is_alarm = |event: &&ElementEvent| matches!(event, ElementEvent::Unanswered { attempts: 3, .. });
+        world.events.iter().filter(is_alarm).count()
+    };
+    let requests = |world: &mut World| {
+        for _ in 0..100 {
+            world.pass(1.0);
+            world.say(
+                server,
+                &json!({"id": ["echo", 1], "method": "echo", "params": []}),
+            );
+        }
+        world.heard(server)
+    };
+    assert_eq!(
+        (alarms(&world), world.element.health()),
+        (0, crate::policy_element::Health::Healthy)
+    );
+    let sent = requests(&mut world);
+    assert_eq!(
+        (alarms(&world), world.element.health()),
+        (1, crate::policy_element::Health::Degraded)
+    );
+    let again = sent
+        .iter()
+        .rfind(|message| message["method"] == "policy_resolve")
+        .unwrap();
+    world.say(server, &json!({"id": again["id"], "result": {"policy": []}}));
+    assert_eq!(
+        (alarms(&world), world.element.health()),
+        (1, crate::policy_element::Health::Healthy)
+    );
+}

@@ -1,0 +1,231 @@
+//! Conversations with a policy element: bytes in, bytes out, time by hand.
+
+mod holding;
+mod servers;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use serde_json::{Value, json};
+
+use super::{Action, ElementCore, ElementEvent, Settings};
+use crate::message::Decoder;
+use crate::model::Uri;
+use crate::peer::{CloseReason, ConnectionId};
+
+/// No message at all.
+const NOTHING: [Value; 0] = [];
+
+/// An element, and servers that say what the test says.
+struct World {
+    element: ElementCore,
+    start: Instant,
+    now: Instant,
+    /// Connections that are or were, by number, with their addresses.
+    dialled: BTreeMap<ConnectionId, String>,
+    sent: HashMap<ConnectionId, Vec<Value>>,
+    closed: HashMap<ConnectionId, CloseReason>,
+    events: Vec<ElementEvent>,
+}
+
+impl World {
+    #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
+    fn new(settings: Settings) -> Self {
+        let now = Instant::now();
+        let mut world = Self {
+            element: ElementCore::new(settings, 1, now),
+            start: now,
+            now,
+            dialled: BTreeMap::new(),
+            sent: HashMap::new(),
+            closed: HashMap::new(),
+            events: Vec::new(),
+        };
+        world.pass(0.0);
+        world
+    }
+
+    /// An element with one server, which is ready and has all roles.
+    fn ready(settings: Settings) -> (Self, ConnectionId) {
+        let mut world = Self::new(Settings {
+            peers: vec!["a:1".to_owned()],
+            ..settings
+        });
+        let server = world.accept("a:1", &ALL, &["a:1"]);
+        world.heard(server);
+        world.events.clear();
+        (world, server)
+    }
+
+    /// The newest attempt to dial an address, if it is still going on.
+    fn dialling(&self, address: &str) -> Option<ConnectionId> {
+        let (connection, _) = self
+            .dialled
+            .iter()
+            .rev()
+            .find(|(_, dialled)| *dialled == address)?;
+        (self.element.pool.address(*connection)? == address).then_some(*connection)
+    }
+
+    /// Lets a server accept the connection and tell its identity.
+    fn accept(&mut self, address: &str, roles: &[&str], peers: &[&str]) -> ConnectionId {
+        let connection = self.dialling(address).unwrap();
+        self.act(|element, now, actions| element.connected(connection, now, actions));
+        self.identify(connection, roles, peers);
+        connection
+    }
+
+    fn identify(&mut self, connection: ConnectionId, roles: &[&str], peers: &[&str]) {
+        let peers: Vec<_> = peers
+            .iter()
+            .map(|peer| json!({"role": ALL, "connectivity_info": peer}))
+            .collect();
+        let result = json!({"name": "server", "domain": "default", "my_role": roles, "peers": peers});
+        self.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
+    }
+
+    /// Refuses the newest attempt to dial an address, or ends the connection.
+    fn fail(&mut self, address: &str) {
+        let connection = self.dialling(address).unwrap();
+        self.act(|element, now, actions| element.disconnected(connection, now, actions));
+    }
+
+    /// A server says something.
+    fn say(&mut self, connection: ConnectionId, text: &Value) {
+        let mut messages = Vec::new();
+        let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
+        let mut decoder = Decoder::new(Default::default(), Default::default());
+        decoder.decode(&mut buffer, &mut messages).unwrap();
+        for message in messages {
+            self.act(|element, now, actions| element.message(connection, message, now, actions));
+        }
+    }
+
+    /// A server asks something; the answers.
+    fn ask(&mut self, connection: ConnectionId, method: &str, params: Value) -> Vec<Value> {
+        self.say(
+            connection,
+            &json!({"id": [method, 1], "method": method, "params": params}),
+        );
+        self.heard(connection)
+            .into_iter()
+            .filter(|message| message.get("method").is_none())
+            .collect()
+    }
+
+    /// What was sent on a connection since it was asked last, echoes left out.
+    fn heard(&mut self, connection: ConnectionId) -> Vec<Value> {
+        let all = self.sent.remove(&connection).unwrap_or_default();
+        all.into_iter()
+            .filter(|message| message["method"] != "echo")
+            .collect()
+    }
+
+    /// The methods and the first element of the parameters of what was sent.
+    fn requests(&mut self, connection: ConnectionId) -> Vec<(String, String)> {
+        let heard = self.heard(connection);
+        let name = |message: &Value| message["method"].as_str().unwrap_or("answer").to_owned();
+        let about = |message: &Value| {
+            let first = &message["params"][0];
+            let object = first["endpoint"]
+                .get(0)
+                .or(first["observable"].get(0))
+                .map(|object| &object["uri"]);
+            let uri = object.unwrap_or_else(|| first.get("policy_uri").unwrap_or(&first["endpoint_uri"]));
+            uri.as_str().unwrap_or_default().to_owned()
+        };
+        heard
+            .iter()
+            .map(|message| (name(message), about(message)))
+            .collect()
+    }
+
+    /// Answers all resolves that were sent on a connection, each with the
+    /// objects that the test has under its URI.
+    fn serve(&mut self, connection: ConnectionId, policy: &[Value]) {
+        for request in self.heard(connection) {
+            let method = request["method"].as_str().unwrap();
+            let result = match method {
+                "policy_resolve" | "endpoint_resolve" => {
+                    let first = &request["params"][0];
+                    let wanted = first
+                        .get("policy_uri")
+                        .or(first.get("endpoint_uri"))
+                        .unwrap()
+                        .as_str()
+                        .unwrap();
+                    let below = policy
+                        .iter()
+                        .filter(|object| object["uri"].as_str().unwrap().starts_with(wanted));
+                    let list: Vec<_> = below.collect();
+                    if method == "policy_resolve" {
+                        json!({"policy": list})
+                    } else {
+                        json!({"endpoint": list})
+                    }
+                }
+                _ => json!({}),
+            };
+            self.say(connection, &json!({"id": request["id"], "result": result}));
+        }
+    }
+
+    /// Lets time pass, with everything that falls due.
+    fn pass(&mut self, seconds: f64) {
+        let end = self.now + Duration::from_secs_f64(seconds);
+        while let Some(due) = self.element.next_deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.act(|element, now, actions| element.tick(now, actions));
+        }
+        self.now = end;
+    }
+
+    /// Seconds since the beginning at which something falls due.
+    fn due(&self) -> f64 {
+        (self.element.next_deadline().unwrap() - self.start).as_secs_f64()
+    }
+
+    fn act<T>(&mut self, call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<Action>) -> T) -> T {
+        let mut actions = Vec::new();
+        let result = call(&mut self.element, self.now, &mut actions);
+        for action in actions {
+            match action {
+                Action::Dial { connection, address } => {
+                    assert!(
+                        self.dialled.insert(connection, address).is_none(),
+                        "a number was used twice"
+                    );
+                }
+                Action::Send { connection, frame } => {
+                    assert!(
+                        !self.closed.contains_key(&connection),
+                        "sent on a closed connection"
+                    );
+                    let message = serde_json::from_slice(&frame[..frame.len() - 1]).unwrap();
+                    self.sent.entry(connection).or_default().push(message);
+                }
+                Action::Close { connection, reason } => {
+                    assert!(self.closed.insert(connection, reason).is_none());
+                }
+                Action::Tell(event) => self.events.push(event),
+            }
+        }
+        result
+    }
+}
+
+const ALL: [&str; 3] = ["policy_repository", "endpoint_registry", "observer"];
+
+fn uri(text: &str) -> Uri {
+    text.parse().unwrap()
+}
+
+fn object(text: &str, value: impl Into<Value>) -> Value {
+    let value: Value = value.into();
+    json!({"subject": "class", "uri": text, "properties": [{"name": "p", "data": value}], "children": []})
+}
+
+fn reference(text: &str) -> Value {
+    json!({"subject": "class", "reference_uri": text})
+}

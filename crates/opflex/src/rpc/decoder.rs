@@ -1,0 +1,336 @@
+//! Bytes to messages, over any split of the stream.
+
+use bytes::{Buf, BytesMut};
+
+use super::scanner::{Scanner, Stop};
+use super::{Error, Message};
+
+/// How messages stand one behind the other in the stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Framing {
+    /// Each text ends with one NUL byte, as libopflex writes and reads. Empty
+    /// and blank frames are skipped.
+    #[default]
+    Nul,
+    /// A text ends where its outermost bracket closes; blanks and NUL bytes
+    /// between texts are skipped. Reads everything that [`Framing::Nul`] reads
+    /// as long as it is well-formed.
+    Concatenated,
+}
+
+/// What one message may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one message without its NUL. Default 64 MiB.
+    pub message: usize,
+    /// Brackets that may be open at once, at most 100. Default 64; the deepest
+    /// message of libopflex has 8.
+    pub nesting: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message: 64 << 20,
+            nesting: 64,
+        }
+    }
+}
+
+/// The reader of JSON uses the stack for each level and gives up at 128.
+const MAX_NESTING: usize = 100;
+
+/// Takes complete messages from the front of a buffer.
+///
+/// The transport appends what it read and calls [`decode`](Self::decode); what
+/// stays in the buffer is the beginning of a message. Each byte is looked at
+/// once, however small the pieces are, and both limits are checked the moment
+/// the byte too many is there.
+///
+/// ```
+/// use bytes::BytesMut;
+/// use ssntp_opflex::rpc::Decoder;
+///
+/// let mut decoder = Decoder::new(Default::default(), Default::default());
+/// let mut buffer = BytesMut::from(&b"{\"id\":1,\"method\":\"echo\"}\0{\"id\":2,"[..]);
+/// let mut messages = Vec::new();
+/// decoder.decode(&mut buffer, &mut messages)?;
+/// assert_eq!(messages.len(), 1);
+/// assert_eq!(&buffer[..], b"{\"id\":2,");
+/// # Ok::<(), ssntp_opflex::rpc::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Decoder {
+    framing: Framing,
+    limits: Limits,
+    scanner: Scanner,
+    /// Bytes of the buffer that the scanner has seen.
+    scanned: usize,
+    /// Why the stream ended; a decoder does not recover.
+    failed: Option<Error>,
+}
+
+impl Decoder {
+    /// A decoder for one stream.
+    pub fn new(framing: Framing, limits: Limits) -> Self {
+        let mut decoder = Self {
+            framing,
+            limits,
+            scanner: Scanner::default(),
+            scanned: 0,
+            failed: None,
+        };
+        decoder.set_limits(limits);
+        decoder
+    }
+
+    /// Takes the complete messages off the front of `buffer` and appends them
+    /// to `out`. Too few bytes are no error: nothing is appended.
+    ///
+    /// With an error, `out` has the messages that came before the bad one; the
+    /// connection is to be closed, and every further call answers the same.
+    pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Message>) -> Result<(), Error> {
+        while let Some(message) = self.decode_one(buffer)? {
+            out.push(message);
+        }
+        Ok(())
+    }
+
+    /// Takes one message off the front of `buffer`, if a complete one is there.
+    pub fn decode_one(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let result = self.take(buffer);
+        if let Err(error) = &result {
+            self.failed = Some(error.clone());
+        }
+        result
+    }
+
+    /// Sets other limits from the next message on, or from what is still to
+    /// come of one that has begun.
+    pub fn set_limits(&mut self, limits: Limits) {
+        let nesting = limits.nesting.min(MAX_NESTING);
+        self.limits = Limits { nesting, ..limits };
+    }
+
+    /// What the end of the stream means: an error when a message is unfinished.
+    pub fn end(&self, buffer: &BytesMut) -> Result<(), Error> {
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None if buffer.iter().all(|byte| is_blank(*byte)) => Ok(()),
+            None => Err(Error::Truncated),
+        }
+    }
+
+    fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
+        if self.scanned == 0 && !skip_to_text(buffer)? {
+            return Ok(None);
+        }
+        let Some(end) = self.find_end(buffer)? else {
+            return Ok(None);
+        };
+        let text = buffer.split_to(end).freeze();
+        self.scanner.restart();
+        self.scanned = 0;
+        Message::parse(&text).map(Some)
+    }
+
+    /// The length of the text at the front of the buffer, once it is complete.
+    fn find_end(&mut self, buffer: &BytesMut) -> Result<Option<usize>, Error> {
+        let Limits { message, nesting } = self.limits;
+        let mut end = None;
+        while end.is_none() && self.scanned < buffer.len() {
+            match self.scanner.scan(&buffer[self.scanned..], nesting) {
+                None => self.scanned = buffer.len(),
+                Some(Stop::TooDeep(_)) => return Err(Error::TooDeep { limit: nesting }),
+                Some(Stop::Nul(at)) => {
+                    self.scanned += at + 1;
+                    end = Some(self.scanned - 1);
+                }
+                Some(Stop::Closed(at)) => {
+                    self.scanned += at + 1;
+                    // With NUL framing, what stands before the NUL is still
+                    // part of the frame: blanks, or a second text to refuse.
+                    if self.framing == Framing::Concatenated {
+                        end = Some(self.scanned);
+                    }
+                }
+            }
+        }
+        if end.unwrap_or(self.scanned) > message {
+            return Err(Error::TooLong { limit: message });
+        }
+        Ok(end)
+    }
+}
+
+/// Drops blanks and NUL bytes before a text. True when a text begins.
+fn skip_to_text(buffer: &mut BytesMut) -> Result<bool, Error> {
+    let blanks = buffer.iter().take_while(|byte| is_blank(**byte)).count();
+    buffer.advance(blanks);
+    match buffer.first() {
+        None => Ok(false),
+        Some(b'{') => Ok(true),
+        Some(first) => Err(Error::NotAnObject { first: *first }),
+    }
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rpc::Id;
+
+    fn decoder(framing: Framing, message: usize) -> Decoder {
+        Decoder::new(framing, Limits { message, nesting: 8 })
+    }
+
+    /// Feeds the stream in pieces of the given sizes, the last one repeated.
+    fn feed(decoder: &mut Decoder, stream: &[u8], sizes: &[usize]) -> (Vec<Message>, Result<(), Error>) {
+        let mut buffer = BytesMut::new();
+        let mut out = Vec::new();
+        let mut rest = stream;
+        let mut sizes = sizes
+            .iter()
+            .copied()
+            .chain(std::iter::repeat(*sizes.last().unwrap()));
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(sizes.next().unwrap().clamp(1, rest.len()));
+            buffer.extend_from_slice(piece);
+            if let Err(error) = decoder.decode(&mut buffer, &mut out) {
+                return (out, Err(error));
+            }
+            rest = after;
+        }
+        (out, decoder.end(&buffer))
+    }
+
+    fn whole(framing: Framing, stream: &[u8]) -> (Vec<Message>, Result<(), Error>) {
+        feed(&mut decoder(framing, 1000), stream, &[stream.len()])
+    }
+
+    #[test]
+    fn frames_blank_frames_and_blanks_around_texts() {
+        let stream = b"\0\0 \n\0 {\"id\":1,\"method\":\"a\"} \r\n\0{\"id\":[\"a\",1],\"result\":[]}\0";
+        for framing in [Framing::Nul, Framing::Concatenated] {
+            let (messages, result) = whole(framing, stream);
+            assert_eq!(result, Ok(()));
+            assert_eq!(messages.len(), 2);
+            assert_eq!(messages[1].id(), &Id::call("a", 1));
+        }
+    }
+
+    #[test]
+    fn texts_without_nul_need_the_option() {
+        let stream = br#"{"id":1,"method":"a"}{"id":2,"method":"b"} {"id":3,"method":"c"}"#;
+        let (messages, result) = whole(Framing::Concatenated, stream);
+        assert_eq!((messages.len(), result), (3, Ok(())));
+
+        let (messages, result) = whole(Framing::Nul, stream);
+        assert_eq!((messages.len(), result), (0, Err(Error::Truncated)));
+
+        let closed = [&stream[..], b"\0"].concat();
+        let (messages, result) = whole(Framing::Nul, &closed);
+        assert_eq!(messages.len(), 0);
+        assert!(matches!(result, Err(Error::Syntax(_))));
+    }
+
+    #[test]
+    fn another_protocol_is_refused_at_its_first_byte() {
+        for stream in [&b"GET / HTTP/1.1"[..], b"[1]\0", b"7\0", b"\x16\x03\x01"] {
+            let (_, result) = whole(Framing::Nul, stream);
+            assert_eq!(result, Err(Error::NotAnObject { first: stream[0] }));
+        }
+    }
+
+    #[test]
+    fn a_message_may_be_as_long_as_the_limit_and_no_longer() {
+        let text = br#"{"id":1,"method":"a"}"#;
+        let stream = [&text[..], b"\0"].concat();
+        for size in [1, 5, 100] {
+            let (messages, result) = feed(&mut decoder(Framing::Nul, text.len()), &stream, &[size]);
+            assert_eq!((messages.len(), result), (1, Ok(())));
+            let limit = text.len() - 1;
+            let (messages, result) = feed(&mut decoder(Framing::Nul, limit), &stream, &[size]);
+            assert_eq!((messages.len(), result), (0, Err(Error::TooLong { limit })));
+        }
+    }
+
+    #[test]
+    fn the_limit_does_not_wait_for_the_end_of_the_message() {
+        let mut buffer = BytesMut::from(&b"{\"id\":\""[..]);
+        let mut decoder = decoder(Framing::Nul, 100);
+        buffer.extend_from_slice(&[b'x'; 100]);
+        let error = Err(Error::TooLong { limit: 100 });
+        assert_eq!(decoder.decode(&mut buffer, &mut Vec::new()), error);
+        assert_eq!(decoder.decode(&mut BytesMut::new(), &mut Vec::new()), error);
+    }
+
+    #[test]
+    fn blanks_without_end_need_no_memory() {
+        let mut decoder = decoder(Framing::Nul, 100);
+        let mut buffer = BytesMut::new();
+        for _ in 0..1000 {
+            buffer.extend_from_slice(&[b' '; 1000]);
+            decoder.decode(&mut buffer, &mut Vec::new()).unwrap();
+            assert!(buffer.is_empty());
+        }
+    }
+
+    #[test]
+    fn nesting_is_limited_while_it_arrives() {
+        let mut stream = br#"{"id":1,"method":"a","params":"#.to_vec();
+        stream.extend_from_slice(&[b'['; 8]);
+        let (_, result) = feed(&mut decoder(Framing::Nul, 1000), &stream, &[1]);
+        assert_eq!(result, Err(Error::TooDeep { limit: 8 }));
+    }
+
+    #[test]
+    fn messages_before_the_bad_one_are_delivered() {
+        let stream = b"{\"id\":1,\"method\":\"a\"}\0{\"method\":\"a\"}\0";
+        let (messages, result) = whole(Framing::Nul, stream);
+        assert_eq!((messages.len(), result), (1, Err(Error::NoId)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_messages(
+            texts in prop::collection::vec("[ -~é]{0,20}", 1..5),
+            sizes in prop::collection::vec(1usize..30, 1..10),
+            concatenated: bool,
+        ) {
+            let framing = if concatenated { Framing::Concatenated } else { Framing::Nul };
+            let mut stream = Vec::new();
+            for (n, text) in texts.iter().enumerate() {
+                let message = serde_json::json!({"id": [text, n], "method": text, "params": [{"a": text}]});
+                stream.extend_from_slice(message.to_string().as_bytes());
+                stream.push(0);
+            }
+            let expected = whole(framing, &stream);
+            prop_assert_eq!(expected.0.len(), texts.len());
+            prop_assert_eq!(feed(&mut decoder(framing, 1000), &stream, &sizes), expected);
+        }
+
+        #[test]
+        fn random_bytes_never_panic(
+            stream in prop::collection::vec(prop_oneof![
+                any::<u8>(),
+                prop::sample::select(&b"{}[]\"\\,:0ain\0 "[..]),
+            ], 0..300),
+            sizes in prop::collection::vec(1usize..30, 1..10),
+        ) {
+            for framing in [Framing::Nul, Framing::Concatenated] {
+                let once = feed(&mut decoder(framing, 100), &stream, &[300]);
+                let split = feed(&mut decoder(framing, 100), &stream, &sizes);
+                prop_assert_eq!(once, split);
+            }
+        }
+    }
+}

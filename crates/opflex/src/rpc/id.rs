@@ -1,0 +1,120 @@
+//! Request identifiers.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde_json::Value;
+
+/// The `id` of a request: any JSON value, kept as the characters that arrived.
+///
+/// A responder returns it untouched, so nothing of it may be lost: numbers
+/// beyond 2^63 are normal here, and a null is an id like any other. libopflex
+/// makes its ids as `["method", number]` and chooses the handler of a response
+/// by the method in it; [`Id::call`] makes that form and [`Id::method`] and
+/// [`Id::xid`] read it.
+///
+/// ```
+/// use ssntp_opflex::rpc::Id;
+///
+/// let id = Id::call("policy_resolve", 1 << 63);
+/// assert_eq!(id.to_string(), r#"["policy_resolve",9223372036854775808]"#);
+/// assert_eq!(id.method().as_deref(), Some("policy_resolve"));
+/// assert_eq!(id.xid(), Some(9_223_372_036_854_775_808));
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Id(Bytes);
+
+impl Id {
+    /// The id `[method, xid]`, which libopflex asks for in a response to it.
+    pub fn call(method: &str, xid: u64) -> Self {
+        Self(Bytes::from(format!("[{},{xid}]", Value::from(method))))
+    }
+
+    /// The id with this JSON text, which the caller has checked.
+    pub(super) fn from_text(text: Bytes) -> Self {
+        Self(text)
+    }
+
+    /// The JSON text, without blanks around it.
+    pub fn as_json(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The id as a JSON value. Numbers that fit neither 64-bit integers nor a
+    /// double become null here, though they return to their sender unharmed.
+    pub fn to_value(&self) -> Value {
+        serde_json::from_slice(&self.0).unwrap_or(Value::Null)
+    }
+
+    /// The method, where the id is an array that begins with a string.
+    pub fn method(&self) -> Option<String> {
+        match self.to_value() {
+            Value::Array(parts) => match parts.into_iter().next() {
+                Some(Value::String(method)) => Some(method),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The number, where the id is an array whose second element is one that
+    /// fits 64 bits without sign.
+    pub fn xid(&self) -> Option<u64> {
+        self.to_value().get(1).and_then(Value::as_u64)
+    }
+
+    /// Whether the id is an array, the only form that libopflex takes in a
+    /// response.
+    pub fn is_array(&self) -> bool {
+        self.0.first() == Some(&b'[')
+    }
+}
+
+impl From<&Value> for Id {
+    fn from(value: &Value) -> Self {
+        Self(Bytes::from(value.to_string()))
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Id({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_the_array_form_names_a_method() {
+        for (value, method, xid) in [
+            (json!(["echo", 0]), Some("echo"), Some(0)),
+            (json!(["echo"]), Some("echo"), None),
+            (json!(["echo", -1]), Some("echo"), None),
+            (json!(["echo", 1.5]), Some("echo"), None),
+            (json!(["echo", u64::MAX, "more"]), Some("echo"), Some(u64::MAX)),
+            (json!([1, "echo"]), None, None),
+            (json!([]), None, None),
+            (json!(null), None, None),
+            (json!({"0": "echo"}), None, None),
+        ] {
+            let id = Id::from(&value);
+            assert_eq!(id.method().as_deref(), method, "{value}");
+            assert_eq!(id.xid(), xid, "{value}");
+            assert_eq!(id.is_array(), value.is_array());
+        }
+    }
+
+    #[test]
+    fn a_method_is_escaped() {
+        assert_eq!(Id::call("a\"b", 1).to_value(), json!(["a\"b", 1]));
+    }
+}

@@ -1,0 +1,201 @@
+//! Requests that wait for their answer.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::{Random, RetryPolicy};
+use crate::deadlines::{Deadlines, after};
+
+/// A request that got no answer in time.
+#[derive(Debug)]
+pub struct Due<'a, V> {
+    /// The number that it was sent with, and is to be sent with again: an
+    /// answer to any of the attempts is an answer.
+    pub xid: u64,
+    /// How often it has been sent before.
+    pub attempts: u32,
+    /// What the caller keeps with it.
+    pub value: &'a mut V,
+}
+
+#[derive(Debug)]
+struct Call<V> {
+    value: V,
+    attempts: u32,
+    cap: Duration,
+}
+
+/// Requests by their number, each with the time of its next attempt.
+///
+/// Time is passed in, and the spread of the delays comes from a seed: the same
+/// calls at the same times give the same deadlines. Numbers are never reused.
+///
+/// Threads: plain data for one owner.
+#[derive(Debug)]
+pub struct Pending<V> {
+    policy: RetryPolicy,
+    random: Random,
+    next_xid: u64,
+    calls: HashMap<u64, Call<V>>,
+    deadlines: Deadlines<u64>,
+}
+
+impl<V> Pending<V> {
+    /// An empty table whose first request gets the number `first_xid`.
+    pub fn new(policy: RetryPolicy, first_xid: u64, random: Random) -> Self {
+        Self {
+            policy,
+            random,
+            next_xid: first_xid,
+            calls: HashMap::new(),
+            deadlines: Deadlines::default(),
+        }
+    }
+
+    /// A number for a request that nobody waits for.
+    pub fn number(&mut self) -> u64 {
+        let xid = self.next_xid;
+        self.next_xid = self.next_xid.wrapping_add(1);
+        xid
+    }
+
+    /// Enters a request that is sent at `now` for the first time, and returns
+    /// its number. No delay before a repetition is longer than `cap`.
+    pub fn begin(&mut self, value: V, cap: Duration, now: Instant) -> u64 {
+        let xid = self.number();
+        let delay = self.policy.delay(0, cap, &mut self.random);
+        self.deadlines.set(xid, after(now, delay));
+        self.calls.insert(
+            xid,
+            Call {
+                value,
+                attempts: 1,
+                cap,
+            },
+        );
+        xid
+    }
+
+    /// Takes out a request: it is answered, or nobody waits any more. `None`
+    /// for a number that is not in the table.
+    pub fn end(&mut self, xid: u64) -> Option<V> {
+        self.deadlines.clear(&xid);
+        self.calls.remove(&xid).map(|call| call.value)
+    }
+
+    /// What the caller keeps with a request.
+    pub fn value_mut(&mut self, xid: u64) -> Option<&mut V> {
+        self.calls.get_mut(&xid).map(|call| &mut call.value)
+    }
+
+    /// Takes out every request that the caller does not want to keep.
+    pub fn retain(&mut self, mut keep: impl FnMut(u64, &mut V) -> bool) {
+        let deadlines = &mut self.deadlines;
+        self.calls.retain(|xid, call| {
+            let kept = keep(*xid, &mut call.value);
+            if !kept {
+                deadlines.clear(xid);
+            }
+            kept
+        });
+    }
+
+    /// The next request to be sent again, its next deadline already set.
+    /// To be called until it returns `None`.
+    pub fn due(&mut self, now: Instant) -> Option<Due<'_, V>> {
+        let xid = self.deadlines.pop(now)?;
+        let call = self.calls.get_mut(&xid)?;
+        let attempts = call.attempts;
+        let delay = self.policy.delay(attempts, call.cap, &mut self.random);
+        self.deadlines.set(xid, after(now, delay));
+        call.attempts = attempts.saturating_add(1);
+        Some(Due {
+            xid,
+            attempts,
+            value: &mut call.value,
+        })
+    }
+
+    /// When [`due`](Self::due) has something to say next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// How many requests wait.
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Whether no request waits.
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "some instant to count from")]
+mod tests {
+    use super::*;
+
+    const CAP: Duration = Duration::from_secs(3600);
+
+    fn table() -> Pending<&'static str> {
+        Pending::new(RetryPolicy::default(), 1 << 63, Random::new(1))
+    }
+
+    #[test]
+    fn numbers_begin_where_libopflex_begins_and_are_not_reused() {
+        let mut table = table();
+        let now = Instant::now();
+        let first = table.begin("a", CAP, now);
+        assert_eq!(first, 9_223_372_036_854_775_808);
+        assert_eq!(table.end(first), Some("a"));
+        assert_eq!(table.end(first), None);
+        assert_eq!(table.number(), first + 1);
+        assert_eq!(table.begin("b", CAP, now), first + 2);
+    }
+
+    #[test]
+    fn an_unanswered_request_is_due_again_and_again() {
+        let mut table = table();
+        let start = Instant::now();
+        let xid = table.begin("a", CAP, start);
+        let mut now = start;
+        for (attempts, middle) in [(1, 10.0), (2, 20.0), (3, 40.0)] {
+            let deadline = table.next_deadline().unwrap();
+            let waited = (deadline - now).as_secs_f64();
+            assert!((middle * 0.9..=middle * 1.1).contains(&waited), "{waited}");
+            assert!(table.due(deadline - Duration::from_millis(1)).is_none());
+            let due = table.due(deadline).unwrap();
+            assert_eq!((due.xid, due.attempts, *due.value), (xid, attempts, "a"));
+            assert!(table.due(deadline).is_none());
+            now = deadline;
+        }
+    }
+
+    #[test]
+    fn an_answered_request_is_never_due() {
+        let mut table = table();
+        let now = Instant::now();
+        let xid = table.begin("a", CAP, now);
+        *table.value_mut(xid).unwrap() = "b";
+        assert_eq!((table.len(), table.end(xid)), (1, Some("b")));
+        assert_eq!(table.next_deadline(), None);
+        assert!(table.due(now + CAP).is_none());
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn requests_can_be_taken_out_together() {
+        let mut table = table();
+        let now = Instant::now();
+        table.begin("a", CAP, now);
+        let kept = table.begin("b", CAP, now);
+        table.retain(|_, value| *value == "b");
+        assert_eq!(
+            (table.len(), table.due(now + CAP).map(|due| due.xid)),
+            (1, Some(kept))
+        );
+        assert!(table.due(now + CAP).is_none());
+    }
+}

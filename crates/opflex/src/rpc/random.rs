@@ -1,0 +1,61 @@
+//! Spread for delays, from a seed.
+
+use std::time::Duration;
+
+use crate::deadlines::LONGEST;
+
+/// A sequence of numbers that looks random and is the same for the same seed
+/// (splitmix64). It spreads delays so that many peers do not ask at the same
+/// moment; it is not for secrets.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The sequence of a seed. A test gives a constant, a program something
+    /// that differs from process to process.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A duration that is at least `low` and at most `high`.
+    pub fn between(&mut self, low: Duration, high: Duration) -> Duration {
+        let span = high.saturating_sub(low).min(LONGEST);
+        // 32 bits of position are finer than any delay needs.
+        low + span.mul_f64(f64::from((self.bits() >> 32) as u32) / f64::from(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_sequence_and_another_a_different_one() {
+        let draw = |seed| {
+            let mut random = Random::new(seed);
+            [random.bits(), random.bits(), random.bits()]
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+
+    #[test]
+    fn durations_stay_in_their_range_and_fill_it() {
+        let (low, high) = (Duration::from_secs(2400), Duration::from_secs(3600));
+        let mut random = Random::new(7);
+        let drawn: Vec<_> = (0..1000).map(|_| random.between(low, high)).collect();
+        assert!(drawn.iter().all(|d| *d >= low && *d <= high));
+        assert!(drawn.iter().any(|d| *d < Duration::from_secs(2450)));
+        assert!(drawn.iter().any(|d| *d > Duration::from_secs(3550)));
+        assert_eq!(random.between(high, low), high);
+    }
+}

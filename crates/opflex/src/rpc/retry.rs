@@ -1,0 +1,76 @@
+//! How long to wait before asking again.
+
+use std::time::Duration;
+
+use super::Random;
+use crate::deadlines::LONGEST;
+
+/// Delays that double and spread: the first is [`base`](Self::base), each
+/// further one twice as long, all of them up to [`spread`](Self::spread) per
+/// cent longer or shorter, none longer than the cap that the caller gives (the
+/// time at which it would ask again anyway).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// The delay after the first attempt. Default 10 s.
+    pub base: Duration,
+    /// Per cent by which a delay may be longer or shorter. Default 10.
+    pub spread: u32,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_secs(10),
+            spread: 10,
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// However a policy is set, something is sent again only after some time.
+    const SHORTEST: Duration = Duration::from_millis(1);
+
+    /// The delay after attempt number `attempt`, which counts from 0.
+    pub fn delay(&self, attempt: u32, cap: Duration, random: &mut Random) -> Duration {
+        let doubled = self
+            .base
+            .saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
+        let middle = doubled.min(cap).min(LONGEST);
+        let spread = middle / 100 * self.spread.min(100);
+        let delay = random.between(middle - spread, (middle + spread).min(cap));
+        delay.max(Self::SHORTEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_within_their_spread() {
+        let policy = RetryPolicy {
+            base: Duration::from_secs(1),
+            ..RetryPolicy::default()
+        };
+        let cap = Duration::from_secs(3600);
+        let mut random = Random::new(3);
+        for (attempt, middle) in [(0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0), (4, 16.0), (5, 32.0)] {
+            for _ in 0..100 {
+                let delay = policy.delay(attempt, cap, &mut random).as_secs_f64();
+                assert!(
+                    (middle * 0.9..=middle * 1.1).contains(&delay),
+                    "{attempt}: {delay}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_delay_is_longer_than_the_cap() {
+        let mut random = Random::new(3);
+        let cap = Duration::from_secs(25);
+        for attempt in [2, 3, 31, 32, 33, u32::MAX] {
+            assert!(RetryPolicy::default().delay(attempt, cap, &mut random) <= cap);
+        }
+    }
+}

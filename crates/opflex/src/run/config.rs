@@ -1,0 +1,303 @@
+//! What a server and an element are told before they begin.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::LocalSocket;
+use crate::model::{FileError, ManagedObject, ModelError, Schema};
+use crate::rpc::{self, Framing};
+use crate::{policy_element, server};
+use ssntp_transport::memory::MemoryListener;
+use ssntp_transport::tls::{Acceptor, Connector};
+use ssntp_transport::{Address, Limits, TcpOptions, default_max_handshakes};
+
+/// How a [`Server`](super::Server) runs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// What it is and how it behaves.
+    pub settings: server::Settings,
+    /// The classes that it takes. Default any.
+    pub schema: Option<Arc<Schema>>,
+    /// Where it listens. Default nowhere.
+    pub listen: Vec<Address>,
+    /// Where it listens in this process, each with the address that elements
+    /// know it by. Default nowhere.
+    pub memory: Vec<(MemoryListener, String)>,
+    /// TLS, on all of these. Default none.
+    pub tls: Option<Acceptor>,
+    /// The policy to begin with. Default none.
+    pub policy: Vec<ManagedObject>,
+    /// The file that policy is kept in, as JSON, so that a restart loses
+    /// nothing. Where it is there, it is what the server begins with, in place
+    /// of `policy`. Default none.
+    pub keep: Option<PathBuf>,
+    /// The Unix socket for [`Control`](super::Control). Whoever may open it may
+    /// change policy: only the user of the server can. Default none.
+    pub control: Option<PathBuf>,
+    /// The Unix socket that agent-ovs's `gbp_inspect` sees the server through:
+    /// its policy, its endpoints and what was reported. Default none.
+    pub inspector: Option<LocalSocket>,
+    /// How clients end their messages. Default with a NUL.
+    pub framing: Framing,
+    /// How long and deep a message may be.
+    pub limits: rpc::Limits,
+    /// How much may wait for one client before it counts as too slow.
+    pub queue: Limits,
+    /// The most clients at a time; some control connections may come on top.
+    /// Default what the system allows.
+    pub max_connections: Option<usize>,
+    /// TLS handshakes at a time. A system with tight limits gets fewer.
+    /// Default [`default_max_handshakes`].
+    pub max_handshakes: usize,
+    /// How long a TLS handshake may take. Default 10 s.
+    pub handshake_timeout: Duration,
+    /// How long a client may take no byte of what is sent. Default 30 s.
+    pub write_timeout: Duration,
+    /// How long stopping waits for clients to take what is queued. Default
+    /// 1.5 s.
+    pub grace: Duration,
+    /// Options of TCP connections.
+    pub tcp: TcpOptions,
+}
+
+impl ServerConfig {
+    /// A server that listens nowhere yet.
+    pub fn new(settings: server::Settings) -> Self {
+        Self {
+            settings,
+            schema: None,
+            listen: Vec::new(),
+            memory: Vec::new(),
+            tls: None,
+            policy: Vec::new(),
+            keep: None,
+            control: None,
+            inspector: None,
+            framing: Framing::default(),
+            limits: rpc::Limits::default(),
+            queue: Limits::default(),
+            max_connections: None,
+            max_handshakes: default_max_handshakes(),
+            handshake_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(30),
+            grace: Duration::from_millis(1500),
+            tcp: TcpOptions::default(),
+        }
+    }
+
+    /// Listens at an address too.
+    pub fn listen(mut self, address: Address) -> Self {
+        self.listen.push(address);
+        self
+    }
+
+    /// Listens in this process too; elements know the place as `address`.
+    pub fn listen_in_memory(mut self, place: &MemoryListener, address: impl Into<String>) -> Self {
+        self.memory.push((place.clone(), address.into()));
+        self
+    }
+
+    /// Takes TLS only.
+    pub fn tls(mut self, acceptor: Acceptor) -> Self {
+        self.tls = Some(acceptor);
+        self
+    }
+
+    /// Begins with this policy.
+    pub fn policy(mut self, objects: Vec<ManagedObject>) -> Self {
+        self.policy = objects;
+        self
+    }
+
+    /// Keeps policy in this file.
+    pub fn keep(mut self, path: impl Into<PathBuf>) -> Self {
+        self.keep = Some(path.into());
+        self
+    }
+
+    /// Takes changes of policy at this Unix socket.
+    pub fn control(mut self, path: impl Into<PathBuf>) -> Self {
+        self.control = Some(path.into());
+        self
+    }
+}
+
+/// How a [`PolicyElement`](super::PolicyElement) runs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ElementConfig {
+    /// What it is and how it behaves, its servers included. A server is
+    /// `host:port` or `unix:PATH`.
+    pub settings: policy_element::Settings,
+    /// Servers in this process, by the address that others know them by.
+    /// Default none.
+    pub memory: BTreeMap<String, MemoryListener>,
+    /// TLS with all servers. Default none.
+    pub tls: Option<Connector>,
+    /// The name that servers' certificates have to hold. Default the host that
+    /// is dialled.
+    pub server_name: Option<String>,
+    /// How servers end their messages. Default with a NUL.
+    pub framing: Framing,
+    /// How long and deep a message may be.
+    pub limits: rpc::Limits,
+    /// How much may wait for one server.
+    pub queue: Limits,
+    /// The Unix socket that agent-ovs's `gbp_inspect` sees the element through:
+    /// what it has resolved, declares and reports. Default none.
+    pub inspector: Option<LocalSocket>,
+    /// The Unix socket where programs on this host get what is resolved and
+    /// its changes, as lines of JSON. Default none.
+    pub serve: Option<LocalSocket>,
+    /// Bytes of lines that may wait there for one program. Default 32 MiB: an
+    /// edit of all that a large policy has is some ten megabytes.
+    pub serve_queue: usize,
+    /// The policy that a resolve brings as long as no server has answered it.
+    /// Default none.
+    pub start_policy: Vec<ManagedObject>,
+    /// Events that may wait to be taken. Default 16,384.
+    pub events: usize,
+    /// How long a server may take no byte of what is sent. Default 30 s.
+    pub write_timeout: Duration,
+    /// How long stopping waits for servers to take what is queued. Default 1 s.
+    pub grace: Duration,
+    /// Options of TCP connections.
+    pub tcp: TcpOptions,
+}
+
+impl ElementConfig {
+    /// An element with the servers that its settings name.
+    pub fn new(settings: policy_element::Settings) -> Self {
+        Self {
+            settings,
+            memory: BTreeMap::new(),
+            tls: None,
+            server_name: None,
+            framing: Framing::default(),
+            limits: rpc::Limits::default(),
+            queue: Limits::default(),
+            inspector: None,
+            serve: None,
+            serve_queue: 32 << 20,
+            start_policy: Vec::new(),
+            events: 16_384,
+            write_timeout: Duration::from_secs(30),
+            grace: Duration::from_secs(1),
+            tcp: TcpOptions::default(),
+        }
+    }
+
+    /// Finds the server with this address in this process.
+    pub fn connect_in_memory(mut self, address: impl Into<String>, place: &MemoryListener) -> Self {
+        self.memory.insert(address.into(), place.clone());
+        self
+    }
+
+    /// Speaks TLS only.
+    pub fn tls(mut self, connector: Connector) -> Self {
+        self.tls = Some(connector);
+        self
+    }
+}
+
+/// Why nothing was started.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An address can't be listened at: in use, not permitted, no such host.
+    Listen(Address, io::Error),
+    /// The system gives no more threads.
+    Thread(io::Error),
+    /// More clients were asked for than the system allows, or it allows none,
+    /// and why.
+    TooManyConnections(String),
+    /// A server to connect to is not `host:port`, or `unix:PATH`.
+    Address(String),
+    /// The file that policy is kept in can't be read or written.
+    Keep(PathBuf, io::Error),
+    /// The file that policy is kept in holds something else.
+    Kept(PathBuf, FileError),
+    /// The policy to begin with is no policy.
+    Policy(ModelError),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listen(address, e) => write!(f, "cannot listen at {address}: {e}"),
+            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
+            Self::TooManyConnections(why) => f.write_str(why),
+            Self::Address(text) => write!(f, "{text:?} is not HOST:PORT or unix:PATH"),
+            Self::Keep(path, e) => write!(f, "{}: {e}", path.display()),
+            Self::Kept(path, e) => write!(f, "{}: {e}", path.display()),
+            Self::Policy(e) => write!(f, "policy: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Listen(_, e) | Self::Thread(e) | Self::Keep(_, e) => Some(e),
+            Self::Kept(_, e) => Some(e),
+            Self::Policy(e) => Some(e),
+            Self::TooManyConnections(_) | Self::Address(_) => None,
+        }
+    }
+}
+
+/// Why a call on a handle was not carried out.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The server or element has stopped, or the call panicked.
+    Stopped,
+    /// The call was made from inside another one, whose end it would wait for.
+    OnDispatcher,
+    /// The objects are not what the model allows. Nothing was changed.
+    Model(ModelError),
+    /// The policy is changed, but could not be written to its file.
+    Keep(io::Error),
+    /// The policy is not the one that was to be changed. Nothing was changed.
+    Revision {
+        /// The revision that it was to have.
+        wanted: u64,
+        /// The one that it has.
+        is: u64,
+    },
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("it has stopped"),
+            Self::OnDispatcher => f.write_str("a call inside a call"),
+            Self::Model(e) => e.fmt(f),
+            Self::Keep(e) => write!(f, "policy is changed, but not kept: {e}"),
+            Self::Revision { wanted, is } => {
+                write!(f, "policy has changed: its revision is {is}, not {wanted}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CallError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Model(e) => Some(e),
+            Self::Keep(e) => Some(e),
+            Self::Stopped | Self::OnDispatcher | Self::Revision { .. } => None,
+        }
+    }
+}
+
+impl From<ModelError> for CallError {
+    fn from(e: ModelError) -> Self {
+        Self::Model(e)
+    }
+}

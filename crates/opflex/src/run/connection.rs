@@ -1,0 +1,326 @@
+//! One connection of either end: its codec, how it comes in, and how what a
+//! core wants done about it reaches the transport.
+//!
+//! ```text
+//!  reader: Codec ─▶ Messages ─▶ Feed ─▶ dispatcher: core ─▶ Peers ─▶ Outgoing
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+
+use super::now;
+use crate::message::{Decoder, Incoming};
+use crate::peer::ConnectionId;
+use crate::rpc;
+use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed};
+use ssntp_transport::pki::CertificateDer;
+use ssntp_transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
+
+/// The messages that one read brought.
+pub(super) type Messages = std::vec::IntoIter<Incoming>;
+
+/// Frames of one connection that follow each other go to it together, up to so
+/// many bytes.
+const RUN: usize = 64 * 1024;
+
+/// From this length on the buffer of an unfinished message doubles.
+const LONG: usize = 32 * 1024;
+
+/// How often a long message tells that it is still on its way.
+const HEARD: Duration = Duration::from_secs(5);
+
+/// Asks the dispatcher to admit a connection, and starts its threads: `NAME#1.r`
+/// and `NAME#1.w` for the one that the core knows by 1.
+///
+/// # Errors
+/// Why it was not admitted; nothing where the dispatcher is gone.
+pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
+    events: &Events<DispatchEvent<C>>,
+    request: C::Request,
+    halves: Halves,
+    decoder: Decoder,
+    name: &str,
+    write_timeout: Duration,
+) -> Result<(), Option<C::Refusal>> {
+    let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
+    let mut admission = Admission::new(admitted.id, events.clone());
+    let codec = Codec {
+        decoder,
+        wanted: 0,
+        id: admitted.id,
+        events: events.clone(),
+        heard: now(),
+    };
+    let config = LinkConfig {
+        name: format!("{name}{}", admitted.grant),
+        write_timeout: Some(write_timeout),
+        ..LinkConfig::default()
+    };
+    let feed = Feed::new(&admitted, events.clone(), write_timeout);
+    admission.started(Link::start(halves, codec, admitted.outbox, feed, config));
+    Ok(())
+}
+
+/// Deals with at most so many messages of a batch, or with pieces of what they
+/// ask for: `step` takes a message where it is done with the one before, and
+/// tells whether more is to come of it; `None` where there was nothing to do.
+/// Answers are joined; once some are handed on, whether there is room for them
+/// decides when the next step has its turn, so that no more than that is made
+/// ahead. Gives back how many steps it were, and the other messages, also where
+/// there are none but the last one is not done with.
+pub(super) fn deal(
+    mut messages: Messages,
+    most: u32,
+    actions: &mut Vec<Action>,
+    mut step: impl FnMut(&mut Messages, &mut Vec<Action>) -> Option<bool>,
+) -> (u32, Option<Messages>) {
+    let (before, mut done, mut more) = (actions.len(), 0, false);
+    while done < most
+        && actions.len() == before
+        && let Some(is_left) = step(&mut messages, actions)
+    {
+        (done, more) = (done + 1, is_left);
+    }
+    (done, (more || messages.len() > 0).then_some(messages))
+}
+
+/// [`Decoder`] as the transport's codec.
+struct Codec<C: Core> {
+    decoder: Decoder,
+    wanted: usize,
+    id: ssntp_transport::ConnectionId,
+    events: Events<DispatchEvent<C>>,
+    /// When the dispatcher last heard of the peer, as far as this matters.
+    heard: Instant,
+}
+
+impl<C: Core> Decode for Codec<C> {
+    type Item = Messages;
+    type Error = rpc::Error;
+
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Messages>) -> Result<(), rpc::Error> {
+        let mut messages = Vec::new();
+        let result = self.decoder.decode(input, &mut messages);
+        if !messages.is_empty() {
+            items.push(messages.into_iter());
+        } else if !input.is_empty() {
+            let now = now();
+            if now > self.heard + HEARD {
+                // Nothing to be dealt with, but the peer is alive.
+                let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
+                self.heard = now;
+            }
+        }
+        // Nobody announces a length. What is long already may become longer.
+        self.wanted = if input.len() > LONG { usize::MAX } else { 0 };
+        result
+    }
+
+    fn wanted(&self) -> usize {
+        self.wanted
+    }
+}
+
+/// The connections of a core, by the core's numbers and by the transport's, and
+/// the frames for one of them that have not been handed on yet.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    open: HashMap<ConnectionId, Peer>,
+    numbers: Table<ConnectionId>,
+    run: Run,
+}
+
+#[derive(Debug)]
+struct Peer {
+    id: ssntp_transport::ConnectionId,
+    /// Who is there, for the log.
+    name: String,
+    shown: Shown,
+}
+
+/// The certificates that a peer has shown, its own first; none without TLS, and
+/// where none is asked for.
+pub(super) type Shown = Arc<[CertificateDer<'static>]>;
+
+/// Frames for one connection.
+#[derive(Debug, Default)]
+struct Run {
+    to: Option<ConnectionId>,
+    frames: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Peers {
+    /// A connection begins.
+    pub(super) fn add(&mut self, id: ssntp_transport::ConnectionId, connection: ConnectionId, name: String) {
+        let shown = Shown::default();
+        self.open.insert(connection, Peer { id, name, shown });
+        self.numbers.insert(id, connection);
+    }
+
+    /// The peer has shown these certificates.
+    pub(super) fn has_shown(&mut self, connection: ConnectionId, shown: Shown) {
+        if let Some(peer) = self.open.get_mut(&connection) {
+            peer.shown = shown;
+        }
+    }
+
+    /// Each connection, and what certificates its peer has shown.
+    pub(super) fn shown(&self) -> impl Iterator<Item = (ConnectionId, &Shown)> {
+        self.open
+            .iter()
+            .map(|(connection, peer)| (*connection, &peer.shown))
+    }
+
+    /// Who is there.
+    pub(super) fn name(&self, connection: ConnectionId) -> Option<&str> {
+        self.open.get(&connection).map(|peer| peer.name.as_str())
+    }
+
+    /// What the core calls a connection that has not ended.
+    pub(super) fn connection(&self, id: ssntp_transport::ConnectionId) -> Option<ConnectionId> {
+        self.numbers.get(id).copied()
+    }
+
+    /// A connection has ended. What the core called it, and who was there.
+    pub(super) fn remove(&mut self, id: ssntp_transport::ConnectionId) -> Option<(ConnectionId, String)> {
+        let connection = self.numbers.remove(id)?;
+        let peer = self.open.remove(&connection)?;
+        Some((connection, peer.name))
+    }
+
+    /// Takes a frame to be sent. It is handed on with the next one for somebody
+    /// else, or with [`flush`](Self::flush).
+    pub(super) fn send(&mut self, connection: ConnectionId, frame: Bytes, actions: &mut Vec<Action>) {
+        // What is long, and may be shared with others, is not copied.
+        if self.run.to != Some(connection) || self.run.bytes + frame.len() > RUN {
+            self.flush(actions);
+        }
+        self.run.to = Some(connection);
+        self.run.bytes += frame.len();
+        self.run.frames.push(frame);
+        if self.run.bytes >= RUN {
+            self.flush(actions);
+        }
+    }
+
+    /// Hands on all that was taken.
+    pub(super) fn flush(&mut self, actions: &mut Vec<Action>) {
+        let Some(connection) = self.run.to.take() else {
+            return;
+        };
+        let bytes = std::mem::take(&mut self.run.bytes);
+        let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
+        let body = match self.run.frames.pop() {
+            // One alone may be shared with others.
+            Some(only) if self.run.frames.is_empty() => only,
+            last => {
+                let mut body = Vec::with_capacity(bytes);
+                for frame in self.run.frames.drain(..).chain(last) {
+                    body.extend_from_slice(&frame);
+                }
+                Bytes::from(body)
+            }
+        };
+        // Whoever has ended meanwhile gets nothing.
+        if let Some(peer) = self.open.get(&connection) {
+            let item = Outgoing::whole(body, frames);
+            actions.push(Action::Send { to: peer.id, item });
+        }
+    }
+
+    /// Ends a connection once what waits is sent.
+    pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
+        self.flush(actions);
+        if let Some(Peer { id, .. }) = self.open.remove(&connection) {
+            self.numbers.remove(id);
+            actions.push(Action::End { id, abort: false });
+        }
+    }
+
+    /// Ends all of them.
+    pub(super) fn end_all(&mut self, actions: &mut Vec<Action>) {
+        for id in self.numbers.ids() {
+            if let Some(connection) = self.connection(id) {
+                self.end(connection, actions);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::{Framing, Limits};
+    use crate::run::serving::Serving;
+    use ssntp_transport::dispatch::events;
+
+    #[test]
+    fn frames_for_one_go_together_up_to_a_bound_and_in_order() {
+        let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
+        let mut peers = Peers::default();
+        let [a, b] = [ConnectionId(1), ConnectionId(2)];
+        peers.add(ids[0], a, "a".to_owned());
+        peers.add(ids[1], b, "b".to_owned());
+        let mut actions = Vec::new();
+        let frame = |len: usize| Bytes::from(vec![0; len]);
+        for (to, len) in [
+            (a, 10),
+            (a, 20),
+            (b, 5),
+            (a, RUN - 1),
+            (a, 2),
+            (a, 2 * RUN),
+            (b, 7),
+        ] {
+            peers.send(to, frame(len), &mut actions);
+        }
+        peers.end(b, &mut actions);
+        // It is gone.
+        peers.send(b, frame(1), &mut actions);
+        peers.flush(&mut actions);
+        let sent: Vec<_> = actions
+            .iter()
+            .map(|action| match action {
+                Action::Send { to, item } => (*to, item.frames(), item.len()),
+                Action::End { id, abort: false } => (*id, 0, 0),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let [a, b] = ids;
+        let expected = [
+            (a, 2, 30),
+            (b, 1, 5),
+            (a, 1, RUN - 1),
+            (a, 1, 2),
+            (a, 1, 2 * RUN),
+            (b, 1, 7),
+            (b, 0, 0),
+        ];
+        assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn a_message_that_is_long_on_its_way_is_told_of() {
+        let (events, queue) = events::channel::<DispatchEvent<Serving>>(4);
+        let id = ssntp_transport::ConnectionId(1 << 24);
+        let mut codec = Codec {
+            decoder: Decoder::trusting(Framing::Nul, Limits::default()),
+            wanted: 0,
+            id,
+            events,
+            heard: now(),
+        };
+        let (mut input, mut items) = (BytesMut::from(&b"{\"id\":"[..]), Vec::new());
+        codec.decode(&mut input, &mut items).unwrap();
+        assert!(queue.try_next().is_none(), "it was heard of just now");
+        codec.heard -= 2 * HEARD;
+        codec.decode(&mut input, &mut items).unwrap();
+        let event = queue.try_next();
+        assert!(matches!(&event, Some(DispatchEvent::Items(of, items, 0)) if *of == id && items.is_empty()));
+        assert!(queue.try_next().is_none() && items.is_empty());
+    }
+}

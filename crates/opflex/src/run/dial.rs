@@ -1,0 +1,169 @@
+//! One attempt at one server, on a thread of its own.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::connection::{Shown, enter};
+use super::engaging::{Engaging, EngagingEvents, Reached};
+use super::{ElementConfig, StartError, now};
+use crate::message::Decoder;
+use crate::peer::{ConnectionId, bracketed};
+use crate::rpc::{self, Framing};
+use ssntp_transport::dispatch::DispatchEvent;
+use ssntp_transport::memory::MemoryListener;
+use ssntp_transport::tls::{Connector, TlsError};
+use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
+
+/// What every attempt needs, the address excepted.
+#[derive(Clone)]
+pub(super) struct Dialer {
+    memory: BTreeMap<String, MemoryListener>,
+    connector: Option<Connector>,
+    server_name: Option<String>,
+    dial_timeout: Duration,
+    tls_timeout: Duration,
+    write_timeout: Duration,
+    framing: Framing,
+    limits: rpc::Limits,
+    tcp: TcpOptions,
+    pool: BufferPool,
+    events: EngagingEvents,
+}
+
+/// An attempt under way.
+#[derive(Debug)]
+pub(super) struct Dial {
+    pub(super) cancel: Cancel,
+    pub(super) thread: JoinHandle<()>,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum DialError {
+    Connect(io::Error),
+    Tls(TlsError),
+    Address,
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect(e) => write!(f, "{e}"),
+            Self::Tls(e) => write!(f, "{e}"),
+            Self::Address => f.write_str("it is not HOST:PORT or unix:PATH"),
+        }
+    }
+}
+
+impl Dialer {
+    pub(super) fn new(config: &ElementConfig, events: EngagingEvents) -> Result<Self, StartError> {
+        let dialer = Self {
+            memory: config.memory.clone(),
+            connector: config.tls.clone(),
+            server_name: config.server_name.clone(),
+            dial_timeout: config.settings.dial_timeout,
+            tls_timeout: config.settings.identity_timeout,
+            write_timeout: config.write_timeout,
+            framing: config.framing,
+            limits: config.limits,
+            tcp: config.tcp,
+            pool: BufferPool::new(),
+            events,
+        };
+        for address in &config.settings.peers {
+            if dialer.target(&bracketed(address)).is_none() {
+                return Err(StartError::Address(address.clone()));
+            }
+        }
+        Ok(dialer)
+    }
+
+    /// Starts an attempt. Its thread's last word is what came of it.
+    pub(super) fn start(&self, id: ConnectionId, address: String) -> io::Result<Dial> {
+        let cancel = Cancel::new();
+        let (dialer, cancelled) = (self.clone(), cancel.clone());
+        let thread = threads::spawn(format!("opflex-dial{id}"), move || {
+            let failed = match dialer.attempt(&address, &cancelled) {
+                Ok(reached) => {
+                    dialer.enter(id, address, reached);
+                    None
+                }
+                Err(why) => Some(why),
+            };
+            let over = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
+                engaging.dialled(id, failed, now, actions);
+            }));
+            let _ = dialer.events.send(over);
+        })?;
+        Ok(Dial { cancel, thread })
+    }
+
+    fn target(&self, address: &str) -> Option<Target> {
+        if let Some(place) = self.memory.get(address) {
+            return Some(Target::Memory(place.clone()));
+        }
+        address.parse::<Address>().ok().map(Target::Address)
+    }
+
+    /// Dials with this from here on.
+    pub(super) fn renew(&mut self, connector: Connector) {
+        self.connector = Some(connector);
+    }
+
+    /// What a handshake now would have against the server at an address that has shown
+    /// these certificates.
+    pub(super) fn objection(&self, address: &str, shown: &Shown) -> Option<String> {
+        let (connector, target) = (self.connector.as_ref()?, self.target(address)?);
+        let (why, _) = connector.objection(shown, self.name(&target))?;
+        Some(why)
+    }
+
+    /// The name that the server's certificate has to hold.
+    fn name<'a>(&'a self, target: &'a Target) -> &'a str {
+        self.server_name
+            .as_deref()
+            .unwrap_or_else(|| target.server_name())
+    }
+
+    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), DialError> {
+        let target = self.target(address).ok_or(DialError::Address)?;
+        let stream = target
+            .connect(&self.tcp, self.dial_timeout, cancel)
+            .map_err(DialError::Connect)?;
+        let Some(connector) = &self.connector else {
+            return Ok((plain(stream, self.pool.clone()), Shown::default()));
+        };
+        // Cancelling shuts the stream down, which ends every read and write.
+        let _watch = cancel.watch(&stream);
+        connector
+            .connect(
+                stream,
+                self.name(&target),
+                &self.pool,
+                after(now(), self.tls_timeout),
+            )
+            .map(|secured| (secured.halves, secured.peer.into()))
+            .map_err(DialError::Tls)
+    }
+
+    fn enter(&self, connection: ConnectionId, address: String, (halves, shown): (Halves, Shown)) {
+        let reached = Reached {
+            connection,
+            address,
+            shown,
+        };
+        let decoder = Decoder::new(self.framing, self.limits);
+        // Where it is refused, nobody waits for it any more.
+        let _ = enter(
+            &self.events,
+            reached,
+            halves,
+            decoder,
+            "element",
+            self.write_timeout,
+        );
+    }
+}

@@ -1,0 +1,261 @@
+//! Edits of policy, large ones in steps between which the dispatcher does other
+//! things.
+//!
+//! ```text
+//!  control connection ── put, delete, reload ─▶ dispatcher ── Job ─▶ editor thread
+//!  ServerHandle (on the thread of its caller) ──────────┐               │
+//!                                                       ▼               ▼
+//!                                   edits ── Call: some objects, and again ─▶ dispatcher
+//! ```
+//!
+//! An edit of up to [`AT_ONCE`] objects is one call, and so atomic for whoever
+//! asks meanwhile. A larger one is checked as a whole and then made in pieces,
+//! parents first. A reload is compared with a copy of the policy on the thread
+//! that makes it, so that the dispatcher sees only what differs.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::serving::{ServingEvents, call, copy_policy};
+use super::{CallError, ServerContext, keeper};
+use crate::model::{Edit, ManagedObject, Tree, Uri};
+use ssntp_transport::threads;
+
+/// Objects that are edited in one go.
+const AT_ONCE: usize = 1000;
+/// Edits that wait for the editor. Who asks for more is told that it is busy.
+const JOBS: usize = 16;
+/// How often a reload begins again because somebody else has changed policy
+/// meanwhile, before it is made in one go.
+const TRIES: usize = 3;
+
+/// What came of an edit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edited {
+    /// How many objects changed.
+    pub(super) changed: usize,
+    /// The revision of policy when the edit was made.
+    pub(super) revision: u64,
+}
+
+/// Makes an edit, and waits until it is kept, where it is. With `at`, only where
+/// that is the revision of policy.
+pub(super) fn edit(
+    events: &ServingEvents,
+    keeper: Option<&keeper::Ask>,
+    edit: Edit,
+    at: Option<u64>,
+) -> Result<Edited, CallError> {
+    let edited = match edit {
+        Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects, at)?,
+        Edit::Reload(objects) => reload(events, objects, at)?,
+        edit => change(events, at, edit)?,
+    };
+    if let Some(keeper) = keeper.filter(|_| edited.changed > 0) {
+        keeper.wait()?;
+    }
+    Ok(edited)
+}
+
+fn run<T: Send + 'static>(
+    events: &ServingEvents,
+    what: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+) -> Result<T, CallError> {
+    call(events, what).ok_or(CallError::Stopped)
+}
+
+/// Changes policy in one go. With `at`, only where that is its revision.
+fn change(events: &ServingEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
+    run(events, move |cx| {
+        let is = cx.core().policy_revision();
+        if let Some(wanted) = at.filter(|wanted| *wanted != is) {
+            return Err(CallError::Revision { wanted, is });
+        }
+        let changed = cx.edit(edit)?.len();
+        let revision = cx.core().policy_revision();
+        Ok(Edited { changed, revision })
+    })?
+}
+
+fn merge_in_pieces(
+    events: &ServingEvents,
+    mut objects: Vec<ManagedObject>,
+    at: Option<u64>,
+) -> Result<Edited, CallError> {
+    objects.iter().try_for_each(ManagedObject::check)?;
+    if run(events, |cx| cx.core().policy().schema().is_some())? {
+        objects = run(events, move |cx| {
+            cx.core().policy().check_all(&objects).map(|()| objects)
+        })??;
+    }
+    objects.sort_by(|a, b| a.uri.cmp(&b.uri));
+    let rest = objects.split_off(objects.len().min(AT_ONCE));
+    let begun = change(events, at, Edit::Merge(objects))?;
+    in_pieces(events, rest, begun)
+}
+
+/// Merges the rest of checked objects, parents first.
+fn in_pieces(
+    events: &ServingEvents,
+    objects: Vec<ManagedObject>,
+    mut edited: Edited,
+) -> Result<Edited, CallError> {
+    let mut objects = objects.into_iter();
+    loop {
+        let piece: Vec<_> = objects.by_ref().take(AT_ONCE).collect();
+        if piece.is_empty() {
+            return Ok(edited);
+        }
+        let next = change(events, None, Edit::Merge(piece))?;
+        edited.changed += next.changed;
+        edited.revision = next.revision;
+    }
+}
+
+fn reload(events: &ServingEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
+    let schema = run(events, |cx| cx.core().policy().schema().cloned())?;
+    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
+    wanted.merge(objects)?;
+    for _ in 0..TRIES {
+        let revision = run(events, |cx| cx.core().policy_revision())?;
+        let Some(there) = copy_policy(events) else {
+            return Err(CallError::Stopped);
+        };
+        let (delete, mut merge) = difference(&there, &wanted);
+        let rest = merge.split_off(merge.len().min(AT_ONCE));
+        let first = change(events, Some(at.unwrap_or(revision)), Edit::Update(delete, merge));
+        match first {
+            Err(CallError::Revision { .. }) if at.is_none() => {}
+            Err(other) => return Err(other),
+            Ok(begun) => return in_pieces(events, rest, begun),
+        }
+    }
+    change(events, at, Edit::Reload(wanted.to_objects()))
+}
+
+/// What is to be deleted and then merged, parents first, to make one policy
+/// another.
+fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedObject>) {
+    let known: HashMap<&Uri, &ManagedObject> = there.iter().map(|object| (&object.uri, object)).collect();
+    let mut delete = Vec::new();
+    for object in there {
+        match wanted.get(&object.uri) {
+            None => delete.push(object.uri.clone()),
+            Some(new) => {
+                // A parent is not forgotten by being left out.
+                if object.parent_uri.is_some() && new.parent_uri().is_none() {
+                    delete.push(object.uri.clone());
+                }
+                // One that is only announced has no object to be missed.
+                let announced = object.children.iter().filter(|child| !known.contains_key(child));
+                let stay: Vec<&Uri> = new.children().collect();
+                delete.extend(announced.filter(|child| !stay.contains(child)).cloned());
+            }
+        }
+    }
+    let gone: HashSet<&str> = delete.iter().map(Uri::as_str).collect();
+    // With an object goes everything below it.
+    let goes = |uri: &Uri| {
+        !gone.is_empty() && (gone.contains(uri.as_str()) || uri.prefixes().any(|above| gone.contains(above)))
+    };
+    let objects = wanted.iter().map(|object| object.to_object());
+    let differs = |object: &ManagedObject| {
+        goes(&object.uri) || known.get(&object.uri).is_none_or(|known| **known != *object)
+    };
+    let merge = objects.filter(differs).collect();
+    (delete, merge)
+}
+
+/// Something for the editor: an edit, and whoever is told how it went.
+pub(super) type Job = Box<dyn FnOnce(Option<&keeper::Ask>) + Send>;
+
+/// The thread that edits for control connections, one edit after the other.
+#[derive(Debug)]
+pub(super) struct Editor {
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Editor {
+    /// Starts the thread, and returns the way to it.
+    pub(super) fn start(keeper: Option<keeper::Ask>) -> io::Result<(Self, Sender<Job>)> {
+        let (jobs, queue): (Sender<Job>, Receiver<Job>) = crossbeam_channel::bounded(JOBS);
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let thread = threads::spawn("opflex-edit", move || {
+            loop {
+                crossbeam_channel::select! {
+                    recv(queue) -> job => match job {
+                        Ok(job) => job(keeper.as_ref()),
+                        Err(_) => return,
+                    },
+                    recv(stopped) -> _ => return,
+                }
+            }
+        })?;
+        Ok((Self { stop, thread }, jobs))
+    }
+
+    /// Ends the thread after the edit that it is at; those that wait are not
+    /// made. The dispatcher and the keeper have to run.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        let _ = self.thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(uri: &str, value: u8) -> ManagedObject {
+        ManagedObject::new("a", uri.parse().unwrap()).with("value", value)
+    }
+
+    fn tree(objects: &[ManagedObject]) -> Tree {
+        let mut tree = Tree::new();
+        tree.merge(objects.to_vec()).unwrap();
+        tree
+    }
+
+    #[test]
+    fn a_difference_makes_one_policy_the_other() {
+        let uri = |text: &str| -> Uri { text.parse().unwrap() };
+        let mut announcing = object("/l/", 0);
+        announcing.children = vec![uri("/l/later/")];
+        let before = [
+            object("/a/", 0),
+            object("/a/b/", 1),
+            object("/c/", 2),
+            object("/c/d/", 3),
+            object("/e/", 4),
+            object("/p/", 0),
+            object("/p/q/", 0),
+            announcing,
+        ];
+        for after in [
+            before.to_vec(),
+            Vec::new(),
+            // Above what stays, one goes, and another comes.
+            vec![object("/a/b/", 1), object("/c/d/", 3), object("/e/f/", 5)],
+            vec![
+                object("/a/", 9),
+                object("/c/", 2),
+                object("/c/d/", 8),
+                object("/l/", 0),
+            ],
+            vec![object("/p/q/", 0).under("a", uri("/p/")), object("/z/", 1)],
+        ] {
+            let mut there = tree(&before);
+            let wanted = tree(&after);
+            let (delete, merge) = difference(&there.to_objects(), &wanted);
+            if after == before {
+                assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
+            }
+            there.update(&delete, Vec::new(), merge).unwrap();
+            assert_eq!(there.to_objects(), wanted.to_objects());
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! A policy element on threads, from outside.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
+use std::sync::PoisonError;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
+
+use super::dial::Dialer;
+use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
+use super::feed::{Feed, FeedServer};
+use super::inspector::Inspector;
+use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, now};
+use crate::model::{ManagedObject, Name, Target, Uri};
+use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
+use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
+use ssntp_transport::tls::Connector;
+use ssntp_transport::{Budget, PATIENCE, threads};
+
+/// A running policy element: connects to its servers, keeps what is resolved
+/// up to date, declares endpoints and reports state.
+///
+/// # Threads
+/// The owner of every thread of the element; `Send`. Calls come with its
+/// [`ElementHandle`], which it dereferences to. [`stop`](Self::stop), or
+/// dropping it, ends all threads: it blocks for at most the configured grace
+/// and a moment.
+///
+/// Events are taken by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
+/// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`.
+/// Whoever takes none loses none but events.
+#[derive(Debug)]
+pub struct PolicyElement {
+    handle: ElementHandle,
+    events: Receiver<core::ElementEvent>,
+    inspector: Option<Inspector>,
+    feed: Option<FeedServer>,
+    dispatcher: Option<JoinHandle<()>>,
+}
+
+impl PolicyElement {
+    /// Starts the element; it dials at once.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub fn start(config: ElementConfig) -> Result<Self, StartError> {
+        let (sender, queue) = dispatch::events::channel(EVENTS);
+        let (tell, events) = crossbeam_channel::unbounded();
+        let dialer = Dialer::new(&config, sender.clone())?;
+        let released = Released::default();
+        // Random keys are what the standard library has of chance.
+        let seed = RandomState::new().hash_one(0);
+        let settings = Settings {
+            queue: config.queue,
+            // Its servers are few and chosen.
+            budget: Budget::unlimited(),
+            received: Budget::unlimited(),
+            patience: PATIENCE,
+            parting: config.write_timeout,
+            grace: config.grace,
+        };
+        let (name, domain) = (config.settings.name.clone(), config.settings.domain.clone());
+        let feed = Feed::new(name, domain, config.serve_queue);
+        let mut core = ElementCore::new(config.settings, seed, now());
+        core.start_with(config.start_policy).map_err(StartError::Policy)?;
+        let engaging = Engaging::new(
+            core,
+            feed,
+            dialer,
+            Released::clone(&released),
+            tell,
+            config.events.max(1),
+        );
+        let watch = queue.watch();
+        let runner = Runner::new(engaging, settings, move || watch.is_empty());
+        let dispatcher = threads::spawn("opflex-element", move || dispatch::run(runner, &queue))
+            .map_err(StartError::Thread)?;
+        let mut element = Self {
+            handle: ElementHandle {
+                events: sender.clone(),
+                released,
+            },
+            events,
+            inspector: None,
+            feed: None,
+            dispatcher: Some(dispatcher),
+        };
+        // From here on, dropping `element` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, sender.clone(), LOG));
+        element.inspector = inspector.transpose()?;
+        let feed = config.serve.map(|socket| FeedServer::start(&socket, sender));
+        element.feed = feed.transpose()?;
+        Ok(element)
+    }
+
+    /// A handle for other threads.
+    pub fn handle(&self) -> ElementHandle {
+        self.handle.clone()
+    }
+
+    /// The events as a channel, for `select!`.
+    pub fn events(&self) -> &Receiver<core::ElementEvent> {
+        &self.events
+    }
+
+    /// The next event. Blocks until there is one.
+    ///
+    /// # Errors
+    /// The element is over.
+    pub fn recv(&self) -> Result<core::ElementEvent, RecvError> {
+        self.events.recv()
+    }
+
+    /// The next event within a time.
+    ///
+    /// # Errors
+    /// The time passed, or the element is over.
+    pub fn recv_timeout(&self, limit: Duration) -> Result<core::ElementEvent, RecvTimeoutError> {
+        self.events.recv_timeout(limit)
+    }
+
+    /// All events from now on. Its end is the end of the element.
+    pub fn iter(&self) -> impl Iterator<Item = core::ElementEvent> {
+        self.events.iter()
+    }
+
+    /// Closes every connection and joins every thread. Endpoints stay declared
+    /// for as long as the servers keep them.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Deref for PolicyElement {
+    type Target = ElementHandle;
+
+    fn deref(&self) -> &ElementHandle {
+        &self.handle
+    }
+}
+
+impl Drop for PolicyElement {
+    fn drop(&mut self) {
+        let events = &self.handle.events;
+        let _ = events.send(DispatchEvent::Stop);
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
+        if let Some(feed) = self.feed.take() {
+            feed.stop();
+        }
+        // The attempts are cancelled; their threads may still ask the
+        // dispatcher, which runs until all of them have ended.
+        let (reply, dials) = crossbeam_channel::bounded(1);
+        let _ = events.send(DispatchEvent::Call(Box::new(
+            move |engaging: &mut Engaging, _, _| {
+                let _ = reply.send(engaging.take_dials());
+            },
+        )));
+        for dial in events.answer(&dials).unwrap_or_default() {
+            let _ = dial.join();
+        }
+        let _ = events.send(DispatchEvent::Exit);
+        if let Some(dispatcher) = self.dispatcher.take() {
+            let _ = dispatcher.join();
+        }
+    }
+}
+
+/// What threads do with a policy element.
+///
+/// # Threads
+/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
+/// usually for some microseconds, and never for a server.
+#[derive(Clone)]
+pub struct ElementHandle {
+    events: EngagingEvents,
+    released: Released,
+}
+
+impl fmt::Debug for ElementHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ElementHandle").finish_non_exhaustive()
+    }
+}
+
+impl ElementHandle {
+    /// Runs `call` on the dispatcher, and gives back what it returns: the way
+    /// to everything that [`ElementContext`] offers.
+    ///
+    /// # Errors
+    /// [`CallError::Stopped`], also where `call` panicked;
+    /// [`CallError::OnDispatcher`].
+    pub fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
+    ) -> Result<T, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        engaging::call(&self.events, call).ok_or(CallError::Stopped)
+    }
+
+    /// Wants a policy, and all changes of it, for as long as the reference
+    /// lives. With `follow`, the policies that it refers to are wanted too,
+    /// and those that these refer to.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn resolve_policy(
+        &self,
+        subject: impl Into<Name>,
+        target: impl Into<Target>,
+        follow: bool,
+    ) -> Result<Reference, CallError> {
+        let (subject, target) = (subject.into(), target.into());
+        let id = self.with(move |cx| cx.resolve_policy(subject, target, follow))?;
+        Ok(self.reference(id))
+    }
+
+    /// Wants the policy with this URI, whose class is the last segment of it
+    /// but one, as in URIs of libopflex for objects with one name. Otherwise
+    /// as [`resolve_policy`](Self::resolve_policy), without those that it
+    /// refers to.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn resolve(&self, uri: &Uri) -> Result<Reference, CallError> {
+        self.resolve_policy(Self::class_of(uri), uri.clone(), false)
+    }
+
+    /// Wants an endpoint, and all changes of it, for as long as the reference
+    /// lives.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn resolve_endpoint(
+        &self,
+        subject: impl Into<Name>,
+        target: impl Into<Target>,
+    ) -> Result<Reference, CallError> {
+        let (subject, target) = (subject.into(), target.into());
+        let id = self.with(move |cx| cx.resolve_endpoint(subject, target))?;
+        Ok(self.reference(id))
+    }
+
+    /// Declares an endpoint; see [`ElementCore::declare`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn declare(&self, endpoint: Vec<ManagedObject>) -> Result<(), CallError> {
+        Ok(self.with(move |cx| cx.declare(endpoint))??)
+    }
+
+    /// Takes a declaration back. False when there is none.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn undeclare(&self, uri: &Uri) -> Result<bool, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| cx.undeclare(&uri))
+    }
+
+    /// Reports an object; see [`ElementCore::report`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn report(&self, object: ManagedObject) -> Result<(), CallError> {
+        Ok(self.with(move |cx| cx.report(object))??)
+    }
+
+    /// Reports an object no more. False when there is none.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| cx.withdraw(&uri))
+    }
+
+    /// Replaces TLS: its certificate and whom it trusts. Servers are dialled with this
+    /// from here on. Those that are connected are looked at again, and whoever would not
+    /// be taken any more is disconnected. How many those are.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn renew(&self, connector: Connector) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        let (reply, result) = crossbeam_channel::bounded(1);
+        let call = move |engaging: &mut Engaging, now, actions: &mut Vec<_>| {
+            let _ = reply.send(engaging.renew(connector, now, actions));
+        };
+        let sent = self.events.send(DispatchEvent::Call(Box::new(call)));
+        sent.map_err(|_| CallError::Stopped)?;
+        self.events.answer(&result).ok_or(CallError::Stopped)
+    }
+
+    /// Begins again with the configured servers; see [`ElementCore::reset`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn reset(&self) -> Result<(), CallError> {
+        self.with(|cx| cx.reset())
+    }
+
+    /// How much of what should be connected is.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn health(&self) -> Result<Health, CallError> {
+        self.with(|cx| cx.core().health())
+    }
+
+    /// The servers, by address.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn peers(&self) -> Result<Vec<(String, PeerState)>, CallError> {
+        self.with(|cx| {
+            let peers = cx.core().peers();
+            peers
+                .map(|(address, state)| (address.to_owned(), state))
+                .collect()
+        })
+    }
+
+    /// What came of policy or endpoints at and below a URI, parents first.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn objects(&self, what: Store, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| {
+            let objects = cx.core().tree(what).subtree(&uri);
+            objects.map(|object| object.to_object()).collect()
+        })
+    }
+
+    /// What a resolve in force brought, each object with everything below it.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn found(
+        &self,
+        what: Store,
+        subject: impl Into<Name>,
+        target: &Target,
+    ) -> Result<Vec<ManagedObject>, CallError> {
+        let (subject, target) = (subject.into(), target.clone());
+        self.with(move |cx| {
+            let core = cx.core();
+            let tree = core.tree(what);
+            let roots = core.found(what, subject, &target);
+            let objects = roots.iter().flat_map(|root| tree.subtree(root));
+            objects.map(|object| object.to_object()).collect()
+        })
+    }
+
+    /// How many resolves, declarations and reports no server has answered yet.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn unanswered(&self) -> Result<usize, CallError> {
+        self.with(|cx| cx.core().unanswered())
+    }
+
+    /// The class that a URI names: its last segment but one, as in URIs of
+    /// libopflex for objects with one name.
+    pub fn class_of(uri: &Uri) -> Name {
+        let class = uri.elements().rev().nth(1).or_else(|| uri.elements().next());
+        class.unwrap_or_default().as_ref().into()
+    }
+
+    fn reference(&self, id: ReferenceId) -> Reference {
+        Reference {
+            id,
+            events: self.events.clone(),
+            released: Released::clone(&self.released),
+        }
+    }
+}
+
+/// An interest in a policy or an endpoint. Dropping the last one for it tells
+/// the servers, after the time to linger.
+///
+/// # Threads
+/// `Send`. Dropping it blocks nobody.
+#[must_use = "dropped, it is wanted no more"]
+pub struct Reference {
+    id: ReferenceId,
+    events: EngagingEvents,
+    released: Released,
+}
+
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reference({:?})", self.id)
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        self.released
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.id);
+        // That makes the dispatcher look. Where the channel is full, something
+        // else does.
+        let _ = self.events.try_send(DispatchEvent::Call(Box::new(|_, _, _| ())));
+    }
+}

@@ -1,0 +1,375 @@
+//! The feed of an element: a Unix socket where programs on the same host get
+//! what it has resolved, and every change of that, as lines of JSON.
+//!
+//! ```text
+//!  program ── connects ─▶ reader's thread ── join, and some more at a time ─▶ dispatcher
+//!     ◀─── lines ──────────    │  ◀── a queue of lines ── pieces of the trees │
+//!                                                       └─ what changes ──────┘
+//! ```
+//!
+//! The dispatcher puts both into one queue: the trees, some objects whenever the
+//! queue has become empty, and changes of what it has come to. What it has not
+//! come to changes unsaid, since the piece with it is still to come. So what a
+//! reader knows is at each line what the element had at some moment.
+//!
+//! | what | bound | when full |
+//! |---|---|---|
+//! | readers | 16 | who comes is told so, and let go |
+//! | lines for one of them | [`ElementConfig::serve_queue`] | no more come; the last line says that it is too slow |
+//! | one who takes nothing | 30 s | the connection ends |
+//!
+//! [`ElementConfig::serve_queue`]: super::ElementConfig::serve_queue
+//!
+//! The lines are described in `docs/opflex-tools.md`.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use log::{debug, warn};
+use serde::Serialize;
+use serde_json::json;
+
+use super::engaging::{self, EngagingEvents};
+use super::local::{LOOK, LocalSocket, write_all};
+use super::{ELEMENT_LOG as LOG, StartError};
+use crate::model::{ChangeKind, Tree, Uri};
+use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
+use ssntp_transport::{Acceptance, Duplex, Newcomer};
+
+const READERS: usize = 16;
+/// Objects of the trees in one line, or changes.
+const STEP: usize = 500;
+/// About how many bytes of the trees are put into one line.
+const STEP_BYTES: usize = 1 << 20;
+/// How often a reader is looked after that nothing is said to.
+const IDLE: Duration = Duration::from_secs(1);
+/// The version of the lines.
+const VERSION: u64 = 1;
+
+/// The threads of the readers.
+#[derive(Debug)]
+pub(super) struct FeedServer(Acceptance);
+
+impl FeedServer {
+    /// Listens at the socket.
+    pub(super) fn start(socket: &LocalSocket, events: EngagingEvents) -> Result<Self, StartError> {
+        let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
+            if let Err(e) = serve(&events, newcomer) {
+                debug!(target: LOG, "a reader of the feed is gone: {e}");
+            }
+        });
+        // Those who are refused need a thread as well, for a moment.
+        Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve)
+            .map(Self)
+            .map_err(StartError::Thread)
+    }
+
+    /// Ends every connection and joins every thread. The dispatcher has to run,
+    /// and to have been told to stop.
+    pub(super) fn stop(self) {
+        self.0.stop();
+    }
+}
+
+/// What a reader's thread knows of the reader.
+struct Joined {
+    id: u64,
+    lines: Receiver<Line>,
+    waiting: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Debug)]
+enum Line {
+    Text(Bytes),
+    /// The last one.
+    End(&'static str),
+}
+
+/// Serves one reader until it leaves, is too slow, or the element stops.
+fn serve(events: &EngagingEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
+    let stream: &dyn Duplex = &**newcomer;
+    stream.set_write_timeout(Some(LOOK))?;
+    let write = |text: &[u8]| write_all(stream, text, || newcomer.is_stopping());
+    let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
+    let joined = engaging::feed(events, |feed, core| feed.join(core));
+    let Some(Joined { id, lines, waiting }) = joined.flatten() else {
+        return end("as many read as may");
+    };
+    let _left = Leaving { events, id };
+    let mut is_complete = false;
+    loop {
+        let next = match lines.try_recv() {
+            Err(TryRecvError::Empty) if !is_complete => {
+                let more = engaging::feed(events, move |feed, core| feed.go_on(id, core));
+                is_complete = more != Some(true);
+                continue;
+            }
+            Err(TryRecvError::Empty) => lines.recv_timeout(IDLE),
+            other => other.map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match next {
+            Ok(Line::Text(text)) => {
+                write(&text)?;
+                waiting.fetch_sub(text.len(), Ordering::Relaxed);
+            }
+            Ok(Line::End(why)) => return end(why),
+            Err(RecvTimeoutError::Timeout) if is_gone(stream) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+}
+
+/// Has a reader forgotten when its thread ends, however that is.
+struct Leaving<'a> {
+    events: &'a EngagingEvents,
+    id: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let id = self.id;
+        engaging::feed(self.events, move |feed, _| {
+            feed.readers.remove(&id);
+        });
+    }
+}
+
+/// Whether the other end is closed. What it says is of no interest.
+fn is_gone(stream: &dyn Duplex) -> bool {
+    match stream.try_read(&mut [0; 4096]) {
+        Ok(read) => read == 0,
+        Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}
+
+/// Who reads, for the dispatcher.
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    /// Who the element is, for the first line.
+    name: String,
+    domain: String,
+    /// Bytes of lines that may wait for one reader.
+    most: usize,
+    readers: HashMap<u64, Reader>,
+    last: u64,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Reader {
+    lines: Sender<Line>,
+    waiting: Arc<AtomicUsize>,
+    told: Told,
+}
+
+/// How far a reader has been told what there is, in the order of the URIs.
+#[derive(Debug)]
+enum Told {
+    Policy(Option<Uri>),
+    /// All policy, and of the endpoints so much.
+    Endpoints(Option<Uri>),
+    All,
+}
+
+impl Told {
+    fn has(&self, what: Store, uri: &Uri) -> bool {
+        match (self, what) {
+            (Self::Policy(last), Store::Policy) | (Self::Endpoints(last), Store::Endpoints) => {
+                last.as_ref().is_some_and(|last| uri <= last)
+            }
+            (Self::Policy(_), Store::Endpoints) => false,
+            (Self::Endpoints(_), Store::Policy) | (Self::All, _) => true,
+        }
+    }
+}
+
+impl Feed {
+    pub(super) fn new(name: String, domain: String, most: usize) -> Self {
+        Self {
+            name,
+            domain,
+            most,
+            ..Self::default()
+        }
+    }
+
+    /// A reader comes, if there is room for it.
+    fn join(&mut self, core: &ElementCore) -> Option<Joined> {
+        if self.is_over || self.readers.len() >= READERS {
+            return None;
+        }
+        // What waits is counted in bytes; a bound on lines would be another one.
+        let (lines, receiver) = crossbeam_channel::unbounded();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let mut reader = Reader {
+            lines,
+            waiting: Arc::clone(&waiting),
+            told: Told::Policy(None),
+        };
+        reader.say(&line(&json!({
+            "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
+            "location": core.location(),
+        })));
+        reader.say(&text_of(&ElementEvent::Health(core.health())));
+        self.last += 1;
+        self.readers.insert(self.last, reader);
+        Some(Joined {
+            id: self.last,
+            lines: receiver,
+            waiting,
+        })
+    }
+
+    /// Tells a reader some more of what there is. False once that is all.
+    fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
+        let Some(reader) = self.readers.get_mut(&id) else {
+            return false;
+        };
+        let (what, last, next) = match &reader.told {
+            Told::Policy(last) => (Store::Policy, last.clone(), Told::Endpoints(None)),
+            Told::Endpoints(last) => (Store::Endpoints, last.clone(), Told::All),
+            Told::All => return false,
+        };
+        let tree: &Tree = match what {
+            Store::Policy => core.policy(),
+            Store::Endpoints => core.endpoints(),
+        };
+        let mut bytes = 0;
+        let objects = tree.after(last.as_ref()).take(STEP).take_while(|object| {
+            let has_room = bytes <= STEP_BYTES;
+            bytes += object.wire_len();
+            has_room
+        });
+        let objects: Vec<ObjectChange> = objects
+            .map(|object| ObjectChange {
+                kind: ChangeKind::Created,
+                subject: object.subject().clone(),
+                uri: object.uri().clone(),
+                object: Some(object.to_object()),
+            })
+            .collect();
+        reader.told = match (objects.last(), what) {
+            (None, _) => next,
+            (Some(last), Store::Policy) => Told::Policy(Some(last.uri.clone())),
+            (Some(last), Store::Endpoints) => Told::Endpoints(Some(last.uri.clone())),
+        };
+        if !objects.is_empty() {
+            reader.say(&changes(what, objects.iter()));
+        }
+        if matches!(reader.told, Told::All) {
+            reader.say(&line(&json!({ "event": "complete" })));
+            return false;
+        }
+        true
+    }
+
+    /// Tells all readers what happened, as far as they have come to it.
+    pub(super) fn tell(&mut self, event: &ElementEvent) {
+        if self.readers.is_empty() {
+            return;
+        }
+        let most = self.most;
+        let slow = match event {
+            ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => {
+                self.tell_changes(*what, objects)
+            }
+            other => {
+                let text = text_of(other);
+                self.readers
+                    .extract_if(|_, reader| !reader.takes(&text, most))
+                    .collect::<Vec<_>>()
+            }
+        };
+        for (_, reader) in slow {
+            warn!(target: LOG, "a reader of the feed is too slow: {most} bytes wait for it, it is let go");
+            let _ = reader
+                .lines
+                .send(Line::End("too slow: too much waits; connect again"));
+        }
+    }
+
+    /// Returns those who are too slow.
+    fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) -> Vec<(u64, Reader)> {
+        let most = self.most;
+        // One text for all who have come to everything.
+        let shared: Vec<Bytes> = match self
+            .readers
+            .values()
+            .any(|reader| matches!(reader.told, Told::All))
+        {
+            true => objects
+                .chunks(STEP)
+                .map(|some| changes(what, some.iter()))
+                .collect(),
+            false => Vec::new(),
+        };
+        let takes = |reader: &mut Reader| {
+            if matches!(reader.told, Told::All) {
+                return shared.iter().all(|text| reader.takes(text, most));
+            }
+            objects.chunks(STEP).all(|some| {
+                let known = |change: &&ObjectChange| reader.told.has(what, &change.uri);
+                let known: Vec<_> = some.iter().filter(known).collect();
+                known.is_empty() || reader.takes(&changes(what, known.into_iter()), most)
+            })
+        };
+        self.readers.extract_if(|_, reader| !takes(reader)).collect()
+    }
+
+    /// The element stops: nobody is told any more but that.
+    pub(super) fn end(&mut self) {
+        self.is_over = true;
+        for (_, reader) in self.readers.drain() {
+            let _ = reader.lines.send(Line::End("the element stops"));
+        }
+    }
+}
+
+impl Reader {
+    /// Puts a line in. False where too much waits already.
+    fn takes(&mut self, text: &Bytes, most: usize) -> bool {
+        let has_room = self.waiting.load(Ordering::Relaxed) + text.len() <= most;
+        if has_room {
+            self.say(text);
+        }
+        has_room
+    }
+
+    fn say(&mut self, text: &Bytes) {
+        self.waiting.fetch_add(text.len(), Ordering::Relaxed);
+        // One whose thread is over is about to be forgotten.
+        let _ = self.lines.send(Line::Text(text.clone()));
+    }
+}
+
+/// Changes in one line; the same as [`ElementEvent::to_json`], made once and
+/// not twice.
+fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
+    #[derive(Serialize)]
+    struct Changed<'a> {
+        event: &'a str,
+        what: &'a str,
+        objects: Vec<&'a ObjectChange>,
+    }
+    line(&Changed {
+        event: "changed",
+        what: what.name(),
+        objects: objects.collect(),
+    })
+}
+
+fn text_of(event: &ElementEvent) -> Bytes {
+    line(&event.to_json())
+}
+
+fn line(value: &impl Serialize) -> Bytes {
+    let mut text = serde_json::to_vec(value).unwrap_or_default();
+    text.push(b'\n');
+    Bytes::from(text)
+}

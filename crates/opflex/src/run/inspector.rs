@@ -1,0 +1,465 @@
+//! The inspector: a Unix socket that shows what a server or an element has, to
+//! the `gbp_inspect` of agent-ovs.
+//!
+//! ```text
+//!  gbp_inspect ── custom: policy_query ─▶ connection's thread ── look at some ─▶ dispatcher
+//!       ◀── the answer, as it is made ──        │  ◀── some objects, and again ──   │
+//! ```
+//!
+//! A question is `custom` of OpFlex with the inner method
+//! `org.opendaylight.opflex.policy_query`, whose parameters are an array of
+//! `{subject, policy_uri, recursive}`: one object, or without `policy_uri` all of
+//! a class; with `recursive` what stands below them too. As in libopflex, a
+//! `DmtreeRoot` at `/` contains everything.
+//!
+//! The dispatcher is asked for some objects at a time, and what it gives is
+//! written before it is asked again: neither it nor the memory feels how much
+//! there is to show, or how slowly it is read. So an answer shows a tree that
+//! may change while it is shown.
+//!
+//! | what | bound | when full |
+//! |---|---|---|
+//! | connections | 8 | the one that waits longest for its client is cut, or the newcomer waits |
+//! | a question | 64 KiB, and one a minute | the connection ends |
+//! | looked at in one go | 500 objects, or a mebibyte of them | the rest comes next |
+//! | a client that takes nothing | 30 s | the connection ends |
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::debug;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::engaging::EngagingEvents;
+use super::local::{LOOK, LocalSocket, write_all};
+use super::serving::{self, ServingEvents};
+use super::{StartError, engaging, now};
+use crate::message::{Custom, Decoder, ErrorCode, ErrorResponse, Incoming, Request};
+use crate::model::{ManagedObject, Name, Schema, Tree, Uri};
+use crate::policy_element::ElementCore;
+use crate::rpc::{EncodeError, Frame, Framing, Id, Limits};
+use crate::server::ServerCore;
+use ssntp_transport::{Acceptance, BufferPool, Duplex, Newcomer, after, plain};
+
+/// The inner method.
+pub(super) const QUERY: &str = "org.opendaylight.opflex.policy_query";
+/// The class of the object at `/`, which contains all that is topmost.
+const ROOT: &str = "DmtreeRoot";
+
+const CONNECTIONS: usize = 8;
+/// How long a client may take to ask.
+const IDLE: Duration = Duration::from_secs(60);
+/// The longest question; the real ones have some hundred bytes.
+const QUESTION: usize = 64 * 1024;
+/// Objects that are looked at in one go.
+const STEP: usize = 500;
+/// About how many bytes of them are given in one go.
+const STEP_BYTES: usize = 1 << 20;
+/// Bytes of an answer that are written in one go.
+const WRITE: usize = 64 * 1024;
+
+/// The threads that show what there is.
+#[derive(Debug)]
+pub(super) struct Inspector(Acceptance);
+
+impl Inspector {
+    /// Listens at the socket; `log` is the target of its lines.
+    pub(super) fn start(
+        socket: &LocalSocket,
+        shown: impl Shown,
+        log: &'static str,
+    ) -> Result<Self, StartError> {
+        let pool = BufferPool::new();
+        let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
+            if let Err(e) = serve(&shown, newcomer, &pool) {
+                debug!(target: log, "the inspector's connection ended: {e}");
+            }
+        });
+        Acceptance::start(socket.listen()?, "inspect", log, CONNECTIONS, serve)
+            .map(Self)
+            .map_err(StartError::Thread)
+    }
+
+    /// Ends every connection and joins every thread. The dispatcher has to run.
+    pub(super) fn stop(self) {
+        self.0.stop();
+    }
+}
+
+/// The way to what is shown, which belongs to a dispatcher.
+pub(super) trait Shown: Send + Sync + 'static {
+    /// Has it looked at, on the dispatcher; `None` once that has stopped.
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T>;
+}
+
+impl Shown for ServingEvents {
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T> {
+        serving::call(self, |cx| look(cx.core()))
+    }
+}
+
+impl Shown for EngagingEvents {
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T> {
+        engaging::call(self, |cx| look(cx.core()))
+    }
+}
+
+/// What is shown: trees, and objects that stand in none.
+pub(super) trait Contents {
+    fn trees(&self) -> [&Tree; 2];
+    /// What stands in no tree behind a place, in the order of the places, which
+    /// several objects may share.
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
+}
+
+impl Contents for ServerCore {
+    fn trees(&self) -> [&Tree; 2] {
+        [self.policy(), self.endpoints()]
+    }
+
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
+        Box::new(self.observer().objects_after(place))
+    }
+}
+
+impl Contents for ElementCore {
+    fn trees(&self) -> [&Tree; 2] {
+        [self.policy(), self.endpoints()]
+    }
+
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
+        Box::new(self.told_after(place))
+    }
+}
+
+/// One question, as libopflex asks it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Query {
+    pub(super) subject: Name,
+    pub(super) policy_uri: Option<Uri>,
+    #[serde(default)]
+    pub(super) recursive: bool,
+}
+
+impl Query {
+    /// The questions of a call: an array of them, or a single one.
+    pub(super) fn all(call: &Custom) -> Result<Vec<Self>, Box<ErrorResponse>> {
+        let read = |value: &Value| Self::deserialize(value).map_err(|e| refused(&e.to_string()));
+        match &call.params {
+            Value::Array(all) => all.iter().map(read).collect(),
+            one => read(one).map(|query| vec![query]),
+        }
+    }
+
+    /// Whether everything is asked for, or where that begins.
+    fn is_root(&self) -> bool {
+        self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
+    }
+
+    fn asks_for(&self, subject: &Name, uri: &Uri) -> bool {
+        self.subject == *subject && self.policy_uri.as_ref().is_none_or(|wanted| wanted == uri)
+    }
+}
+
+fn refused(why: &str) -> Box<ErrorResponse> {
+    Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
+}
+
+/// Answers whoever has connected, until it leaves or asks nothing.
+fn serve(shown: &impl Shown, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io::Result<()> {
+    let stream = newcomer.stream();
+    stream.set_write_timeout(Some(LOOK))?;
+    let mut halves = plain(stream, pool.clone());
+    let limits = Limits {
+        message: QUESTION,
+        ..Limits::default()
+    };
+    let mut decoder = Decoder::trusting(Framing::Nul, limits);
+    let mut messages = Vec::new();
+    loop {
+        let received = halves.receive_until(after(now(), IDLE))?;
+        decoder
+            .decode(halves.inbox.bytes_mut(), &mut messages)
+            .map_err(io::Error::other)?;
+        for message in messages.drain(..) {
+            let mut out = Out {
+                newcomer,
+                bytes: Vec::new(),
+            };
+            match message {
+                Incoming::Request { id, request } => answer(shown, &id, request, &mut out)?,
+                Incoming::Refused { id, error, .. } => out.frame(Frame::failure(&id, &error))?,
+                _ => {}
+            }
+            out.flush()?;
+        }
+        if received.end {
+            return Ok(());
+        }
+    }
+}
+
+fn answer(shown: &impl Shown, id: &Id, request: Request, out: &mut Out<'_>) -> io::Result<()> {
+    let calls = match request {
+        Request::Echo(echo) => return out.frame(Frame::result(id, &echo.answer())),
+        Request::Custom(calls) => calls,
+        other => {
+            let method = other.method();
+            let what = format_args!("the inspector does not take {method}");
+            return out.frame(Frame::failure(
+                id,
+                &ErrorResponse::new(ErrorCode::EUNSUPPORTED, what),
+            ));
+        }
+    };
+    for call in calls {
+        let queries = match call.method.as_str() {
+            QUERY => Query::all(&call).and_then(|queries| known(shown, queries)),
+            other => Err(refused(&format!("unknown method: {other:.64}"))),
+        };
+        match queries {
+            Ok(queries) => show(shown, id, queries, out)?,
+            Err(error) => out.frame(Frame::failure(id, &error))?,
+        }
+    }
+    Ok(())
+}
+
+/// The questions, unless one is of a class that the model does not have.
+fn known(shown: &impl Shown, queries: Vec<Query>) -> Result<Vec<Query>, Box<ErrorResponse>> {
+    let judged = shown.look(move |store| {
+        let schema: Option<&Schema> = store.trees()[0].schema().map(AsRef::as_ref);
+        let knows =
+            |query: &Query| query.subject == ROOT || schema.is_none_or(|schema| schema.knows(&query.subject));
+        match queries.iter().find(|query| !knows(query)) {
+            Some(query) => Err(refused(&format!("Unknown subject: {:.64}", query.subject))),
+            None => Ok(queries),
+        }
+    });
+    judged.unwrap_or_else(|| Err(refused("it is shutting down")))
+}
+
+/// Writes one answer as it is made.
+fn show(shown: &impl Shown, id: &Id, queries: Vec<Query>, out: &mut Out<'_>) -> io::Result<()> {
+    out.put(b"{\"id\":")?;
+    out.put(id.as_json())?;
+    out.put(b",\"result\":{\"method\":\"")?;
+    out.put(QUERY.as_bytes())?;
+    out.put(b"\",\"result\":{\"policy\":[")?;
+    let mut is_first = true;
+    for query in queries {
+        if query.is_root() {
+            let mut root = ManagedObject::new(ROOT, Uri::root());
+            scan(shown, What::Topmost, |objects| {
+                root.children.extend(objects.into_iter().map(|object| object.uri));
+                Ok(())
+            })?;
+            root.children.sort_unstable();
+            root.children.dedup();
+            out.objects(vec![root], &mut is_first)?;
+            if query.recursive {
+                scan(shown, What::All, |objects| out.objects(objects, &mut is_first))?;
+            }
+        } else {
+            scan(shown, What::Query(query), |objects| {
+                out.objects(objects, &mut is_first)
+            })?;
+        }
+    }
+    out.put(b"]}}}\0")
+}
+
+/// What is looked for.
+#[derive(Debug)]
+enum What {
+    /// What stands right below the root.
+    Topmost,
+    All,
+    Query(Query),
+}
+
+/// How far the search for something is.
+#[derive(Debug)]
+struct Scan {
+    what: What,
+    part: Part,
+    /// The last object of the part that was looked at, in a tree.
+    last: Option<Uri>,
+    /// The same, of those that stand in none.
+    place: Option<u64>,
+    /// What was asked for and is there, where what is below is asked for too.
+    roots: HashSet<Uri>,
+}
+
+/// Objects outside of the trees come in no useful order, so that what stands
+/// below others is found the second time.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Tree(usize),
+    Others,
+    BelowOthers,
+}
+
+/// Looks for something in steps, and hands on what each has found.
+fn scan(
+    shown: &impl Shown,
+    what: What,
+    mut found: impl FnMut(Vec<ManagedObject>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut scan = Scan {
+        what,
+        part: Part::Tree(0),
+        last: None,
+        place: None,
+        roots: HashSet::new(),
+    };
+    loop {
+        let step = shown.look(move |store| {
+            let mut objects = Vec::new();
+            let next = scan.step(store, &mut objects).then_some(scan);
+            (objects, next)
+        });
+        let (objects, next) = step.ok_or(io::ErrorKind::ConnectionAborted)?;
+        found(objects)?;
+        match next {
+            Some(next) => scan = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+impl Scan {
+    /// Looks at some objects. False at the end.
+    fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
+        let (mut looked_at, mut bytes) = (0, 0);
+        let mut is_over = true;
+        if let Part::Tree(index) = self.part {
+            let tree = store.trees()[index];
+            let last = self.last.take();
+            let objects: Box<dyn Iterator<Item = _>> = match &self.what {
+                What::Query(Query {
+                    policy_uri: Some(uri),
+                    ..
+                }) => Box::new(tree.subtree_after(uri, last.as_ref())),
+                _ => Box::new(tree.after(last.as_ref())),
+            };
+            for object in objects {
+                if looked_at >= STEP || bytes > STEP_BYTES {
+                    is_over = false;
+                    break;
+                }
+                looked_at += 1;
+                self.last = Some(object.uri().clone());
+                if self.takes(object.subject(), object.uri()) {
+                    bytes += object.wire_len();
+                    found.push(linked(object.to_object()));
+                }
+            }
+        } else {
+            for (place, object) in store.others(self.place) {
+                let is_next = self.place != Some(place);
+                if is_next && (looked_at >= STEP || bytes > STEP_BYTES) {
+                    is_over = false;
+                    break;
+                }
+                looked_at += 1;
+                self.place = Some(place);
+                if self.takes(&object.subject, &object.uri) {
+                    bytes += object.memory();
+                    found.push(linked(object.clone()));
+                }
+            }
+        }
+        if !is_over {
+            return true;
+        }
+        (self.last, self.place) = (None, None);
+        self.part = match self.part {
+            Part::Tree(0) => Part::Tree(1),
+            Part::Tree(_) => Part::Others,
+            Part::Others if !self.roots.is_empty() => Part::BelowOthers,
+            _ => return false,
+        };
+        true
+    }
+
+    fn takes(&mut self, subject: &Name, uri: &Uri) -> bool {
+        if uri.is_root() {
+            return false;
+        }
+        let query = match &self.what {
+            What::Topmost => return is_topmost(uri),
+            What::All => return true,
+            What::Query(query) => query,
+        };
+        let is_below = |roots: &HashSet<Uri>| uri.prefixes().any(|above| roots.contains(above));
+        if matches!(self.part, Part::BelowOthers) {
+            return !self.roots.contains(uri) && is_below(&self.roots);
+        }
+        if query.asks_for(subject, uri) {
+            if query.recursive {
+                self.roots.insert(uri.clone());
+            }
+            return true;
+        }
+        // In a tree, what is above comes first.
+        matches!(self.part, Part::Tree(_)) && is_below(&self.roots)
+    }
+}
+
+fn is_topmost(uri: &Uri) -> bool {
+    uri.elements().nth(1).is_none()
+}
+
+/// The object with a parent where libopflex has the root.
+fn linked(mut object: ManagedObject) -> ManagedObject {
+    if is_topmost(&object.uri) && object.parent_uri.as_ref().is_none_or(Uri::is_root) {
+        object.parent_uri = Some(Uri::root());
+        object.parent_subject = Some(ROOT.into());
+        object
+            .parent_relation
+            .get_or_insert_with(|| object.subject.clone());
+    }
+    object
+}
+
+/// The way out of a connection, in pieces.
+struct Out<'a> {
+    newcomer: &'a Arc<Newcomer>,
+    bytes: Vec<u8>,
+}
+
+impl Out<'_> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        match self.bytes.len() >= WRITE {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
+    fn frame(&mut self, frame: Result<bytes::Bytes, EncodeError>) -> io::Result<()> {
+        self.put(&frame.map_err(io::Error::other)?)
+    }
+
+    fn objects(&mut self, objects: Vec<ManagedObject>, is_first: &mut bool) -> io::Result<()> {
+        for object in objects {
+            if !std::mem::take(is_first) {
+                self.put(b",")?;
+            }
+            let text = serde_json::to_vec(&object).map_err(io::Error::other)?;
+            self.put(&text)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let stream: &dyn Duplex = &**self.newcomer;
+        write_all(stream, &self.bytes, || self.newcomer.is_stopping())?;
+        self.bytes.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! Edits of policy behind the file that it is kept in, so that keeping an edit
+//! costs what it changes and not what there is.
+//!
+//! ```text
+//!  policy.json         all policy, as it was written last
+//!  policy.json.edits   {"of":…}             which file these lines go on with
+//!                      {"delete":[…],"put":[…]}   an edit each, in their order
+//! ```
+//!
+//! A line says how the objects are after its edit, so that one which the file
+//! has already does no harm. The first line has a digest of the file: where the
+//! file was written again and the process ended before the edits were begun
+//! anew, they are of the old one and left out. A line that was being written
+//! when the process ended is left out with all behind it; nobody was told that
+//! it is kept.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use log::warn;
+use serde::{Deserialize, Serialize};
+
+use super::SERVER_LOG as LOG;
+use crate::model::{ChangeKind, Changes, ManagedObject, ModelError, Tree, Uri};
+
+/// From this length on, or that of the file, all policy is written again.
+const LONGEST: u64 = 1 << 20;
+
+/// How the objects that one edit changed are after it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Line {
+    delete: Vec<Uri>,
+    put: Vec<ManagedObject>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    of: Digest,
+}
+
+/// What tells one file from another, where nobody wants to deceive.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Digest {
+    bytes: usize,
+    fnv: u64,
+}
+
+impl Digest {
+    fn of(text: &[u8]) -> Self {
+        let fnv = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        Self {
+            bytes: text.len(),
+            fnv,
+        }
+    }
+}
+
+/// What shows that a file is another one, or has other contents.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    inode: u64,
+    len: u64,
+    changed: (i64, i64),
+}
+
+impl Seen {
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+        Some(Self {
+            inode: metadata.ino(),
+            len: metadata.len(),
+            changed: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+}
+
+impl Line {
+    /// What an edit did.
+    pub(super) fn of(changes: &Changes, tree: &Tree) -> Self {
+        let mut line = Self::default();
+        for change in changes {
+            // An object that is put keeps the parent it had, unless it is new.
+            line.delete
+                .extend((change.kind != ChangeKind::Created).then(|| change.uri.clone()));
+            if let Some(object) = tree.get(&change.uri) {
+                let mut object = object.to_object();
+                // Others name their parent themselves.
+                object.children.retain(|child| tree.get(child).is_none());
+                line.put.push(object);
+            }
+        }
+        line
+    }
+
+    /// How many objects it is about.
+    pub(super) fn len(&self) -> usize {
+        self.delete.len() + self.put.len()
+    }
+
+    fn make(self, tree: &mut Tree) -> Result<(), ModelError> {
+        let delete: Vec<_> = self.delete.into_iter().map(|uri| (uri, ())).collect();
+        let alone: std::collections::HashSet<&Uri> = delete.iter().map(|(uri, ())| uri).collect();
+        tree.delete_sparing(&delete, |(), uri| !alone.contains(uri));
+        tree.merge(self.put).map(drop)
+    }
+}
+
+/// The edits behind one file.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    digest: Digest,
+    /// The file as it was then.
+    kept: Option<Seen>,
+    /// Once there is an edit.
+    file: Option<File>,
+    written: u64,
+}
+
+impl Journal {
+    /// Begins anew behind a file that was just written.
+    pub(super) fn begin(kept: &Path, text: &[u8]) -> Self {
+        Self {
+            path: beside(kept),
+            digest: Digest::of(text),
+            // Somebody may have been there already.
+            kept: Seen::of(kept).filter(|seen| seen.len == text.len() as u64),
+            file: None,
+            written: 0,
+        }
+    }
+
+    /// Whether it can be gone on with: it is not longer than is worth reading,
+    /// and nobody has touched the file.
+    pub(super) fn goes_on(&self, kept: &Path) -> bool {
+        self.written <= LONGEST.max(self.digest.bytes as u64)
+            && self.kept.is_some()
+            && self.kept == Seen::of(kept)
+    }
+
+    /// Whether there is an edit in it.
+    pub(super) fn is_used(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Puts edits on the disk. After an error it cannot be gone on with.
+    pub(super) fn append(&mut self, lines: &[Line]) -> io::Result<()> {
+        let mut text = Vec::new();
+        if self.file.is_none() {
+            let of = Digest { ..self.digest };
+            serde_json::to_writer(&mut text, &Head { of })?;
+            text.push(b'\n');
+        }
+        for line in lines {
+            serde_json::to_writer(&mut text, line)?;
+            text.push(b'\n');
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(File::create(&self.path)?),
+        };
+        file.write_all(&text)?;
+        file.sync_all()?;
+        self.written += text.len() as u64;
+        Ok(())
+    }
+}
+
+/// Removes the edits behind a file that has all of them.
+pub(super) fn remove(kept: &Path) {
+    let _ = fs::remove_file(beside(kept));
+}
+
+/// The policy of a file with the edits behind it.
+pub(super) fn with_edits(kept: &Path, text: &[u8], objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+    let path = beside(kept);
+    let Ok(edits) = fs::read(&path) else {
+        return objects;
+    };
+    let shown = path.display();
+    let mut lines = edits.split_inclusive(|byte| *byte == b'\n');
+    let head = lines
+        .next()
+        .and_then(|head| serde_json::from_slice::<Head>(head).ok());
+    if head.is_none_or(|head| head.of != Digest::of(text)) {
+        warn!(target: LOG, "{shown}: left out: these edits do not belong to {}", kept.display());
+        return objects;
+    }
+    let mut tree = Tree::new();
+    if tree.merge(objects.clone()).is_err() {
+        return objects;
+    }
+    for (n, line) in lines.enumerate() {
+        let edit = Some(line).filter(|line| line.ends_with(b"\n"));
+        let edit = edit.and_then(|line| serde_json::from_slice::<Line>(line).ok());
+        if edit.and_then(|edit| edit.make(&mut tree).ok()).is_none() {
+            warn!(target: LOG, "{shown}: what follows {n} edits is left out: it was not written to its end");
+            break;
+        }
+    }
+    tree.to_objects()
+}
+
+fn beside(kept: &Path) -> PathBuf {
+    let mut name = kept.as_os_str().to_owned();
+    name.push(".edits");
+    name.into()
+}

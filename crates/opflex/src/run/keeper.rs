@@ -1,0 +1,227 @@
+//! The file that policy is kept in, written on a thread of its own.
+//!
+//! ```text
+//!  dispatcher ── changed() ───────▶ keeper ── Call: some objects, and again ─▶ dispatcher
+//!  editing ── wait() ──────────────▶   │ edits behind the file, or all of it anew; answers
+//! ```
+//!
+//! The first change writes all policy, and those that follow are appended (see
+//! `journal`) until they are longer than it. When the server stops, all policy is
+//! written, so that there are no edits behind it. Requests that come while the file is written are served by the next write,
+//! which has all their changes. A write that fails is told to those who wait
+//! and tried again: at the next change, and otherwise after a second, then two,
+//! up to a minute; once more when the server stops.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+use log::{error, info, warn};
+
+use super::journal::{self, Journal, Line};
+use super::serving::{ServingEvents, copy_policy};
+use super::{CallError, SERVER_LOG as LOG, StartError};
+use crate::model::{FileError, Format, ManagedObject};
+use ssntp_transport::replace;
+use ssntp_transport::threads;
+
+/// Told why policy is not kept, if it is not.
+type Then = Box<dyn FnOnce(Result<(), &str>) + Send>;
+
+/// How long a failed write is left alone, at first and at last.
+const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// The thread that writes.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    ask: Ask,
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+/// How the thread is asked. A clone is another handle.
+#[derive(Clone)]
+pub(super) struct Ask {
+    /// At most one request waits; it stands for all.
+    wake: Sender<()>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// What the thread has to do.
+#[derive(Default)]
+struct Waiting {
+    /// Who is told how it went. One for each caller or connection that waits.
+    then: Vec<Then>,
+    /// Edits that are not on the disk, in their order.
+    edits: Vec<Line>,
+    /// How many objects they are about.
+    objects: usize,
+    /// There were too many of them: all policy is to be written.
+    all: bool,
+}
+
+/// Objects in edits that wait for the disk. Beyond, all policy is written.
+const EDITED: usize = 10_000;
+
+impl std::fmt::Debug for Ask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ask").finish_non_exhaustive()
+    }
+}
+
+impl Ask {
+    /// Policy has changed.
+    pub(super) fn changed(&self, edits: Vec<Line>) {
+        let mut waiting = self.lock();
+        waiting.objects += edits.iter().map(Line::len).sum::<usize>();
+        waiting.edits.extend(edits);
+        if waiting.objects > EDITED {
+            waiting.all = true;
+            waiting.edits.clear();
+        }
+        drop(waiting);
+        self.soon();
+    }
+
+    fn soon(&self) {
+        // One that waits is served after this change.
+        let _ = self.wake.try_send(());
+    }
+
+    /// Policy has changed; `then` is told on the keeper's thread whether it is
+    /// on the disk.
+    fn then(&self, then: Then) {
+        self.lock().then.push(then);
+        self.soon();
+    }
+
+    /// Waits until policy as it is now is on the disk.
+    pub(super) fn wait(&self) -> Result<(), CallError> {
+        let (reply, result) = crossbeam_channel::bounded(1);
+        self.then(Box::new(move |kept| {
+            let _ = reply.send(kept.map_err(str::to_owned));
+        }));
+        match result.recv() {
+            Ok(kept) => kept.map_err(|why| CallError::Keep(io::Error::other(why))),
+            Err(_) => Err(CallError::Stopped),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keeper {
+    pub(super) fn start(path: PathBuf, events: ServingEvents) -> io::Result<Self> {
+        let (wake, woken) = crossbeam_channel::bounded(1);
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let ask = Ask {
+            wake,
+            waiting: Arc::default(),
+        };
+        let asked = ask.clone();
+        let thread = threads::spawn("opflex-keep", move || {
+            run(&path, &events, &asked, &woken, &stopped)
+        })?;
+        Ok(Self { ask, stop, thread })
+    }
+
+    pub(super) fn sender(&self) -> Ask {
+        self.ask.clone()
+    }
+
+    /// Writes what is still to be written, and ends. The dispatcher has to run.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        let _ = self.thread.join();
+    }
+}
+
+/// What went wrong last, and for how long it is left alone.
+struct Failed {
+    why: String,
+    pause: Duration,
+}
+
+fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
+    let mut failed: Option<Failed> = None;
+    let mut journal: Option<Journal> = None;
+    let mut tried_last = false;
+    loop {
+        let again = failed.as_ref().map_or_else(crossbeam_channel::never, |failed| {
+            crossbeam_channel::after(failed.pause)
+        });
+        let last = crossbeam_channel::select! {
+            recv(woken) -> _ => false,
+            recv(again) -> _ => false,
+            recv(stopped) -> _ => true,
+        };
+        if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
+            // Nobody who comes now is left waiting.
+            ask.lock().then.clear();
+            if journal.is_some_and(|journal| journal.is_used())
+                && let Err(e) = write(path, events)
+            {
+                warn!(target: LOG, "{}: the edits behind it stay there: {e}", path.display());
+            }
+            return;
+        }
+        tried_last = last;
+        // Before the snapshot: who comes later waits for the next one.
+        let waiting = std::mem::take(&mut *ask.lock());
+        let shown = path.display();
+        let going_on = journal
+            .take()
+            .filter(|journal| !waiting.all && journal.goes_on(path));
+        let kept = match going_on {
+            Some(mut behind) => behind.append(&waiting.edits).map(|()| behind),
+            None => write(path, events),
+        };
+        let result = kept.map(|behind| journal = Some(behind));
+        failed = match (result, failed) {
+            (Ok(()), before) => {
+                if before.is_some() {
+                    info!(target: LOG, "{shown}: policy is kept again");
+                }
+                None
+            }
+            (Err(e), before) => {
+                let why = e.to_string();
+                if before.as_ref().is_none_or(|before| before.why != why) {
+                    error!(target: LOG, "{shown}: policy is not kept, which is tried again: {why}");
+                }
+                let pause = before.map_or(PAUSE[0], |before| (before.pause * 2).min(PAUSE[1]));
+                Some(Failed { why, pause })
+            }
+        };
+        for then in waiting.then {
+            then(failed.as_ref().map_or(Ok(()), |failed| Err(&failed.why)));
+        }
+    }
+}
+
+/// Writes all policy, and begins with the edits behind it.
+fn write(path: &Path, events: &ServingEvents) -> io::Result<Journal> {
+    let objects = copy_policy(events).ok_or_else(|| io::Error::other("the server has stopped"))?;
+    let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
+    replace(path, text.as_bytes())?;
+    // The file has what they say.
+    journal::remove(path);
+    Ok(Journal::begin(path, text.as_bytes()))
+}
+
+/// What is kept, if anything is.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(StartError::Keep(path.into(), e)),
+    };
+    let objects: Result<_, FileError> = ManagedObject::read_all(&text, Format::Json);
+    let objects = objects.map_err(|e| StartError::Kept(path.into(), e))?;
+    Ok(Some(journal::with_edits(path, &text, objects)))
+}

@@ -1,0 +1,514 @@
+//! A server on threads, from outside.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use crossbeam_channel::Receiver;
+use log::warn;
+
+use super::connection::{Shown, enter};
+use super::control;
+use super::editing::{self, Editor};
+use super::figures::ServerFigures;
+use super::inspector::Inspector;
+use super::keeper::{self, Keeper};
+use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
+use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
+use crate::message::Decoder;
+use crate::model::{Edit, ManagedObject};
+use crate::peer::host;
+use crate::rpc::{self, Framing};
+use crate::server::{AgentInfo, ServerCore, SessionInfo};
+use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
+use ssntp_transport::tls::Acceptor;
+use ssntp_transport::{
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
+    Room, after, memory_for_queues, plain, threads,
+};
+use ssntp_transport::{LogLimit, More};
+
+/// Agents that are copied in one go.
+const AGENTS: usize = 500;
+
+/// A running OpFlex server: policy repository, endpoint registry, observer.
+///
+/// # Threads
+/// The owner of every thread of the server. [`stop`](Self::stop), or dropping
+/// it, ends all of them: it blocks for at most the configured grace and a
+/// moment. Other threads use a [`ServerHandle`].
+#[derive(Debug)]
+pub struct Server {
+    handle: ServerHandle,
+    addresses: Vec<Address>,
+    tls: Arc<Mutex<Tls>>,
+    acceptance: Option<Acceptance>,
+    inspector: Option<Inspector>,
+    keeper: Option<Keeper>,
+    editor: Option<Editor>,
+    dispatcher: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Reads the kept policy, binds every address and starts the threads;
+    /// clients are accepted when this returns. Raises the process's soft limits
+    /// of open files and processes to its hard ones.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
+            .map_err(StartError::TooManyConnections)?;
+        let core = core(&config)?;
+        let (mut listeners, mut places) = (Vec::new(), Vec::new());
+        for address in &config.listen {
+            let bound =
+                Listener::bind(address, config.tcp).map_err(|e| StartError::Listen(address.clone(), e))?;
+            for listener in bound {
+                places.push(match listener.local_address() {
+                    Some(unix @ Address::Unix(_)) => Place::Named(unix.to_string()),
+                    _ => Place::Tcp,
+                });
+                listeners.push(listener);
+            }
+        }
+        let addresses = listeners.iter().filter_map(Listener::local_address).collect();
+        for (place, address) in &config.memory {
+            listeners.push(Listener::memory(place.clone()));
+            places.push(Place::Named(address.clone()));
+        }
+        if let Some(path) = &config.control {
+            let address = Address::Unix(path.clone());
+            let failed = |e| StartError::Listen(address.clone(), e);
+            let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            places.extend(bound.iter().map(|_| Place::Control));
+            listeners.extend(bound);
+        }
+        let (events, queue) = dispatch::events::channel(EVENTS);
+        let keeper = match &config.keep {
+            Some(path) => Some(Keeper::start(path.clone(), events.clone()).map_err(StartError::Thread)?),
+            None => None,
+        };
+        let asked = || keeper.as_ref().map(Keeper::sender);
+        let (editor, jobs) = match &config.control {
+            Some(_) => Editor::start(asked())
+                .map(|(editor, jobs)| (Some(editor), Some(jobs)))
+                .map_err(StartError::Thread)?,
+            None => (None, None),
+        };
+        let serving = Serving::new(core, events.clone(), asked(), jobs, room.sessions);
+        let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
+        let settings = Settings {
+            queue: config.queue,
+            budget,
+            received,
+            patience: PATIENCE,
+            parting: config.write_timeout,
+            grace: config.grace,
+        };
+        let watch = queue.watch();
+        let runner = Runner::new(serving, settings, move || watch.is_empty());
+        let dispatcher = threads::spawn("opflex-dispatch", move || dispatch::run(runner, &queue))
+            .map_err(StartError::Thread)?;
+        let handle = ServerHandle {
+            events: events.clone(),
+            keeper: asked(),
+            occupancy: None,
+        };
+        let tls = Arc::new(Mutex::new(Tls {
+            acceptor: config.tls,
+            generation: 0,
+        }));
+        let mut server = Self {
+            handle,
+            addresses,
+            tls: Arc::clone(&tls),
+            acceptance: None,
+            inspector: None,
+            keeper,
+            editor,
+            dispatcher: Some(dispatcher),
+        };
+        // From here on, dropping `server` ends what runs already.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, events.clone(), LOG));
+        server.inspector = inspector.transpose()?;
+        let context = HandshakeContext {
+            places,
+            tls,
+            pool: BufferPool::new(),
+            events,
+            framing: config.framing,
+            limits: config.limits,
+            handshake_timeout: config.handshake_timeout,
+            write_timeout: config.write_timeout,
+            log: Mutex::default(),
+        };
+        let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
+        let acceptance = Acceptance::start(listeners, "opflex", LOG, room.handshakes, serve)
+            .map_err(StartError::Thread)?;
+        server.handle.occupancy = Some(acceptance.occupancy());
+        server.acceptance = Some(acceptance);
+        Ok(server)
+    }
+
+    /// The addresses it listens at, with the ports that the system chose.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Replaces TLS: its certificate and whom it trusts. Newcomers have their handshake
+    /// with this one; one that is under way with the one before comes to nothing. The
+    /// certificates of the clients that are connected are looked at again, on this
+    /// thread, and whoever would not be taken any more is disconnected. How many those
+    /// are.
+    ///
+    /// # Errors
+    /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
+    pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        let generation = {
+            let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            tls.acceptor = Some(acceptor.clone());
+            tls.generation += 1;
+            tls.generation
+        };
+        let events = &self.handle.events;
+        let clients = serving::tls_replaced(events, generation).ok_or(CallError::Stopped)?;
+        let now = time_of_day();
+        let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
+            let why = acceptor.objection(&shown, now)?;
+            Some((connection, why))
+        });
+        let untrusted: Vec<_> = untrusted.collect();
+        let count = untrusted.len();
+        serving::end_untrusted(events, untrusted);
+        Ok(count)
+    }
+
+    /// A handle for other threads.
+    pub fn handle(&self) -> ServerHandle {
+        self.handle.clone()
+    }
+
+    /// A channel that is closed once the server's dispatcher has ended. Before
+    /// [`stop`](Self::stop) that is a panic, which the log has: the server does
+    /// nothing any more, and whoever owns it should end the process, so that
+    /// its supervisor starts another one.
+    pub fn running(&self) -> &Receiver<Infallible> {
+        self.handle.events.life()
+    }
+
+    /// Accepts nobody any more, flushes the queues within the grace period,
+    /// closes every connection, keeps the policy, and joins every thread.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let events = self.handle.events.clone();
+        // The dispatcher takes events until the last one, so nothing here
+        // waits for long.
+        let _ = events.send(DispatchEvent::Stop);
+        if let Some(acceptance) = self.acceptance.take() {
+            acceptance.stop();
+        }
+        if let Some(inspector) = self.inspector.take() {
+            inspector.stop();
+        }
+        if let Some(editor) = self.editor.take() {
+            editor.stop();
+        }
+        if let Some(keeper) = self.keeper.take() {
+            keeper.stop();
+        }
+        let _ = events.send(DispatchEvent::Exit);
+        if let Some(dispatcher) = self.dispatcher.take() {
+            let _ = dispatcher.join();
+        }
+    }
+}
+
+/// The state machine with the policy that it begins with.
+fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
+    let now = now();
+    let mut core = match &config.schema {
+        Some(schema) => ServerCore::with_schema(config.settings.clone(), schema, now),
+        None => ServerCore::new(config.settings.clone(), now),
+    };
+    if config.settings.any_domain {
+        warn!(target: LOG, "elements of every domain are taken, whatever policy they are meant to have");
+    }
+    let kept = match &config.keep {
+        Some(path) => keeper::read(path)?,
+        None => None,
+    };
+    let policy = kept.unwrap_or_else(|| config.policy.clone());
+    // Nobody is connected, so nobody is told.
+    core.edit(Edit::Merge(policy), now, &mut Vec::new())
+        .map_err(StartError::Policy)?;
+    core.begin_at_revision(first_revision());
+    Ok(core)
+}
+
+/// Microseconds since 1970: beyond the revisions that an earlier process of the
+/// same server has given to its policy, which has changed less often than that,
+/// and exact in the numbers of JSON.
+fn first_revision() -> u64 {
+    let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
+    since_1970
+        .unwrap_or_default()
+        .as_micros()
+        .try_into()
+        .unwrap_or(u64::MAX)
+}
+
+/// Certificates are valid by this clock, and no other outlives a process.
+#[expect(clippy::disallowed_methods, reason = "the time of day")]
+fn time_of_day() -> SystemTime {
+    SystemTime::now()
+}
+
+/// What a listener is, and so what its clients dialled.
+enum Place {
+    Tcp,
+    Named(String),
+    Control,
+}
+
+/// What newcomers have their TLS handshake with.
+#[derive(Debug)]
+struct Tls {
+    acceptor: Option<Acceptor>,
+    /// How often it was replaced.
+    generation: u64,
+}
+
+/// What every handshake is done with.
+struct HandshakeContext {
+    places: Vec<Place>,
+    tls: Arc<Mutex<Tls>>,
+    pool: BufferPool,
+    events: ServingEvents,
+    framing: Framing,
+    limits: rpc::Limits,
+    handshake_timeout: Duration,
+    write_timeout: Duration,
+    /// What newcomers may cause in the log, by host.
+    log: Mutex<LogLimit<String>>,
+}
+
+impl HandshakeContext {
+    fn may_say(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.admit(host(&peer.to_string()), what, now())
+    }
+
+    /// Brings one newcomer in, or refuses it.
+    fn serve(&self, newcomer: &Arc<Newcomer>) {
+        let Some(place) = self.places.get(newcomer.listener()) else {
+            return;
+        };
+        let (peer, stream) = (newcomer.peer(), newcomer.stream());
+        let dialled = match place {
+            Place::Tcp => stream
+                .local()
+                .map(|ip| std::net::SocketAddr::new(ip.ip().to_canonical(), ip.port()).to_string()),
+            Place::Named(name) => Some(name.clone()),
+            Place::Control => None,
+        };
+        let is_control = matches!(place, Place::Control);
+        let (acceptor, generation) = {
+            let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            (tls.acceptor.clone(), tls.generation)
+        };
+        let (halves, shown) = match acceptor {
+            Some(acceptor) if !is_control => {
+                let deadline = after(newcomer.accepted(), self.handshake_timeout);
+                match acceptor.accept(stream, &self.pool, deadline) {
+                    Ok(secured) => (secured.halves, secured.peer.into()),
+                    Err(e) => {
+                        if let Some(more) = self.may_say(&peer, "no TLS") {
+                            warn!(target: LOG, "{peer}: refused: no TLS: {e}{more}");
+                        }
+                        return;
+                    }
+                }
+            }
+            _ => (plain(stream, self.pool.clone()), Shown::default()),
+        };
+        if !newcomer.admitted() {
+            return;
+        }
+        let decoder = if is_control {
+            let message = self.limits.message.max(control::MESSAGE);
+            let limits = rpc::Limits {
+                message,
+                ..self.limits
+            };
+            Decoder::trusting(self.framing, limits)
+        } else {
+            Decoder::new(self.framing, self.limits)
+        };
+        let request = Request {
+            dialled,
+            is_control,
+            peer: peer.to_string(),
+            shown,
+            generation,
+        };
+        let entered = enter(
+            &self.events,
+            request,
+            halves,
+            decoder,
+            "opflex",
+            self.write_timeout,
+        );
+        if let Err(Some(why)) = entered
+            && let Some(more) = self.may_say(&peer, "refused")
+        {
+            warn!(target: LOG, "{peer}: refused: {why}{more}");
+        }
+    }
+}
+
+/// What other threads do with a server.
+///
+/// # Threads
+/// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
+/// usually for some microseconds; those that change policy also until it is
+/// kept, where it is.
+#[derive(Clone)]
+pub struct ServerHandle {
+    events: ServingEvents,
+    keeper: Option<keeper::Ask>,
+    /// Of its handshakes; there when the server is.
+    occupancy: Option<Arc<Occupancy>>,
+}
+
+impl fmt::Debug for ServerHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerHandle").finish_non_exhaustive()
+    }
+}
+
+impl ServerHandle {
+    /// Runs `call` on the dispatcher, and gives back what it returns: the way
+    /// to everything that [`ServerContext`] offers. Changes of policy are
+    /// written to the file soon after.
+    ///
+    /// # Errors
+    /// [`CallError::Stopped`], also where `call` panicked;
+    /// [`CallError::OnDispatcher`].
+    pub fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+    ) -> Result<T, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        serving::call(&self.events, call).ok_or(CallError::Stopped)
+    }
+
+    /// Changes policy. More than a thousand objects to be merged are checked as a
+    /// whole and then put in piece by piece. What a reload changes is found out on
+    /// this thread, and put in like that. How many objects changed.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn edit(&self, edit: Edit) -> Result<usize, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
+    }
+
+    /// All policy as it is now, parents first. It is copied in steps, so that
+    /// a large one holds no client up.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        serving::copy_policy(&self.events).ok_or(CallError::Stopped)
+    }
+
+    /// What the server knows about itself: see [`ServerFigures`].
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn figures(&self) -> Result<ServerFigures, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        let agents = self.agents()?;
+        let taken = self.events.look(|serving, view| serving.figures(view));
+        let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
+        figures.agents = agents;
+        figures.dispatcher = dispatcher;
+        if let Some(occupancy) = &self.occupancy {
+            figures.handshakes = occupancy.running();
+            figures.max_handshakes = occupancy.max();
+        }
+        Ok(figures)
+    }
+
+    /// The clients, in the order in which they connected.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
+        self.with(|cx| cx.core().sessions())
+    }
+
+    /// All agents that told a name since the server began, those that have left
+    /// included, in the order of their names.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
+        let mut agents: Vec<AgentInfo> = Vec::new();
+        loop {
+            let last = agents.last().map(|agent| agent.name.clone());
+            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS))?;
+            let is_over = next.len() < AGENTS;
+            agents.extend(next);
+            if is_over {
+                return Ok(agents);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_owns_a_server_is_told_that_its_dispatcher_has_panicked() {
+        let place = ssntp_transport::memory::MemoryListener::new();
+        let settings = crate::server::Settings::new("pr1", "test");
+        let server = Server::start(ServerConfig::new(settings).listen_in_memory(&place, "pr1:1")).unwrap();
+        let still = server.running().recv_timeout(Duration::from_millis(1));
+        assert_eq!(still, Err(crossbeam_channel::RecvTimeoutError::Timeout));
+        let panics = DispatchEvent::Call(Box::new(|_: &mut Serving, _, _| panic!("on purpose")));
+        server.handle.events.send(panics).map_err(drop).unwrap();
+        let ended = server.running().recv_timeout(Duration::from_secs(30));
+        assert_eq!(ended, Err(crossbeam_channel::RecvTimeoutError::Disconnected));
+        assert!(matches!(server.handle().sessions(), Err(CallError::Stopped)));
+        server.stop();
+    }
+}

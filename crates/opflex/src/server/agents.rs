@@ -1,0 +1,142 @@
+//! What agents asked for, by their names, also of those that have left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::time::Instant;
+
+use super::RequestCounters;
+use crate::model::Name;
+
+/// An agent, over all its sessions since the server began. Its numbers grow
+/// alone, as a page of metrics wants them, until it is forgotten.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AgentInfo {
+    /// The name that it told.
+    pub name: Name,
+    /// How many sessions it has now.
+    pub connected: usize,
+    /// How many it began.
+    pub sessions: u64,
+    /// When it was here first.
+    pub since: Instant,
+    /// What it asked for, and what it was told.
+    pub counters: RequestCounters,
+}
+
+/// The agents that have been here, each with what its sessions that are over
+/// have left. Beyond the most that are kept, the one goes that left first; one
+/// that is connected stays.
+#[derive(Debug, Default)]
+pub(super) struct Agents {
+    agents: BTreeMap<Name, Agent>,
+    /// Those that are not connected, in the order in which they left.
+    left: BTreeMap<u64, Name>,
+    last_left: u64,
+    /// Of all sessions that are over, also of agents that are forgotten.
+    over: RequestCounters,
+}
+
+#[derive(Debug)]
+struct Agent {
+    connected: usize,
+    sessions: u64,
+    since: Instant,
+    /// Of sessions that are over.
+    counters: RequestCounters,
+    /// Its place among those that left.
+    left: u64,
+}
+
+impl Agents {
+    /// A session of an agent has begun.
+    pub(super) fn came(&mut self, name: &Name, now: Instant) {
+        let agent = self.agents.entry(name.clone()).or_insert_with(|| Agent {
+            connected: 0,
+            sessions: 0,
+            since: now,
+            counters: RequestCounters::default(),
+            left: 0,
+        });
+        agent.connected += 1;
+        agent.sessions += 1;
+        self.left.remove(&agent.left);
+    }
+
+    /// A session of an agent is over, and this is what it asked for.
+    pub(super) fn left(&mut self, name: &Name, counters: &RequestCounters, most: usize) {
+        let Some(agent) = self.agents.get_mut(name) else {
+            return;
+        };
+        self.over.add(counters);
+        agent.counters.add(counters);
+        agent.connected = agent.connected.saturating_sub(1);
+        if agent.connected == 0 {
+            self.last_left += 1;
+            agent.left = self.last_left;
+            self.left.insert(agent.left, name.clone());
+        }
+        while self.left.len() > most {
+            if let Some((_, name)) = self.left.pop_first() {
+                self.agents.remove(&name);
+            }
+        }
+    }
+
+    /// What all sessions that are over have asked for: it grows alone.
+    pub(super) fn over(&self) -> RequestCounters {
+        self.over
+    }
+
+    /// Some agents after a name, in the order of their names. `live` has what
+    /// the sessions of now have asked for.
+    pub(super) fn after(
+        &self,
+        name: Option<&Name>,
+        most: usize,
+        live: impl Iterator<Item = (Name, RequestCounters)>,
+    ) -> Vec<AgentInfo> {
+        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
+        let agents = self.agents.range::<Name, _>((from, Bound::Unbounded)).take(most);
+        let info = |(name, agent): (&Name, &Agent)| AgentInfo {
+            name: name.clone(),
+            connected: agent.connected,
+            sessions: agent.sessions,
+            since: agent.since,
+            counters: agent.counters,
+        };
+        let mut found: Vec<AgentInfo> = agents.map(info).collect();
+        let places: HashMap<Name, usize> = found
+            .iter()
+            .enumerate()
+            .map(|(at, info)| (info.name.clone(), at))
+            .collect();
+        for (name, counters) in live {
+            if let Some(at) = places.get(&name) {
+                found[*at].counters.add(&counters);
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_have_asked_for_grows_alone_also_where_agents_are_forgotten() {
+        #[expect(clippy::disallowed_methods, reason = "a moment")]
+        let now = Instant::now();
+        let mut agents = Agents::default();
+        let mut asked = RequestCounters::default();
+        asked.updates = 3;
+        for number in 1..=5_u64 {
+            let name = Name::from(&*format!("agent-{number}"));
+            agents.came(&name, now);
+            agents.left(&name, &asked, 2);
+            assert_eq!(agents.over().updates, 3 * number);
+        }
+        assert_eq!(agents.agents.len(), 2, "the others are forgotten");
+    }
+}

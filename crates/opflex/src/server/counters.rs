@@ -1,0 +1,63 @@
+//! What was asked for, and how often.
+
+use crate::message::Method;
+
+/// Counts of one connection since it began, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounters {
+    requests: [u64; Method::ALL.len()],
+    refused: [u64; Method::ALL.len()],
+    /// Requests of methods that nobody knows.
+    pub unknown: u64,
+    /// Objects and properties that the model does not know and that were left
+    /// out.
+    pub left_out: u64,
+    /// Resolves that were answered with nothing.
+    pub unavailable: u64,
+    /// Updates sent.
+    pub updates: u64,
+    /// Updates that the client answered with an error.
+    pub update_errors: u64,
+    /// Bytes of what it sent.
+    pub bytes_received: u64,
+    /// Bytes of what it was sent, or is about to be.
+    pub bytes_sent: u64,
+}
+
+impl RequestCounters {
+    /// Requests of a method, those that were refused included.
+    pub fn requests(&self, method: Method) -> u64 {
+        self.requests[method as usize]
+    }
+
+    /// Requests of a method that were answered with an error.
+    pub fn refused(&self, method: Method) -> u64 {
+        self.refused[method as usize]
+    }
+
+    /// Adds what another session counted.
+    pub(super) fn add(&mut self, other: &Self) {
+        let both = [
+            (&mut self.requests, &other.requests),
+            (&mut self.refused, &other.refused),
+        ];
+        for (all, others) in both {
+            all.iter_mut().zip(others).for_each(|(all, other)| *all += other);
+        }
+        self.unknown += other.unknown;
+        self.left_out += other.left_out;
+        self.unavailable += other.unavailable;
+        self.updates += other.updates;
+        self.update_errors += other.update_errors;
+        self.bytes_received += other.bytes_received;
+        self.bytes_sent += other.bytes_sent;
+    }
+
+    pub(super) fn count(&mut self, method: Method) {
+        self.requests[method as usize] += 1;
+    }
+
+    pub(super) fn count_refused(&mut self, method: Method) {
+        self.refused[method as usize] += 1;
+    }
+}

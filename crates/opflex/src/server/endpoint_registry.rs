@@ -1,0 +1,154 @@
+//! The endpoint registry: where every endpoint is, for as long as whoever
+//! declared it says so.
+
+use std::time::Instant;
+
+use super::ownership::{Claim, Declared, Ownership, end_of};
+use super::refusal::Refusal;
+use super::resolves::{Resolvable, seconds};
+use super::{OnLeave, Settings};
+use crate::message::{EndpointDeclare, EndpointUndeclare};
+use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
+use crate::peer::ConnectionId;
+
+/// Endpoints, whose they are, and the resolves in force.
+#[derive(Debug)]
+pub(super) struct EndpointRegistry {
+    pub(super) endpoints: Resolvable,
+    ownership: Ownership,
+}
+
+impl EndpointRegistry {
+    pub(super) fn new(tree: Tree) -> Self {
+        Self {
+            endpoints: Resolvable::new(tree),
+            ownership: Ownership::default(),
+        }
+    }
+
+    /// Enters endpoints, in place of those with their URIs: whoever declared
+    /// one last has it. All of a request, or nothing of it.
+    pub(super) fn declare(
+        &mut self,
+        element: &Name,
+        connection: ConnectionId,
+        declares: Vec<EndpointDeclare>,
+        settings: &Settings,
+        now: Instant,
+    ) -> Result<Changes, Refusal> {
+        let mut claims = Vec::new();
+        let mut objects = Vec::new();
+        for declare in declares {
+            let life = declare.prr.map_or(settings.default_prr, seconds);
+            claims.extend(Claim::of(&declare.endpoint, end_of(life, now)));
+            objects.extend(declare.endpoint);
+        }
+        let Self { endpoints, ownership } = self;
+        let tree = &mut endpoints.tree;
+        let mut added = 0;
+        for object in &objects {
+            let is_there = tree.get(&object.uri).is_some();
+            ownership.check(element, &object.uri, is_there)?;
+            added += usize::from(!is_there);
+        }
+        let limits = &settings.limits;
+        if tree.len() + added > limits.endpoint_objects
+            || ownership.bytes_with(&claims) > limits.endpoint_bytes
+        {
+            return Err(Refusal::error(format_args!(
+                "the registry is full with {} objects",
+                tree.len()
+            )));
+        }
+        tree.check_all(&objects).map_err(Refusal::error)?;
+        // What is part of an endpoint is no endpoint by itself any more, and
+        // nobody becomes the parent of what another element has.
+        for object in &mut objects {
+            ownership.release(&object.uri);
+            object
+                .children
+                .retain(|child| !ownership.is_of_another(element, child));
+        }
+        for claim in claims {
+            ownership.enter(claim, element, connection);
+        }
+        let changes = tree
+            .replace_sparing(objects, |uri| ownership.is_of_another(element, uri))
+            .map_err(Refusal::error)?;
+        self.forget_deleted(&changes);
+        Ok(changes)
+    }
+
+    /// Removes endpoints, and parts of endpoints, of the element. What another
+    /// one declared, be it the same endpoint or one below it, stays.
+    pub(super) fn undeclare(&mut self, element: &Name, undeclares: &[EndpointUndeclare]) -> Changes {
+        let gone = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
+        let gone = gone.filter(|uri| self.ownership.is_of(element, uri));
+        let gone: Vec<(Uri, Name)> = gone.map(|uri| (uri.clone(), element.clone())).collect();
+        self.remove(gone)
+    }
+
+    /// What becomes of the endpoints of a connection that ended.
+    pub(super) fn left(&mut self, connection: ConnectionId, on_leave: OnLeave, now: Instant) -> Changes {
+        self.endpoints.watchers.leave(&connection);
+        let mut uris = self.ownership.left(connection);
+        match on_leave {
+            // One without an end would stay for ever.
+            OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),
+            OnLeave::Remove => {}
+            OnLeave::Grace(grace) => {
+                if let Some(end) = now.checked_add(grace) {
+                    uris.into_iter().for_each(|uri| self.ownership.end_by(uri, end));
+                }
+                return Changes::default();
+            }
+        }
+        let gone = uris.into_iter().filter_map(|uri| self.with_owner(uri)).collect();
+        self.remove(gone)
+    }
+
+    /// Removes the endpoints whose time is over.
+    pub(super) fn expire(&mut self, now: Instant) -> Changes {
+        let due: Vec<Uri> = std::iter::from_fn(|| self.ownership.expired(now)).collect();
+        let gone = due.into_iter().filter_map(|uri| self.with_owner(uri)).collect();
+        self.remove(gone)
+    }
+
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.ownership.next_expiry()
+    }
+
+    /// Who declared an endpoint.
+    pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
+        self.ownership.declaration(uri)
+    }
+
+    /// How many endpoints a connection has declared.
+    pub(super) fn count(&self, connection: ConnectionId) -> usize {
+        self.ownership.count(connection)
+    }
+
+    fn with_owner(&self, uri: Uri) -> Option<(Uri, Name)> {
+        let element = self.ownership.element(&uri)?.clone();
+        Some((uri, element))
+    }
+
+    /// Removes what elements have at and below URIs.
+    fn remove(&mut self, gone: Vec<(Uri, Name)>) -> Changes {
+        let ownership = &self.ownership;
+        let changes = self
+            .endpoints
+            .tree
+            .delete_sparing(&gone, |element, uri| ownership.is_of_another(element, uri));
+        self.forget_deleted(&changes);
+        changes
+    }
+
+    /// Forgets who declared what is gone; one endpoint may have stood below
+    /// another.
+    fn forget_deleted(&mut self, changes: &Changes) {
+        for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
+            self.ownership.release(&change.uri);
+        }
+    }
+}

@@ -1,0 +1,615 @@
+//! The server: policy repository, endpoint registry and observer, in any
+//! combination, as one state machine without sockets, threads or clock.
+//!
+//! ```text
+//!                 connected, message, disconnected, tick, edit …
+//!                                      │
+//!            ┌─────────────────────────▼─────────────────────────┐
+//!            │ ServerCore  sessions ─ identity, echoes, counters │
+//!            │             │                                     │
+//!            │   ┌─────────┴──────┬───────────────────┐          │
+//!            │   ▼                ▼                   ▼          │
+//!            │ policy         endpoint             observer      │
+//!            │ repository     registry               reports     │
+//!            │   tree           tree, declarations   numbers     │
+//!            │   watchers       watchers                         │
+//!            │   └──── Changes ─┴──> push: who is told what      │
+//!            └─────────────────────────┬─────────────────────────┘
+//!                                      ▼
+//!                      Action::Send(frame) | Action::Close
+//! ```
+//!
+//! One dispatcher owns a [`ServerCore`] and calls it with everything that
+//! happens, the time included; each call appends what is to be done to a list
+//! of [`Action`]s. Nothing here waits, so a slow client delays nobody: what it
+//! does with the frames for it is the business of its own queue. A session:
+//!
+//! ```text
+//!  client                                   server
+//!    │ connect ────────────────────────────────>│ connected
+//!    │<──────────────────────── echo, at once ──│
+//!    │ echo ───────────────────────────────────>│ answered, before any identity
+//!    │ send_identity ──────────────────────────>│ EPROTO, EDOMAIN, ELOCATION, or
+//!    │<──────────────── name, roles, location, ─│
+//!    │                  peers with this server  │
+//!    │ policy_resolve {uri, prr} ──────────────>│ watch uri until now + prr
+//!    │<──────────────────── objects, or none ───│ many: policy_update first
+//!    │<── policy_update ────────────────────────│ an edit at or below uri
+//!    │ policy_unresolve {uri} ─────────────────>│ watch no more
+//!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
+//! ```
+//!
+//! An element that resolves a large policy gets it in pieces, each made when the
+//! one before found room in its queue: all but the last as updates, and the last
+//! as the result. Whoever takes updates so has all of it when the result is there.
+//!
+//! | file | what |
+//! |---|---|
+//! | `settings` | how the server behaves |
+//! | `session` | one client: identity, keep-alive |
+//! | `counters` | what a client asked for |
+//! | `agents` | the same by the names of agents, over all their sessions |
+//! | `requests` | each method, carried out and answered |
+//! | `resolves` | who resolves what of a tree, and what is still to be told |
+//! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
+//! | `ownership` | whose the endpoints are |
+//! | `refusal` | a request answered with an error |
+//! | `push` | from changes to updates and their receivers |
+//! | `roll_up` | numbers over time |
+
+mod agents;
+mod counters;
+mod endpoint_registry;
+mod observer;
+mod ownership;
+mod push;
+mod refusal;
+mod requests;
+mod resolves;
+mod roll_up;
+mod session;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{Level, error};
+
+pub use self::agents::AgentInfo;
+use self::agents::Agents;
+pub use self::counters::RequestCounters;
+use self::endpoint_registry::EndpointRegistry;
+pub use self::observer::{Exported, Observer, Report};
+pub use self::ownership::Declared;
+use self::resolves::Resolvable;
+pub use self::roll_up::{Interval, Row};
+pub use self::session::SessionInfo;
+use self::session::{Answer, Session};
+pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
+use super::deadlines::Deadlines;
+pub use super::message::Store;
+use super::message::{Incoming, Method, Reply, Update};
+use super::model::{Changes, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
+use super::peer::{Beat, CloseReason, ConnectionId, host};
+use super::rpc::{EncodeError, Frame, Id};
+use ssntp_transport::LogLimit;
+use ssntp_transport::excerpt;
+
+/// What is to be done with a connection.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Action {
+    /// Send these bytes. Several connections may share them.
+    Send {
+        /// On this connection.
+        connection: ConnectionId,
+        /// One message with its NUL.
+        frame: Bytes,
+    },
+    /// End the connection once what was sent before is on its way. The server
+    /// has already forgotten it.
+    Close {
+        /// This connection.
+        connection: ConnectionId,
+        /// Why, for the log.
+        reason: CloseReason,
+    },
+}
+
+/// A walk that has begun and is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WalkId(u64);
+
+/// A server of OpFlex without its threads.
+///
+/// Threads: plain data for one owner. No call blocks.
+#[derive(Debug)]
+pub struct ServerCore {
+    settings: Settings,
+    start: Instant,
+    sessions: HashMap<ConnectionId, Session>,
+    timers: Deadlines<ConnectionId>,
+    names: HashMap<Name, ConnectionId>,
+    agents: Agents,
+    policy: Resolvable,
+    registry: EndpointRegistry,
+    observer: Observer,
+    walks: HashMap<WalkId, (Store, Walk)>,
+    last_walk: u64,
+    policy_revision: u64,
+    /// The number of the last request of ours. All connections share it, so
+    /// that one update has one id and is one sequence of bytes.
+    last_xid: u64,
+    /// What clients may cause in the log, by host.
+    log: LogLimit<String>,
+}
+
+impl ServerCore {
+    /// A server without policy that takes objects of any class.
+    pub fn new(settings: Settings, now: Instant) -> Self {
+        Self::with_trees(settings, None, now)
+    }
+
+    /// A server that takes only objects that a model file allows, as policy,
+    /// as endpoints and as state reports.
+    pub fn with_schema(settings: Settings, schema: &Arc<Schema>, now: Instant) -> Self {
+        Self::with_trees(settings, Some(schema), now)
+    }
+
+    fn with_trees(settings: Settings, schema: Option<&Arc<Schema>>, now: Instant) -> Self {
+        let tree = || schema.cloned().map_or_else(Tree::new, Tree::with_schema);
+        Self {
+            observer: Observer::new(&settings, schema.cloned(), now),
+            settings,
+            start: now,
+            sessions: HashMap::new(),
+            timers: Deadlines::default(),
+            names: HashMap::new(),
+            agents: Agents::default(),
+            policy: Resolvable::new(tree()),
+            registry: EndpointRegistry::new(tree()),
+            walks: HashMap::new(),
+            last_walk: 0,
+            policy_revision: 0,
+            last_xid: 0,
+            log: LogLimit::default(),
+        }
+    }
+
+    /// A client connected from an address, which the log and
+    /// [`sessions`](Self::sessions) show. `dialled` is the address of ours that
+    /// it reached, `host:port`, where there is one.
+    pub fn connected(
+        &mut self,
+        connection: ConnectionId,
+        address: String,
+        dialled: Option<String>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let session = Session::new(address, dialled, &self.settings, now);
+        self.timers.set(connection, session.deadline(&self.settings));
+        self.sessions.insert(connection, session);
+        self.echo(connection, 0, now, actions);
+    }
+
+    /// A connection ended, for whatever reason. One that is unknown, or that
+    /// the server itself closed, is no error.
+    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        self.forget(connection, now, actions);
+    }
+
+    /// Bytes arrived that are no whole message yet: the client is alive, and a
+    /// large message is on its way.
+    pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.keepalive.heard(now);
+        }
+    }
+
+    /// Counts bytes that a client sent.
+    pub fn count_received(&mut self, connection: ConnectionId, bytes: u64) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.bytes_received += bytes;
+        }
+    }
+
+    /// Counts bytes that a client is sent.
+    pub fn count_sent(&mut self, connection: ConnectionId, bytes: u64) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.bytes_sent += bytes;
+        }
+    }
+
+    /// A message arrived.
+    pub fn message(
+        &mut self,
+        connection: ConnectionId,
+        message: Incoming,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return;
+        };
+        session.keepalive.heard(now);
+        let identified = session.element.is_some();
+        // What was asked for before comes before.
+        while self.go_on(connection, actions) {}
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return;
+        };
+        match message {
+            Incoming::Request { id, request } => {
+                let method = request.method();
+                session.counters.count(method);
+                if !identified && !method.needs_no_identity() {
+                    return self.too_early(connection, &id, Some(method), now, actions);
+                }
+                self.request(connection, id, request, now, actions);
+            }
+            Incoming::Refused { id, method, error } => {
+                match method {
+                    Some(method) => session.counters.count(method),
+                    None => session.counters.unknown += 1,
+                }
+                if !identified && !method.is_some_and(Method::needs_no_identity) {
+                    return self.too_early(connection, &id, method, now, actions);
+                }
+                self.refuse(connection, &id, method, &error, now, actions);
+            }
+            Incoming::Result {
+                reply: Reply::Echo(_),
+                ..
+            }
+            | Incoming::Stray { .. } => {}
+            Incoming::Failure {
+                method: Method::Echo, ..
+            }
+            | Incoming::BadResult {
+                method: Method::Echo, ..
+            } => {}
+            Incoming::Result { reply, .. } if !identified => {
+                self.close(
+                    connection,
+                    CloseReason::ResponseBeforeIdentity(reply.method()),
+                    now,
+                    actions,
+                );
+            }
+            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !identified => {
+                self.close(
+                    connection,
+                    CloseReason::ResponseBeforeIdentity(method),
+                    now,
+                    actions,
+                );
+            }
+            // An update may be acknowledged or not; nobody waits for it.
+            Incoming::Result { .. } | Incoming::BadResult { .. } => {}
+            Incoming::Failure { method, error, .. } => {
+                session.counters.update_errors += 1;
+                self.log(connection, Level::Warn, "failed there", now, || {
+                    format!("{method} failed there: {}", excerpt(&error))
+                });
+            }
+        }
+    }
+
+    /// Whether an answer to a connection has begun and is not over.
+    pub fn is_answering(&self, connection: ConnectionId) -> bool {
+        self.sessions
+            .get(&connection)
+            .is_some_and(|session| session.answer.is_some())
+    }
+
+    /// Sends the next piece of an answer that has begun and is not over: updates
+    /// first, and the result as the last. To be called as long as
+    /// [`is_answering`](Self::is_answering), when there is room for it; the next
+    /// message of the connection does the same in one go. False where there is
+    /// no such answer.
+    pub fn go_on(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) -> bool {
+        let session = self.sessions.get_mut(&connection);
+        let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
+            return false;
+        };
+        let tree = match of {
+            Store::Policy => &self.policy.tree,
+            Store::Endpoints => &self.registry.endpoints.tree,
+        };
+        let objects = untold.next(tree, self.settings.limits.message_bytes);
+        let is_over = untold.is_empty();
+        let is_nothing = is_over && objects.is_empty();
+        let frame = if is_over {
+            Reply::resolved(of, &id, &objects)
+        } else {
+            self.last_xid += 1;
+            let method = of.update();
+            let id = Id::call(method.name(), self.last_xid);
+            Frame::request(&id, method.name(), &[Update::coming(of, objects)])
+        };
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.counters.updates += u64::from(!is_over);
+            session.counters.unavailable += u64::from(is_nothing && !session.begun);
+            session.begun = !is_over;
+            session.answer = (!is_over).then_some(Answer { id, of, untold });
+        }
+        send(connection, frame, actions);
+        true
+    }
+
+    /// When [`tick`](Self::tick) is to be called, if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = [
+            self.timers.next(),
+            self.registry.next_expiry(),
+            self.observer.next_expiry(),
+            self.policy.watchers.next_expiry(),
+            self.registry.endpoints.watchers.next_expiry(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Does what is due at `now`.
+    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while let Some(connection) = self.timers.pop(now) {
+            self.session_due(connection, now, actions);
+        }
+        while self.policy.watchers.expired(now).is_some() {}
+        while self.registry.endpoints.watchers.expired(now).is_some() {}
+        self.observer.expire(now);
+        let changes = self.registry.expire(now);
+        self.tell(Store::Endpoints, &changes, now, actions);
+    }
+
+    /// All policy.
+    pub fn policy(&self) -> &Tree {
+        &self.policy.tree
+    }
+
+    /// All endpoints.
+    pub fn endpoints(&self) -> &Tree {
+        &self.registry.endpoints.tree
+    }
+
+    /// Begins to copy what is at and below a URI, as it is now, in steps that
+    /// hold nobody up. Who begins a walk takes it to its end, or ends it.
+    pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
+        self.last_walk += 1;
+        let id = WalkId(self.last_walk);
+        self.walks.insert(id, (store, Walk::below(uri)));
+        id
+    }
+
+    /// The next objects of a walk, parents before children, `most` or fewer,
+    /// and which tree they are of; there may be none although more are to come.
+    /// `None` once it is over.
+    pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
+        let (store, walk) = self.walks.get_mut(&id)?;
+        let tree = match store {
+            Store::Policy => &self.policy.tree,
+            Store::Endpoints => &self.registry.endpoints.tree,
+        };
+        let next = walk.step(tree, most).map(|objects| (*store, objects));
+        if next.is_none() {
+            self.walks.remove(&id);
+        }
+        next
+    }
+
+    /// Ends a walk that nobody goes on with.
+    pub fn end_walk(&mut self, id: WalkId) {
+        self.walks.remove(&id);
+    }
+
+    /// Who declared an endpoint, by its topmost object.
+    pub fn declaration(&self, uri: &Uri) -> Option<Declared> {
+        self.registry.declaration(uri)
+    }
+
+    /// All state reports.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Changes policy. Who resolved what changes is told.
+    ///
+    /// # Errors
+    /// The objects are malformed or not what the model allows; nothing changes.
+    pub fn edit(
+        &mut self,
+        edit: Edit,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Changes, ModelError> {
+        let changes = self.policy.tree.edit(edit)?;
+        self.tell(Store::Policy, &changes, now, actions);
+        Ok(changes)
+    }
+
+    /// A number that is another one after each edit that changed policy.
+    pub fn policy_revision(&self) -> u64 {
+        self.policy_revision
+    }
+
+    /// Policy as it is now has this revision.
+    pub fn begin_at_revision(&mut self, revision: u64) {
+        self.policy_revision = revision;
+    }
+
+    /// The clients, in the order in which they connected.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
+            connection: *connection,
+            address: session.address.clone(),
+            name: session.element.as_ref().map(|element| element.name.clone()),
+            roles: session
+                .element
+                .as_ref()
+                .map_or_else(Vec::new, |element| element.roles.clone()),
+            location: session
+                .element
+                .as_ref()
+                .and_then(|element| element.location.clone()),
+            since: session.since,
+            policies: self.policy.watchers.count(connection),
+            endpoint_resolves: self.registry.endpoints.watchers.count(connection),
+            endpoints: self.registry.count(*connection),
+            counters: session.counters,
+        };
+        let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
+        sessions.sort_by_key(|session| session.connection);
+        sessions
+    }
+
+    /// Some of the agents that told a name, those that have left included, in the
+    /// order of their names and behind one of them.
+    pub fn agents_after(&self, name: Option<&Name>, most: usize) -> Vec<AgentInfo> {
+        let live = self.sessions.values().filter_map(|session| {
+            let element = session.element.as_ref()?;
+            Some((element.name.clone(), session.counters))
+        });
+        self.agents.after(name, most, live)
+    }
+
+    /// What all agents together have asked for since the server began, and what they
+    /// were told. It grows alone, also where agents are forgotten.
+    pub fn requests(&self) -> RequestCounters {
+        let mut all = self.agents.over();
+        let live = self.sessions.values().filter(|session| session.element.is_some());
+        live.for_each(|session| all.add(&session.counters));
+        all
+    }
+
+    /// How many clients are connected.
+    pub fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    fn session_due(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return;
+        };
+        if session.identity_is_late(&self.settings, now) {
+            return self.close(connection, CloseReason::IdentityTimeout, now, actions);
+        }
+        let beat = session.keepalive.beat(&self.settings.keepalive, now);
+        self.timers.set(connection, session.deadline(&self.settings));
+        match beat {
+            Beat::Wait => {}
+            Beat::Echo(number) => self.echo(connection, number, now, actions),
+            Beat::Dead => self.close(connection, CloseReason::Silent, now, actions),
+        }
+    }
+
+    fn echo(&self, connection: ConnectionId, number: u64, now: Instant, actions: &mut Vec<Action>) {
+        let id = Id::call(Method::Echo.name(), number);
+        let clock = now.saturating_duration_since(self.start).as_millis();
+        send(
+            connection,
+            Frame::request(&id, Method::Echo.name(), &[clock]),
+            actions,
+        );
+    }
+
+    fn close(
+        &mut self,
+        connection: ConnectionId,
+        reason: CloseReason,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(session) = self.sessions.get(&connection) else {
+            return;
+        };
+        // Nothing else tells an operator why an element is not there.
+        let level = match session.element {
+            None => Level::Warn,
+            Some(_) => Level::Info,
+        };
+        self.log(connection, level, "closed", now, || {
+            format!("closed: {}", excerpt(&reason))
+        });
+        actions.push(Action::Close { connection, reason });
+        self.forget(connection, now, actions);
+    }
+
+    /// A line of the log that a client causes.
+    fn log(
+        &mut self,
+        connection: ConnectionId,
+        level: Level,
+        kind: &'static str,
+        now: Instant,
+        text: impl FnOnce() -> String,
+    ) {
+        let address = self.sessions.get(&connection);
+        let address = address.map_or("", |session| session.address.as_str());
+        if let Some(more) = self.log.admit(host(address), kind, now) {
+            log::log!(level, "{address} ({connection}): {}{more}", text());
+        }
+    }
+
+    fn forget(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        let Some(session) = self.sessions.remove(&connection) else {
+            return;
+        };
+        self.timers.clear(&connection);
+        if let Some(element) = &session.element {
+            let most = self.settings.limits.agents;
+            self.agents.left(&element.name, &session.counters, most);
+        }
+        if let Some(element) = session.element
+            && self.names.get(&element.name) == Some(&connection)
+        {
+            self.names.remove(&element.name);
+        }
+        self.policy.watchers.leave(&connection);
+        let changes = self.registry.left(connection, self.settings.on_leave, now);
+        self.tell(Store::Endpoints, &changes, now, actions);
+    }
+
+    /// Tells walks and clients of an edit. An update is built once and sent to
+    /// all its receivers.
+    fn tell(&mut self, of: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+        let resolvable = match of {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.registry.endpoints,
+        };
+        self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
+        for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
+            walk.changed(&resolvable.tree, changes);
+        }
+        let method = of.update();
+        for (receivers, pieces) in push::updates(of, resolvable, changes, &self.settings.limits, now) {
+            for update in pieces {
+                self.last_xid += 1;
+                let id = Id::call(method.name(), self.last_xid);
+                let frame = match Frame::request(&id, method.name(), &[update]) {
+                    Ok(frame) => frame,
+                    Err(fault) => {
+                        error!("an update was not sent: {fault}");
+                        continue;
+                    }
+                };
+                for connection in &receivers {
+                    if let Some(session) = self.sessions.get_mut(connection) {
+                        session.counters.updates += 1;
+                    }
+                    send(*connection, Ok(frame.clone()), actions);
+                }
+            }
+        }
+    }
+}
+
+fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &mut Vec<Action>) {
+    match frame {
+        Ok(frame) => actions.push(Action::Send { connection, frame }),
+        Err(fault) => error!("{connection}: nothing was sent: {fault}"),
+    }
+}

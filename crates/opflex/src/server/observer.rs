@@ -1,0 +1,332 @@
+//! The observer: the last state report of every object, and its numbers over
+//! time.
+//!
+//! agent-ovs counts in *generations*: each time it reads its counters it makes
+//! new objects, with the number of the generation as a property and as a segment
+//! of their URIs. All generations of a counter are one object here, which is
+//! known by its URI with `*` in that place.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use super::refusal::Refusal;
+use super::roll_up::{Row, Series};
+use super::{RollUp, ServerLimits, Settings};
+use crate::deadlines::after;
+use crate::message::StateReport;
+use crate::model::{ManagedObject, Name, Schema, Uri};
+
+/// The last report of one object.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What was reported.
+    pub object: ManagedObject,
+    /// The element that reported it.
+    pub element: Name,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// How often the object was reported.
+    pub count: u64,
+    /// Its place in the order of arrival.
+    order: u64,
+}
+
+/// What is reported as a number and counts nothing.
+const NO_NUMBERS: [&str; 2] = [GENERATION, "faultCode"];
+
+/// The property with the number of a generation.
+const GENERATION: &str = "genId";
+
+/// State reports by object.
+///
+/// A report takes the place of the one before, whoever sent it. One that is not
+/// repeated within the default refresh time of the settings is dropped: elements
+/// repeat theirs at half of it. Beyond a limit of the settings, what was not
+/// reported for the longest time makes room.
+#[derive(Debug)]
+pub struct Observer {
+    schema: Option<Arc<Schema>>,
+    start: Instant,
+    roll_up: Vec<RollUp>,
+    /// How long a report is kept; for ever without.
+    life: Option<Duration>,
+    limits: ServerLimits,
+    reports: HashMap<Uri, Report>,
+    by_arrival: BTreeMap<u64, Uri>,
+    next: u64,
+    /// What the objects of the reports take of the memory.
+    bytes: usize,
+    numbers: HashMap<Uri, Numbers>,
+    /// Those that have numbers, in the order of their arrival.
+    numbers_by_arrival: BTreeMap<u64, Uri>,
+    series: usize,
+}
+
+/// The numbers of one object.
+#[derive(Debug, Default)]
+struct Numbers {
+    order: u64,
+    series: BTreeMap<Name, Series>,
+}
+
+impl Observer {
+    pub(super) fn new(settings: &Settings, schema: Option<Arc<Schema>>, now: Instant) -> Self {
+        Self {
+            schema,
+            start: now,
+            roll_up: settings.roll_up.clone(),
+            life: Some(settings.default_prr).filter(|life| !life.is_zero()),
+            limits: settings.limits,
+            reports: HashMap::new(),
+            by_arrival: BTreeMap::new(),
+            next: 0,
+            bytes: 0,
+            numbers: HashMap::new(),
+            numbers_by_arrival: BTreeMap::new(),
+            series: 0,
+        }
+    }
+
+    /// The last report of an object; of a counter with generations, by its URI
+    /// with `*` in place of them.
+    pub fn get(&self, uri: &Uri) -> Option<&Report> {
+        self.reports.get(uri)
+    }
+
+    /// The last report of every object, the oldest first.
+    pub fn reports(&self) -> impl DoubleEndedIterator<Item = &Report> {
+        self.by_arrival.values().filter_map(|uri| self.reports.get(uri))
+    }
+
+    /// How many objects have a report.
+    pub fn len(&self) -> usize {
+        self.reports.len()
+    }
+
+    /// Whether nothing was reported.
+    pub fn is_empty(&self) -> bool {
+        self.reports.is_empty()
+    }
+
+    /// The numbers of an object over time, known as to [`get`](Self::get).
+    pub fn numbers(&self, uri: &Uri) -> impl Iterator<Item = (&Name, Vec<Row>)> {
+        let series = self
+            .numbers
+            .get(uri)
+            .into_iter()
+            .flat_map(|numbers| &numbers.series);
+        series.map(|(name, series)| (name, series.rows(&self.roll_up)))
+    }
+
+    /// The reports below a URI in a form for JSON, the oldest first, with times
+    /// in seconds since 1970, those of intervals too. Both clocks are passed in.
+    pub fn export<'a>(
+        &'a self,
+        below: &'a Uri,
+        now: Instant,
+        wall: SystemTime,
+    ) -> impl Iterator<Item = Exported<'a>> {
+        self.export_after(None, below, now, wall)
+            .map(|(_, report)| report)
+    }
+
+    /// As [`export`](Self::export), of what arrived after a place in the order
+    /// of arrival, each with its own: so that many reports can be taken in
+    /// steps. One that arrives again meanwhile comes again.
+    pub fn export_after<'a>(
+        &'a self,
+        place: Option<u64>,
+        below: &'a Uri,
+        now: Instant,
+        wall: SystemTime,
+    ) -> impl Iterator<Item = (u64, Exported<'a>)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.by_arrival.range((from, Bound::Unbounded));
+        let uris = uris.filter(|(_, uri)| below.is_root() || below.covers(uri));
+        uris.filter_map(move |(place, uri)| Some((*place, self.exported(self.reports.get(uri)?, now, wall))))
+    }
+
+    /// What was reported after a place in the order of arrival, each with its
+    /// own.
+    pub(crate) fn objects_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.by_arrival.range((from, Bound::Unbounded));
+        uris.filter_map(|(place, uri)| Some((*place, &self.reports.get(uri)?.object)))
+    }
+
+    fn exported<'a>(&'a self, report: &'a Report, now: Instant, wall: SystemTime) -> Exported<'a> {
+        let since_1970 = |at: Instant| {
+            let at = wall.checked_sub(now.saturating_duration_since(at));
+            at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
+                .unwrap_or_default()
+        };
+        let start = since_1970(self.start).as_secs();
+        let known_as = counter(&report.object);
+        let known_as = known_as.as_ref().unwrap_or(&report.object.uri);
+        let numbers = self
+            .numbers
+            .get(known_as)
+            .into_iter()
+            .flat_map(|numbers| &numbers.series);
+        let numbers = numbers.map(|(name, series)| (name, series.rows(&self.roll_up)));
+        let numbers = numbers.map(|(name, mut rows)| {
+            let intervals = rows.iter_mut().flat_map(|row| &mut row.intervals);
+            intervals.for_each(|interval| interval.start += start);
+            (name, rows)
+        });
+        Exported {
+            object: &report.object,
+            element: &report.element,
+            arrived: since_1970(report.arrived).as_secs_f64(),
+            count: report.count,
+            numbers: numbers.collect(),
+        }
+    }
+
+    /// Enters reports, or none of them when one is malformed or not what the
+    /// model file allows.
+    pub(super) fn report(
+        &mut self,
+        element: &Name,
+        reports: Vec<StateReport>,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let objects = || reports.iter().flat_map(|report| &report.observable);
+        for object in objects() {
+            object.check().map_err(Refusal::error)?;
+            if let Some(schema) = &self.schema {
+                schema.check(object).map_err(Refusal::error)?;
+            }
+        }
+        for object in reports.into_iter().flat_map(|report| report.observable) {
+            self.enter(element, object, now);
+        }
+        Ok(())
+    }
+
+    /// How many numbers are followed over time.
+    pub fn series(&self) -> usize {
+        self.series
+    }
+
+    /// Drops the reports that were not repeated in time.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while self.next_expiry().is_some_and(|at| at <= now) {
+            self.drop_oldest();
+        }
+    }
+
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        let (_, oldest) = self.by_arrival.first_key_value()?;
+        Some(after(self.reports.get(oldest)?.arrived, self.life?))
+    }
+
+    fn enter(&mut self, element: &Name, object: ManagedObject, now: Instant) {
+        let uri = counter(&object).unwrap_or_else(|| object.uri.clone());
+        let before = self.reports.remove(&uri);
+        if let Some(before) = &before {
+            self.by_arrival.remove(&before.order);
+            self.bytes -= before.object.memory();
+        }
+        let bytes = object.memory();
+        let is_full = |observer: &Self| {
+            let limits = &observer.limits;
+            observer.reports.len() >= limits.reports.max(1) || observer.bytes + bytes > limits.report_bytes
+        };
+        while !self.reports.is_empty() && is_full(self) {
+            self.drop_oldest();
+        }
+        if bytes > self.limits.report_bytes {
+            return self.drop_numbers(&uri);
+        }
+        let order = self.next;
+        self.next += 1;
+        self.add_numbers(&uri, &object, order, now);
+        self.by_arrival.insert(order, uri.clone());
+        self.bytes += bytes;
+        let report = Report {
+            object,
+            element: element.clone(),
+            arrived: now,
+            count: before.map_or(0, |before| before.count) + 1,
+            order,
+        };
+        self.reports.insert(uri, report);
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some((_, uri)) = self.by_arrival.pop_first() {
+            let report = self.reports.remove(&uri);
+            self.bytes -= report.map_or(0, |report| report.object.memory());
+            self.drop_numbers(&uri);
+        }
+    }
+
+    fn drop_numbers(&mut self, uri: &Uri) {
+        if let Some(numbers) = self.numbers.remove(uri) {
+            self.numbers_by_arrival.remove(&numbers.order);
+            self.series -= numbers.series.len();
+        }
+    }
+
+    fn add_numbers(&mut self, uri: &Uri, object: &ManagedObject, order: u64, now: Instant) {
+        let counts = |name: &Name| !NO_NUMBERS.contains(&name.as_str());
+        let numbers = object.properties.iter().filter(|property| counts(&property.name));
+        let numbers = numbers.filter_map(|property| Some((&property.name, property.data.as_f64()?)));
+        let values: Vec<(&Name, f64)> = numbers.take(self.limits.series).collect();
+        if values.is_empty() {
+            return;
+        }
+        let mut own = self.numbers.remove(uri).unwrap_or_default();
+        self.numbers_by_arrival.remove(&own.order);
+        for (name, value) in values {
+            if !own.series.contains_key(name) {
+                while self.series >= self.limits.series {
+                    let Some((_, oldest)) = self.numbers_by_arrival.pop_first() else {
+                        break;
+                    };
+                    self.drop_numbers(&oldest);
+                }
+                if self.series >= self.limits.series {
+                    continue;
+                }
+                self.series += 1;
+                own.series.insert(name.clone(), Series::new(&self.roll_up));
+            }
+            if let Some(series) = own.series.get_mut(name) {
+                series.add(value, &self.roll_up, self.start, now);
+            }
+        }
+        own.order = order;
+        self.numbers_by_arrival.insert(order, uri.clone());
+        self.numbers.insert(uri.clone(), own);
+    }
+}
+
+/// What a counter with generations is known by.
+fn counter(object: &ManagedObject) -> Option<Uri> {
+    let generation = object.property(GENERATION)?.as_u64()?.to_string();
+    let text = object.uri.as_str();
+    let (before, behind) = text.split_once(&format!("/{generation}/"))?;
+    format!("{before}/*/{behind}").parse().ok()
+}
+
+/// A report in a form for JSON.
+#[derive(Debug, Serialize)]
+pub struct Exported<'a> {
+    /// What was reported.
+    pub object: &'a ManagedObject,
+    /// The element that reported it.
+    pub element: &'a Name,
+    /// When it arrived, in seconds since 1970.
+    pub arrived: f64,
+    /// How often the object was reported.
+    pub count: u64,
+    /// Its numbers over time, by property; intervals begin at seconds since
+    /// 1970.
+    pub numbers: BTreeMap<&'a Name, Vec<Row>>,
+}

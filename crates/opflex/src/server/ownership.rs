@@ -1,0 +1,201 @@
+//! Whose the endpoints are: who may replace or remove what, and what stands
+//! below it.
+//!
+//! ```text
+//!  /ep/1/          declared by A        A's
+//!  /ep/1/ip/       part of it           A's
+//!  /ep/1/vm/       declared by B        B's: A can neither replace nor remove it
+//!  /ep/1/vm/nic/   part of it           B's
+//! ```
+//!
+//! An object belongs to the nearest declaration at or above it. An element
+//! replaces and removes what is its own, and nothing else, with one exception:
+//! an endpoint moves, so that whoever declares its topmost object again has it
+//! from then on. Elements are told apart by the names that they give themselves.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::refusal::Refusal;
+use crate::deadlines::Deadlines;
+use crate::model::{ManagedObject, Name, Uri};
+use crate::peer::ConnectionId;
+
+/// A declaration of an endpoint, as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Declared {
+    /// The name of the element.
+    pub element: Name,
+    /// Its connection, which may have ended.
+    pub connection: ConnectionId,
+    /// When the endpoint is removed, unless it is declared again.
+    pub expires: Option<Instant>,
+}
+
+/// An endpoint that an element declares.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) root: Uri,
+    pub(super) expires: Option<Instant>,
+    /// What its objects take of the memory.
+    bytes: usize,
+}
+
+/// All declarations that stand.
+#[derive(Debug, Default)]
+pub(super) struct Ownership {
+    owners: HashMap<Uri, Owner>,
+    by_connection: HashMap<ConnectionId, BTreeSet<Uri>>,
+    expiry: Deadlines<Uri>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Owner {
+    /// The name of the element, which survives its connection.
+    element: Name,
+    connection: ConnectionId,
+    bytes: usize,
+}
+
+impl Claim {
+    /// What a list of objects claims: those that are below no other one of it.
+    pub(super) fn of(objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
+        let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
+        sorted.sort_unstable_by(|a, b| a.uri.cmp(&b.uri));
+        let mut claims: Vec<Self> = Vec::new();
+        for object in sorted {
+            match claims.last_mut() {
+                Some(last) if last.root.covers(&object.uri) => last.bytes += object.memory(),
+                _ => claims.push(Self {
+                    root: object.uri.clone(),
+                    expires,
+                    bytes: object.memory(),
+                }),
+            }
+        }
+        claims
+    }
+}
+
+impl Ownership {
+    /// Whether an object is another element's.
+    pub(super) fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
+        self.owner(uri).is_some_and(|owner| owner.element != *element)
+    }
+
+    /// Whether an object is this element's.
+    pub(super) fn is_of(&self, element: &Name, uri: &Uri) -> bool {
+        self.owner(uri).is_some_and(|owner| owner.element == *element)
+    }
+
+    /// The nearest declaration at or above an object.
+    fn owner(&self, uri: &Uri) -> Option<&Owner> {
+        let above = uri.prefixes().filter_map(|text| self.owners.get(text));
+        self.owners.get(uri).or_else(|| above.last())
+    }
+
+    /// Checks that an element may put an object in, which is there already or
+    /// not.
+    pub(super) fn check(&self, element: &Name, uri: &Uri, is_there: bool) -> Result<(), Refusal> {
+        let moves = self.owners.contains_key(uri);
+        if is_there && !moves && self.is_of_another(element, uri) {
+            return Err(Refusal::error(format_args!(
+                "{uri:?} is part of an endpoint of another element"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The memory that all objects take once these claims have been entered.
+    pub(super) fn bytes_with(&self, claims: &[Claim]) -> usize {
+        let before = claims.iter().filter_map(|claim| self.owners.get(&claim.root));
+        let before: usize = before.map(|owner| owner.bytes).sum();
+        let added: usize = claims.iter().map(|claim| claim.bytes).sum();
+        self.bytes.saturating_sub(before).saturating_add(added)
+    }
+
+    /// Enters what an element declares. It has it from now on.
+    pub(super) fn enter(&mut self, claim: Claim, element: &Name, connection: ConnectionId) {
+        self.release(&claim.root);
+        if let Some(at) = claim.expires {
+            self.expiry.set(claim.root.clone(), at);
+        }
+        let uris = self.by_connection.entry(connection).or_default();
+        uris.insert(claim.root.clone());
+        self.bytes += claim.bytes;
+        let owner = Owner {
+            element: element.clone(),
+            connection,
+            bytes: claim.bytes,
+        };
+        self.owners.insert(claim.root, owner);
+    }
+
+    /// An endpoint is gone, or part of another one.
+    pub(super) fn release(&mut self, uri: &Uri) {
+        let Some(owner) = self.owners.remove(uri) else {
+            return;
+        };
+        self.bytes -= owner.bytes;
+        self.expiry.clear(uri);
+        if let Some(uris) = self.by_connection.get_mut(&owner.connection) {
+            uris.remove(uri);
+            if uris.is_empty() {
+                self.by_connection.remove(&owner.connection);
+            }
+        }
+    }
+
+    /// A connection has ended: what it declared last.
+    pub(super) fn left(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
+        self.by_connection.remove(&connection).unwrap_or_default()
+    }
+
+    /// Sets an end to an endpoint, unless it ends before.
+    pub(super) fn end_by(&mut self, uri: Uri, at: Instant) {
+        let at = self.expiry.of(&uri).map_or(at, |before| before.min(at));
+        self.expiry.set(uri, at);
+    }
+
+    /// Whether an endpoint has no end but that of its connection.
+    pub(super) fn is_endless(&self, uri: &Uri) -> bool {
+        self.expiry.of(uri).is_none()
+    }
+
+    /// An endpoint whose time is over, until there is none.
+    pub(super) fn expired(&mut self, now: Instant) -> Option<Uri> {
+        self.expiry.pop(now)
+    }
+
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.expiry.next()
+    }
+
+    /// Who declared an endpoint.
+    pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
+        let owner = self.owners.get(uri)?;
+        Some(Declared {
+            element: owner.element.clone(),
+            connection: owner.connection,
+            expires: self.expiry.of(uri),
+        })
+    }
+
+    /// The element that declared an endpoint.
+    pub(super) fn element(&self, uri: &Uri) -> Option<&Name> {
+        self.owners.get(uri).map(|owner| &owner.element)
+    }
+
+    /// How many endpoints a connection has declared.
+    pub(super) fn count(&self, connection: ConnectionId) -> usize {
+        self.by_connection.get(&connection).map_or(0, BTreeSet::len)
+    }
+}
+
+/// When a declaration ends by itself; without a sensible time the connection
+/// alone keeps it.
+pub(super) fn end_of(life: Duration, now: Instant) -> Option<Instant> {
+    now.checked_add(life).filter(|_| !life.is_zero())
+}

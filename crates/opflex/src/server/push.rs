@@ -1,0 +1,245 @@
+//! From what an edit changed to who is told what.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
+
+use super::resolves::Resolvable;
+use super::{ServerLimits, Store};
+use crate::message::{self, Deletion};
+use crate::model::{
+    Change, ChangeKind, Changes, Ident, ManagedObject, Name, ObjectRef, Target, Tree, Uri, Watchers,
+};
+use crate::peer::ConnectionId;
+
+/// Receivers that are told the same.
+#[derive(Debug)]
+struct Push<'a> {
+    receivers: Vec<ConnectionId>,
+    /// In the order of their URIs.
+    changes: Vec<&'a Change>,
+}
+
+/// An update of objects in a tree. It replaces those that came, each with
+/// everything below it, merges those that changed, alone, and deletes those that
+/// went, each child before its parent: libopflex takes away what is named and
+/// nothing below it.
+pub(super) type Update<'a> = message::Update<ObjectRef<'a>>;
+
+/// The updates that tell of an edit, each with its receivers.
+pub(super) fn updates<'a>(
+    of: Store,
+    resolvable: &'a Resolvable,
+    changes: &Changes,
+    limits: &ServerLimits,
+    now: Instant,
+) -> Vec<(Vec<ConnectionId>, Vec<Update<'a>>)> {
+    let Resolvable { tree, watchers } = resolvable;
+    let update = |push: Push<'_>| {
+        let whole = Update::whole(of, tree, &push.changes);
+        (push.receivers, whole.pieces(of, limits))
+    };
+    let pushes = pushes(tree, watchers, changes, now);
+    pushes.into_iter().map(update).collect()
+}
+
+/// Sorts out who is told of which changes: who watches the object, or one that
+/// it is below, or did so before the object went.
+///
+/// Receivers that are told the same come together, so that an update is built
+/// once however many get it.
+fn pushes<'a>(
+    tree: &Tree,
+    watchers: &Watchers<ConnectionId>,
+    changes: &'a Changes,
+    now: Instant,
+) -> Vec<Push<'a>> {
+    let mut of_each: BTreeMap<ConnectionId, Vec<usize>> = BTreeMap::new();
+    let roots = Roots::new(tree, changes);
+    for (n, change) in changes.iter().enumerate() {
+        let mut tell = |connection: ConnectionId| {
+            let told = of_each.entry(connection).or_default();
+            if told.last() != Some(&n) {
+                told.push(n);
+            }
+        };
+        for watch in watchers.of_uri(&change.uri, now) {
+            if let Target::Uri(root) = &watch.target
+                && roots.is_or_was(root, &watch.subject)
+            {
+                tell(watch.watcher);
+            }
+        }
+        if watchers.watches_idents() {
+            for (ident, subject) in roots.idents_above(&change.uri) {
+                let watches = watchers.of_ident(&ident, now);
+                watches
+                    .filter(|watch| watch.subject == subject)
+                    .for_each(|watch| tell(watch.watcher));
+            }
+        }
+    }
+    let mut groups: HashMap<Vec<usize>, Vec<ConnectionId>> = HashMap::new();
+    let mut order = Vec::new();
+    for (connection, told) in of_each {
+        let receivers = groups.entry(told.clone()).or_insert_with(|| {
+            order.push(told);
+            Vec::new()
+        });
+        receivers.push(connection);
+    }
+    let all: Vec<&Change> = changes.iter().collect();
+    let push = |told: Vec<usize>| Push {
+        receivers: groups.remove(&told).unwrap_or_default(),
+        changes: told.iter().filter_map(|n| all.get(*n).copied()).collect(),
+    };
+    order.into_iter().map(push).collect()
+}
+
+impl<'a> Update<'a> {
+    /// Objects that come, all at once.
+    pub(super) fn coming(of: Store, replace: Vec<ObjectRef<'a>>) -> Self {
+        Self {
+            replace,
+            ..Self::empty(of)
+        }
+    }
+
+    /// What is to be said of these changes, which are in the order of their
+    /// URIs.
+    fn whole(of: Store, tree: &'a Tree, changes: &[&Change]) -> Self {
+        let mut update = Self::empty(of);
+        let mut told: HashSet<&Uri> = HashSet::new();
+        for change in changes {
+            match change.kind {
+                ChangeKind::Deleted => {
+                    update.delete.push(Deletion {
+                        subject: change.subject.clone(),
+                        uri: change.uri.clone(),
+                    });
+                    // What stays below something that goes is told anew: the
+                    // receiver may take it away with what is above.
+                    for child in tree.children_of(&change.uri) {
+                        update.come(tree, child.uri(), &mut told);
+                    }
+                }
+                ChangeKind::Created => update.come(tree, &change.uri, &mut told),
+                ChangeKind::Modified => match &mut update.merge_children {
+                    // It can't merge: what changed is told with everything
+                    // below it.
+                    None => update.come(tree, &change.uri, &mut told),
+                    Some(_) if told.contains(&change.uri) => {}
+                    Some(merge) => merge.extend(tree.get(&change.uri)),
+                },
+            }
+        }
+        update.delete.reverse();
+        update
+    }
+
+    /// An object came, with everything below it that has not been told.
+    fn come(&mut self, tree: &'a Tree, uri: &Uri, told: &mut HashSet<&'a Uri>) {
+        if !told.contains(uri) {
+            let subtree = tree.subtree(uri).filter(|object| told.insert(object.uri()));
+            self.replace.extend(subtree);
+        }
+    }
+
+    /// Cuts the update so that no message grows without bound. Deletions go
+    /// first: an object that comes may need the place.
+    fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
+        let merge = self.merge_children.unwrap_or_default();
+        let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
+        let objects = self.replace.iter().chain(&merge).map(ObjectRef::wire_len);
+        if is_short && objects.sum::<usize>() <= limits.message_bytes {
+            let merge_children = (of == Store::Policy).then_some(merge);
+            return vec![Self {
+                merge_children,
+                ..self
+            }];
+        }
+        let most = limits.update_objects;
+        let long = |objects| cut(objects, most, limits.message_bytes, ObjectRef::wire_len);
+        let deletes = cut(self.delete, most, limits.message_bytes, |gone| {
+            gone.uri.as_str().len() + gone.subject.len()
+        });
+        let deletes = deletes.into_iter().map(|delete| Self {
+            delete,
+            ..Self::empty(of)
+        });
+        let replaces = long(self.replace).into_iter().map(|part| Self::coming(of, part));
+        let merges = long(merge).into_iter().map(|part| Self {
+            merge_children: Some(part),
+            ..Self::empty(of)
+        });
+        deletes.chain(replaces).chain(merges).collect()
+    }
+}
+
+/// Cuts a list into pieces of so many elements and about so many bytes at most,
+/// or one element.
+fn cut<T>(list: Vec<T>, most: usize, bytes: usize, len: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut pieces: Vec<Vec<T>> = Vec::new();
+    let mut left = 0;
+    for element in list {
+        let len = len(&element);
+        match pieces.last_mut() {
+            Some(piece) if piece.len() < most && len <= left => {
+                left -= len;
+                piece.push(element);
+            }
+            _ => {
+                left = bytes.saturating_sub(len);
+                pieces.push(vec![element]);
+            }
+        }
+    }
+    pieces
+}
+
+/// The objects that changes are below, before the edit and after it.
+struct Roots<'a> {
+    tree: &'a Tree,
+    before: HashMap<&'a Uri, &'a ManagedObject>,
+}
+
+impl<'a> Roots<'a> {
+    fn new(tree: &'a Tree, changes: &'a Changes) -> Self {
+        let before = changes
+            .iter()
+            .filter_map(|change| Some((&change.uri, change.before.as_deref()?)));
+        Self {
+            tree,
+            before: before.collect(),
+        }
+    }
+
+    /// Whether a watched URI has, or had, an object of the class that the
+    /// watcher asked for. One that has no object is watched for any class.
+    fn is_or_was(&self, uri: &Uri, subject: &str) -> bool {
+        let now = self.tree.get(uri).map(|object| object.subject());
+        let before = self.before.get(uri).map(|object| &object.subject);
+        (now.is_none() && before.is_none()) || now.into_iter().chain(before).any(|class| **class == *subject)
+    }
+
+    /// The identifiers that an object, and those that it is below, have or had,
+    /// with the class of whom they are.
+    fn idents_above(&self, uri: &Uri) -> Vec<(Ident, Name)> {
+        let above = uri.prefixes().filter_map(|text| text.parse().ok());
+        let mut found = Vec::new();
+        for uri in above.chain(std::iter::once(uri.clone())) {
+            if let Some(object) = self.tree.get(&uri) {
+                found.extend(
+                    self.tree
+                        .idents(&uri)
+                        .into_iter()
+                        .map(|ident| (ident, object.subject().clone())),
+                );
+            }
+            if let Some(object) = self.before.get(&uri) {
+                let idents = self.tree.idents_of(object).into_iter();
+                found.extend(idents.map(|ident| (ident, object.subject.clone())));
+            }
+        }
+        found
+    }
+}

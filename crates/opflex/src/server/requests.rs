@@ -1,0 +1,233 @@
+//! Each method, carried out and answered.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use log::{Level, debug};
+
+use super::refusal::Refusal;
+use super::resolves::{Interest, Resolvable, Untold};
+use super::session::Answer;
+use super::{Action, RequestCounters, ServerCore, Store, send};
+use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
+use crate::model::{ManagedObject, Name};
+use crate::peer::{CloseReason, ConnectionId};
+use crate::rpc::{EncodeError, Frame, Id};
+use ssntp_transport::excerpt;
+
+impl ServerCore {
+    pub(super) fn request(
+        &mut self,
+        connection: ConnectionId,
+        id: Id,
+        request: Request,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let method = request.method();
+        let done = || Reply::done(method).to_frame(&id);
+        let (limits, default_prr) = (self.settings.limits, self.settings.default_prr);
+        let element = self
+            .sessions
+            .get(&connection)
+            .and_then(|session| session.element.as_ref());
+        let element = element.map_or_else(|| Name::from(""), |element| element.name.clone());
+        let answer = match request {
+            Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
+            Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now, actions),
+            _ if !self.settings.has(&role_for(method)) => Err(Refusal::new(
+                ErrorCode::EUNSUPPORTED,
+                format_args!("this server does not take {method}"),
+            )),
+            Request::Resolve(of, resolves) => {
+                let interest = |resolve| Interest::of(resolve, default_prr);
+                let interests = resolves.into_iter().map(interest).collect();
+                let resolvable = self.resolvable_mut(of);
+                match resolvable.resolve(connection, interests, &limits, now) {
+                    Ok(untold) => return self.begin_answer(connection, id, of, untold, actions),
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            Request::Unresolve(of, unresolves) => {
+                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
+                self.resolvable_mut(of).unresolve(connection, targets);
+                Ok(done())
+            }
+            Request::EndpointDeclare(mut declares) => {
+                let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
+                self.leave_out_unknown(connection, method, objects, now);
+                let changes = self
+                    .registry
+                    .declare(&element, connection, declares, &self.settings, now);
+                changes.map(|changes| {
+                    self.tell(Store::Endpoints, &changes, now, actions);
+                    done()
+                })
+            }
+            Request::EndpointUndeclare(undeclares) => {
+                let changes = self.registry.undeclare(&element, &undeclares);
+                self.tell(Store::Endpoints, &changes, now, actions);
+                Ok(done())
+            }
+            Request::StateReport(mut reports) => {
+                let objects = reports.iter_mut().map(|report| &mut report.observable);
+                self.leave_out_unknown(connection, method, objects, now);
+                self.observer.report(&element, reports, now).map(|()| done())
+            }
+            // A request of the wrong direction, which no role takes.
+            Request::Update(..) | Request::Custom(_) => Err(Refusal::new(
+                ErrorCode::EUNSUPPORTED,
+                format_args!("a server does not take {method}"),
+            )),
+        };
+        match answer {
+            Ok(frame) => send(connection, frame, actions),
+            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), now, actions),
+        }
+    }
+
+    fn resolvable_mut(&mut self, of: Store) -> &mut Resolvable {
+        match of {
+            Store::Policy => &mut self.policy,
+            Store::Endpoints => &mut self.registry.endpoints,
+        }
+    }
+
+    /// Leaves out what the model does not know, as libopflex does, and says so.
+    fn leave_out_unknown<'a>(
+        &mut self,
+        connection: ConnectionId,
+        method: Method,
+        objects: impl Iterator<Item = &'a mut Vec<ManagedObject>>,
+        now: Instant,
+    ) {
+        let unknown: usize = match self.policy.tree.schema() {
+            Some(schema) => objects.map(|objects| schema.leave_out_unknown(objects)).sum(),
+            None => 0,
+        };
+        if unknown > 0 {
+            if let Some(session) = self.sessions.get_mut(&connection) {
+                session.counters.left_out += unknown as u64;
+            }
+            self.log(connection, Level::Warn, "unknown to the model", now, || {
+                format!("{method}: {unknown} objects and properties unknown to the model are left out")
+            });
+        }
+    }
+
+    fn begin_answer(
+        &mut self,
+        connection: ConnectionId,
+        id: Id,
+        of: Store,
+        untold: Untold,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.answer = Some(Answer { id, of, untold });
+            self.go_on(connection, actions);
+        }
+    }
+
+    fn identity(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        identity: Identity,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<Result<Bytes, EncodeError>, Refusal> {
+        let Some(session) = self.sessions.get_mut(&connection) else {
+            return Err(Refusal::new(ErrorCode::ESTATE, "no session"));
+        };
+        let before = session.element.as_ref().map(|element| element.name.clone());
+        let domain = identity.domain.clone();
+        let result = session.identify(identity, &self.settings)?;
+        self.timers.set(connection, session.deadline(&self.settings));
+        let name = session.element.as_ref().map(|element| element.name.clone());
+        if before != name {
+            // What it asked for counts for the name that it told last.
+            if let Some(before) = &before {
+                let most = self.settings.limits.agents;
+                self.agents.left(before, &RequestCounters::default(), most);
+            }
+            if let Some(name) = &name {
+                self.agents.came(name, now);
+            }
+        }
+        if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
+            self.names.remove(&before);
+        }
+        if let Some(name) = name {
+            // Whoever takes any domain sees which ones come.
+            let domain = domain.filter(|domain| *domain != self.settings.domain);
+            let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
+            self.log(connection, Level::Info, "identity", now, || {
+                format!("it is {}{}", excerpt(&name), excerpt(&domain))
+            });
+            let other = self
+                .names
+                .insert(name, connection)
+                .filter(|other| *other != connection);
+            if let Some(other) = other.filter(|_| self.settings.unique_names) {
+                self.close(other, CloseReason::Replaced, now, actions);
+            }
+        }
+        Ok(Frame::result(id, &result))
+    }
+
+    pub(super) fn too_early(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        method: Option<Method>,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
+        self.refuse(connection, id, method, &error, now, actions);
+        self.close(
+            connection,
+            CloseReason::RequestBeforeIdentity(method),
+            now,
+            actions,
+        );
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        connection: ConnectionId,
+        id: &Id,
+        method: Option<Method>,
+        error: &ErrorResponse,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        match method {
+            // Nothing else tells an operator why an element is not there.
+            Some(Method::SendIdentity) => {
+                self.log(connection, Level::Warn, "identity refused", now, || {
+                    format!("its identity is refused: {}", excerpt(error))
+                });
+            }
+            _ => debug!("{connection}: refused: {error}"),
+        }
+        if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
+            session.counters.count_refused(method);
+        }
+        send(connection, Frame::failure(id, error), actions);
+    }
+}
+
+/// The role that takes a method.
+fn role_for(method: Method) -> Role {
+    match method {
+        Method::EndpointDeclare
+        | Method::EndpointUndeclare
+        | Method::EndpointResolve
+        | Method::EndpointUnresolve
+        | Method::EndpointUpdate => Role::ENDPOINT_REGISTRY,
+        Method::StateReport => Role::OBSERVER,
+        _ => Role::POLICY_REPOSITORY,
+    }
+}

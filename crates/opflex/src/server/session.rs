@@ -1,0 +1,213 @@
+//! One client: who it is, and whether it is alive.
+
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+use super::refusal::Refusal;
+use super::resolves::Untold;
+use super::{RequestCounters, Settings, Store};
+use crate::deadlines::after;
+use crate::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
+use crate::model::Name;
+use crate::peer::{ConnectionId, Keepalive, bare};
+use crate::rpc::Id;
+
+/// The longest name, location and role that a session keeps, in bytes.
+const MAX_TEXT: usize = 1024;
+/// The most roles that a session keeps.
+const MAX_ROLES: usize = 16;
+
+/// A client of the server, as it stands.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SessionInfo {
+    /// Its connection.
+    pub connection: ConnectionId,
+    /// Where it connected from.
+    pub address: String,
+    /// Its name, once it has told it.
+    pub name: Option<Name>,
+    /// Its roles.
+    pub roles: Vec<Role>,
+    /// Where it is, as far as anybody knows.
+    pub location: Option<String>,
+    /// When it connected.
+    pub since: Instant,
+    /// Policy resolves in force.
+    pub policies: usize,
+    /// Endpoint resolves in force.
+    pub endpoint_resolves: usize,
+    /// Endpoints that it declared.
+    pub endpoints: usize,
+    /// What it asked for, and what it was told.
+    pub counters: RequestCounters,
+}
+
+/// The state of one connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Where the client connected from.
+    pub(super) address: String,
+    /// `host:port` as the client dialled it, as far as that is known.
+    pub(super) dialled: Option<String>,
+    pub(super) since: Instant,
+    pub(super) keepalive: Keepalive,
+    /// Who it is, once it has told.
+    pub(super) element: Option<Element>,
+    pub(super) counters: RequestCounters,
+    /// The answer that is not over; no further message is dealt with before.
+    pub(super) answer: Option<Answer>,
+    /// Some of it has been sent.
+    pub(super) begun: bool,
+}
+
+/// An answer to a resolve.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The id of the request.
+    pub(super) id: Id,
+    pub(super) of: Store,
+    pub(super) untold: Untold,
+}
+
+/// What a client told about itself.
+#[derive(Debug)]
+pub(super) struct Element {
+    pub(super) name: Name,
+    pub(super) roles: Vec<Role>,
+    pub(super) location: Option<String>,
+}
+
+impl Session {
+    pub(super) fn new(address: String, dialled: Option<String>, settings: &Settings, now: Instant) -> Self {
+        Self {
+            address,
+            dialled,
+            since: now,
+            keepalive: Keepalive::new(&settings.keepalive, now),
+            element: None,
+            counters: RequestCounters::default(),
+            answer: None,
+            begun: false,
+        }
+    }
+
+    /// When something is to be done here without anything arriving.
+    pub(super) fn deadline(&self, settings: &Settings) -> Instant {
+        let echo = self.keepalive.next();
+        match self.element {
+            Some(_) => echo,
+            None => echo.min(after(self.since, settings.identity_timeout)),
+        }
+    }
+
+    pub(super) fn identity_is_late(&self, settings: &Settings, now: Instant) -> bool {
+        self.element.is_none() && now >= after(self.since, settings.identity_timeout)
+    }
+
+    /// Judges an identity as the draft says, and makes the answer. A second
+    /// identity takes the place of the first.
+    pub(super) fn identify(
+        &mut self,
+        identity: Identity,
+        settings: &Settings,
+    ) -> Result<IdentityResult, Refusal> {
+        let refuse = |code, message: String| Err(Refusal::new(code, message));
+        let texts = [&identity.name, &identity.my_location, &identity.domain]
+            .into_iter()
+            .flatten();
+        let lengths = texts
+            .map(String::len)
+            .chain(identity.my_role.iter().map(|role| role.name().len()));
+        if lengths.max().is_some_and(|length| length > MAX_TEXT) || identity.my_role.len() > MAX_ROLES {
+            return refuse(ErrorCode::ERROR, "an identity is too long".to_owned());
+        }
+        if !settings.lenient {
+            let version = identity.proto_version.as_deref();
+            if version != Some(PROTO_VERSION) {
+                let told = told(version);
+                let what = format!("the protocol version is {PROTO_VERSION} here, and {told} there");
+                return refuse(ErrorCode::EPROTO, what);
+            }
+            let domain = identity.domain.as_deref();
+            if domain != Some(&settings.domain) && !settings.any_domain {
+                let what = format!(
+                    "the domain is {:?} here, and {} there",
+                    settings.domain,
+                    told(domain)
+                );
+                return refuse(ErrorCode::EDOMAIN, what);
+            }
+            if identity.name.as_deref().is_none_or(str::is_empty) {
+                return refuse(ErrorCode::ERROR, "an identity needs a name".to_owned());
+            }
+            if identity.my_role.is_empty() {
+                return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
+            }
+        }
+        let domain = identity.domain.filter(|_| settings.any_domain);
+        let name = identity.name.unwrap_or_default();
+        let assigned = settings.locations.get(&name);
+        let known = assigned.or(identity.my_location.as_ref());
+        let location = known.or(settings.default_location.as_ref()).cloned();
+        if settings.require_location && location.is_none() {
+            return refuse(ErrorCode::ELOCATION, format!("nobody knows where {name:?} is"));
+        }
+        self.element = Some(Element {
+            name: name.into(),
+            roles: identity.my_role,
+            location: location.clone(),
+        });
+        Ok(IdentityResult {
+            name: Some(settings.name.clone()),
+            domain: domain.or_else(|| Some(settings.domain.clone())),
+            my_location: settings.location.clone(),
+            your_location: location,
+            data: Some(data(settings)),
+            my_role: settings.roles.clone(),
+            peers: self.peers(settings),
+            extra: Map::new(),
+        })
+    }
+
+    /// The configured list, and the address that this client dialled.
+    fn peers(&self, settings: &Settings) -> Vec<Peer> {
+        let mut peers = settings.peers.clone();
+        for peer in &mut peers {
+            peer.connectivity_info = bare(&peer.connectivity_info);
+        }
+        if let Some(dialled) = self
+            .dialled
+            .as_deref()
+            .map(bare)
+            .filter(|_| settings.list_dialled)
+            && !settings.roles.is_empty()
+            && !peers.iter().any(|peer| peer.connectivity_info == dialled)
+        {
+            peers.push(Peer {
+                role: settings.roles.clone(),
+                connectivity_info: dialled,
+                extra: Map::new(),
+            });
+        }
+        peers
+    }
+}
+
+/// What an identity says, for people.
+fn told(text: Option<&str>) -> String {
+    text.map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
+}
+
+/// The member that libopflex adds, always there and mostly empty.
+fn data(settings: &Settings) -> Value {
+    match &settings.proxies {
+        None => json!({}),
+        Some(proxies) => json!({
+            "proxy_v4": proxies.v4,
+            "proxy_v6": proxies.v6,
+            "proxy_mac": proxies.mac,
+        }),
+    }
+}

@@ -1,0 +1,197 @@
+//! What a server is told before it begins.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::message::{Peer, Proxies, Role};
+use crate::peer::KeepaliveSettings;
+
+/// How a server behaves. The defaults are a server with all three roles that
+/// an unchanged libopflex element can use, once it has its name and domain.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name that the server gives itself, its own within the domain.
+    /// Default `ssntp`.
+    pub name: String,
+    /// The policy domain. Default `default`.
+    pub domain: String,
+    /// Takes elements of any domain, and answers each with its own. Default
+    /// false.
+    pub any_domain: bool,
+    /// What the server is. One without roles only tells where the others are.
+    /// Default policy repository, endpoint registry and observer.
+    pub roles: Vec<Role>,
+    /// Where the components of the domain are. IPv6 addresses are told as
+    /// libopflex reads them, `::1:8009`, however they are written here. Default
+    /// empty.
+    pub peers: Vec<Peer>,
+    /// Adds to the list the address that the client dialled, when it is not
+    /// there and the server has roles: libopflex stays only with a server that
+    /// is in its own list, under the very characters that it dialled. To be
+    /// turned off where elements dial names, which only `peers` can tell.
+    /// Default true.
+    pub list_dialled: bool,
+    /// Where the server is. Default none.
+    pub location: Option<String>,
+    /// Where each element is, by name. Default empty.
+    pub locations: BTreeMap<String, String>,
+    /// Where an element is that is not in the list and does not know itself.
+    /// Default none.
+    pub default_location: Option<String>,
+    /// Refuses elements whose location nobody knows, with ELOCATION. Default
+    /// false.
+    pub require_location: bool,
+    /// Takes elements with another protocol version, another domain or no name,
+    /// as libopflex does, instead of refusing them. Default false.
+    pub lenient: bool,
+    /// Closes the connection of an element when another one comes with its
+    /// name. Default false: the elements of many test set-ups share one.
+    pub unique_names: bool,
+    /// The proxies that elements in transport mode ask for. Default none.
+    pub proxies: Option<Proxies>,
+    /// How long a client may take from connecting to its identity. Default
+    /// 45 s.
+    pub identity_timeout: Duration,
+    /// Echoes. Default as libopflex.
+    pub keepalive: KeepaliveSettings,
+    /// For how long changes are told, and declarations kept, when a request
+    /// does not say; and for how long a state report is kept that is not
+    /// repeated. Default 7200 s.
+    pub default_prr: Duration,
+    /// What becomes of the endpoints of an element that leaves. Default
+    /// [`OnLeave::Grace`] of 30 s.
+    pub on_leave: OnLeave,
+    /// What the observer keeps of numbers over time. Default an hour by five
+    /// minutes and a day by hours.
+    pub roll_up: Vec<RollUp>,
+    /// What clients may make the server keep.
+    pub limits: ServerLimits,
+}
+
+/// What becomes of the endpoints of an element whose connection ends. None of
+/// these makes a declaration live longer than the element asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnLeave {
+    /// They stay until their refresh time is over, as the draft has it. Those
+    /// that were declared without such a time are removed.
+    Keep,
+    /// They are removed at once.
+    Remove,
+    /// They are removed after this time, unless the element is back and
+    /// declares them again.
+    Grace(Duration),
+}
+
+/// One row of intervals that numbers in state reports are summed up in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RollUp {
+    /// How long an interval is.
+    pub interval: Duration,
+    /// How many intervals are kept.
+    pub keep: usize,
+}
+
+/// What clients may make the server keep. A request that would go beyond is
+/// answered with ERROR; what is there stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Resolves in force, for each connection and each of the two kinds.
+    /// Default 100,000.
+    pub resolves: usize,
+    /// Bytes of the names in these, for each connection and each of the two
+    /// kinds. Default 32 MiB.
+    pub resolve_bytes: usize,
+    /// Objects of all endpoints. Default 1,000,000.
+    pub endpoint_objects: usize,
+    /// About how much memory these take, in bytes. Default 512 MiB: half a
+    /// kibibyte for each.
+    pub endpoint_bytes: usize,
+    /// State reports; beyond, the oldest makes room. Default 200,000.
+    pub reports: usize,
+    /// About how much memory these take, in bytes; beyond, the oldest makes
+    /// room. Default 64 MiB.
+    pub report_bytes: usize,
+    /// Numbers that are followed over time, of two kibibytes each with the
+    /// default intervals; beyond, those that were not reported for the longest
+    /// time make room. Default 20,000.
+    pub series: usize,
+    /// Agents that have left and whose counters are kept, each in about half a
+    /// kibibyte; beyond, the one goes that left first. Default 10,000.
+    pub agents: usize,
+    /// Objects in one update; a larger one is sent in pieces. Default 1000.
+    pub update_objects: usize,
+    /// About how many bytes of objects one answer or update has, unless a single
+    /// object is longer. A longer update is sent in pieces, and so is a longer
+    /// answer, as updates before it: the result brings what is left. Default
+    /// 1 MiB, which takes some milliseconds to write.
+    pub message_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            name: "ssntp".to_owned(),
+            domain: "default".to_owned(),
+            any_domain: false,
+            roles: vec![Role::POLICY_REPOSITORY, Role::ENDPOINT_REGISTRY, Role::OBSERVER],
+            peers: Vec::new(),
+            list_dialled: true,
+            location: None,
+            locations: BTreeMap::new(),
+            default_location: None,
+            require_location: false,
+            lenient: false,
+            unique_names: false,
+            proxies: None,
+            identity_timeout: Duration::from_secs(45),
+            keepalive: KeepaliveSettings::default(),
+            default_prr: Duration::from_secs(7200),
+            on_leave: OnLeave::Grace(Duration::from_secs(30)),
+            roll_up: vec![
+                RollUp {
+                    interval: Duration::from_secs(300),
+                    keep: 12,
+                },
+                RollUp {
+                    interval: Duration::from_secs(3600),
+                    keep: 24,
+                },
+            ],
+            limits: ServerLimits::default(),
+        }
+    }
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            resolves: 100_000,
+            resolve_bytes: 32 << 20,
+            endpoint_objects: 1_000_000,
+            endpoint_bytes: 512 << 20,
+            reports: 200_000,
+            report_bytes: 64 << 20,
+            series: 20_000,
+            agents: 10_000,
+            update_objects: 1000,
+            message_bytes: 1 << 20,
+        }
+    }
+}
+
+impl Settings {
+    /// Settings of a server with this name in this domain.
+    pub fn new(name: impl Into<String>, domain: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            domain: domain.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the server has a role.
+    pub fn has(&self, role: &Role) -> bool {
+        self.roles.contains(role)
+    }
+}

@@ -1,0 +1,350 @@
+//! The endpoint registry.
+
+use super::*;
+use crate::server::{OnLeave, ServerLimits};
+
+fn world(on_leave: OnLeave) -> World {
+    World::new(Settings {
+        on_leave,
+        ..Settings::default()
+    })
+}
+
+fn keep() -> World {
+    world(OnLeave::Keep)
+}
+
+fn declare(world: &mut World, client: ConnectionId, objects: &[ManagedObject], prr: i64) {
+    let answer = world.ask(
+        client,
+        "endpoint_declare",
+        json!([{"endpoint": objects, "prr": prr}]),
+    );
+    assert_eq!(answer["result"], json!({}));
+}
+
+fn undeclare(world: &mut World, client: ConnectionId, text: &str) {
+    let answer = world.ask(
+        client,
+        "endpoint_undeclare",
+        json!([{"subject": "ep", "endpoint_uri": text}]),
+    );
+    assert_eq!(answer["result"], json!({}));
+}
+
+fn resolve(world: &mut World, client: ConnectionId, text: &str) -> Value {
+    let params = json!([{"subject": "ep", "endpoint_uri": text, "prr": 7200}]);
+    world.ask(client, "endpoint_resolve", params)["result"]["endpoint"].clone()
+}
+
+fn ep(text: &str, value: i64) -> ManagedObject {
+    object("ep", text, value)
+}
+
+/// An endpoint of two objects.
+fn with_ip(value: i64) -> [ManagedObject; 2] {
+    [ep("/ep/1/", value), object("ip", "/ep/1/ip/a/", 1)]
+}
+
+fn known(world: &World) -> Vec<String> {
+    world
+        .server
+        .endpoints()
+        .iter()
+        .map(|object| object.uri().to_string())
+        .collect()
+}
+
+fn update(world: &mut World, client: ConnectionId) -> Value {
+    let mut told = world.told(client);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0]["method"], "endpoint_update");
+    told.remove(0)["params"][0].take()
+}
+
+#[test]
+fn who_resolved_an_endpoint_is_told_when_it_comes_changes_and_goes() {
+    let mut world = keep();
+    let (pe, asker) = (world.element("pe1"), world.element("pe2"));
+    assert_eq!(resolve(&mut world, asker, "/ep/1/"), json!([]));
+
+    declare(&mut world, pe, &with_ip(1), 60);
+    let told = update(&mut world, asker);
+    assert_eq!(
+        (uris(&told["replace"]), &told["delete"]),
+        (vec!["/ep/1/", "/ep/1/ip/a/"], &json!([]))
+    );
+    assert!(told.get("merge_children").is_none());
+
+    declare(&mut world, pe, &with_ip(2), 60);
+    assert_eq!(
+        uris(&update(&mut world, asker)["replace"]),
+        ["/ep/1/", "/ep/1/ip/a/"]
+    );
+
+    declare(&mut world, pe, &[ep("/ep/1/", 2)], 60);
+    assert_eq!(uris(&update(&mut world, asker)["delete"]), ["/ep/1/ip/a/"]);
+
+    declare(&mut world, pe, &[ep("/ep/1/", 2)], 60);
+    assert_eq!(world.told(asker), NOTHING);
+
+    undeclare(&mut world, pe, "/ep/1/");
+    assert_eq!(
+        update(&mut world, asker)["delete"],
+        json!([{"subject": "ep", "uri": "/ep/1/"}])
+    );
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn a_declaration_ends_with_its_refresh_time_unless_renewed() {
+    let mut world = keep();
+    let (pe, asker) = (world.element("pe1"), world.element("pe2"));
+    resolve(&mut world, asker, "/ep/1/");
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    declare(&mut world, pe, &[ep("/ep/2/", 1)], 60);
+    world.told(asker);
+    world.pass(40.0);
+    declare(&mut world, pe, &[ep("/ep/2/", 1)], 60);
+    world.pass(19.9);
+    assert_eq!(known(&world), ["/ep/1/", "/ep/2/"]);
+    world.pass(0.1);
+    assert_eq!(known(&world), ["/ep/2/"]);
+    assert_eq!(uris(&update(&mut world, asker)["delete"]), ["/ep/1/"]);
+    world.pass(40.0);
+    assert_eq!(known(&world), [""; 0]);
+    assert!(world.server.registry.next_expiry().is_none());
+}
+
+#[test]
+fn what_becomes_of_the_endpoints_of_an_element_that_leaves() {
+    let after = |on_leave, seconds| {
+        let mut world = world(on_leave);
+        let pe = world.element("pe1");
+        declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+        // One without an end outlives its element for no longer than the grace.
+        declare(&mut world, pe, &[ep("/ep/2/", 1)], 0);
+        world.leave(pe);
+        if !matches!(on_leave, OnLeave::Grace(_)) {
+            assert!(!known(&world).contains(&"/ep/2/".to_owned()));
+        }
+        world.pass(seconds);
+        known(&world).len()
+    };
+    let grace = OnLeave::Grace(Duration::from_secs(30));
+    assert_eq!((after(OnLeave::Keep, 59.0), after(OnLeave::Keep, 60.0)), (1, 0));
+    assert_eq!((after(grace, 29.0), after(grace, 30.0)), (2, 0));
+    assert_eq!(after(OnLeave::Grace(Duration::from_secs(3600)), 60.0), 1);
+    assert_eq!(after(OnLeave::Remove, 0.0), 0);
+}
+
+#[test]
+fn an_element_that_is_back_in_time_keeps_its_endpoints() {
+    let mut world = world(OnLeave::Grace(Duration::from_secs(30)));
+    let (pe, asker) = (world.element("pe1"), world.element("pe2"));
+    resolve(&mut world, asker, "/ep/1/");
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    world.told(asker);
+    // The new connection is there before the end of the old one is noticed.
+    let again = world.element("pe1");
+    declare(&mut world, again, &[ep("/ep/1/", 1)], 60);
+    world.leave(pe);
+    world.pass(59.0);
+    assert_eq!(known(&world), ["/ep/1/"]);
+    assert_eq!(world.told(asker), NOTHING);
+}
+
+#[test]
+fn an_endpoint_that_moved_is_not_taken_away_by_its_old_place() {
+    let mut world = world(OnLeave::Remove);
+    let (old, new) = (world.element("pe1"), world.element("pe2"));
+    declare(&mut world, old, &[ep("/ep/1/", 1)], 60);
+    declare(&mut world, new, &[ep("/ep/1/", 2)], 60);
+    undeclare(&mut world, old, "/ep/1/");
+    world.leave(old);
+    assert_eq!(known(&world), ["/ep/1/"]);
+    undeclare(&mut world, new, "/ep/1/");
+    assert_eq!(known(&world), [""; 0]);
+    undeclare(&mut world, new, "/ep/never/");
+}
+
+#[test]
+fn the_same_element_on_a_new_connection_can_undeclare() {
+    let mut world = keep();
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    world.leave(pe);
+    let pe = world.element("pe1");
+    undeclare(&mut world, pe, "/ep/1/");
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn an_identifier_brings_all_endpoints_that_it_fits() {
+    let mut world = keep();
+    let (pe, asker) = (world.element("pe1"), world.element("pe2"));
+    let ident = json!({"context": "/rd/", "identifier": "10.0.0.1"});
+    let params = json!([{"subject": "ep", "endpoint_ident": ident, "prr": 60}]);
+    let at = |text: &str| ep(text, 1).with("context", "/rd/").with("ip", "10.0.0.1");
+    declare(&mut world, pe, &[at("/ep/1/"), at("/ep/2/"), ep("/ep/3/", 1)], 60);
+    let answer = world.ask(asker, "endpoint_resolve", params);
+    assert_eq!(uris(&answer["result"]["endpoint"]), ["/ep/1/", "/ep/2/"]);
+
+    // The address moves away from one of the two.
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    assert_eq!(uris(&update(&mut world, asker)["replace"]), ["/ep/1/"]);
+    declare(&mut world, pe, &[ep("/ep/1/", 2)], 60);
+    assert_eq!(world.told(asker), NOTHING);
+
+    world.ask(
+        asker,
+        "endpoint_unresolve",
+        json!([{"subject": "ep", "endpoint_ident": ident}]),
+    );
+    undeclare(&mut world, pe, "/ep/2/");
+    assert_eq!(world.told(asker), NOTHING);
+}
+
+#[test]
+fn a_request_without_a_time_gets_the_default_and_one_without_sense_the_connection() {
+    let mut world = keep();
+    let pe = world.element("pe1");
+    let answer = world.ask(pe, "endpoint_declare", json!([{"endpoint": [ep("/ep/1/", 1)]}]));
+    assert_eq!(answer["result"], json!({}));
+    declare(&mut world, pe, &[ep("/ep/2/", 1)], 0);
+    let answer = world.ask(
+        pe,
+        "endpoint_resolve",
+        json!([{"subject": "ep", "endpoint_uri": "/ep/1/"}]),
+    );
+    assert_eq!(uris(&answer["result"]["endpoint"]), ["/ep/1/"]);
+    assert_eq!(world.server.sessions()[0].endpoint_resolves, 1);
+    for _ in 0..720 {
+        world.pass(10.0);
+        world.ask(pe, "echo", json!([]));
+        world.heard(pe);
+    }
+    assert_eq!(known(&world), ["/ep/2/"]);
+}
+
+#[test]
+fn all_of_a_request_is_taken_or_nothing_of_it() {
+    let mut world = keep();
+    let pe = world.element("pe1");
+    let bad = ep("/ep/2/", 1).under("x", uri("/elsewhere/"));
+    let params = json!([{"endpoint": [ep("/ep/1/", 1)], "prr": 60}, {"endpoint": [bad], "prr": 60}]);
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", params)), "ERROR");
+    assert_eq!(
+        (known(&world).len(), world.server.sessions()[0].endpoints),
+        (0, 0)
+    );
+}
+
+#[test]
+fn the_registry_takes_only_so_much() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            endpoint_objects: 2,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &[ep("/ep/1/", 1), ep("/ep/2/", 1)], 60);
+    let more = json!([{"endpoint": [ep("/ep/3/", 1)], "prr": 60}]);
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", more)), "ERROR");
+    declare(&mut world, pe, &[ep("/ep/2/", 2)], 60);
+    assert_eq!(world.server.sessions()[0].endpoints, 2);
+}
+
+#[test]
+fn no_element_removes_what_another_one_declared() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(&mut world, a, &with_ip(1), 60);
+    declare(&mut world, a, &[ep("/other/2/", 1)], 60);
+    let all = known(&world);
+    // What nobody declared, above the endpoints of others and in them.
+    for text in ["/", "/ep/", "/ep", "/ep/1/", "/ep/1/ip/a/"] {
+        undeclare(&mut world, b, text);
+        assert_eq!(known(&world), all, "{text}");
+    }
+    // An endpoint of its own above them, which goes again in each way.
+    for text in ["/", "/ep/"] {
+        declare(&mut world, b, &[ep(text, 1)], 60);
+        assert_eq!(known(&world).len(), all.len() + 1, "{text}");
+        undeclare(&mut world, b, text);
+        assert_eq!(known(&world), all, "{text}");
+        declare(&mut world, b, &[ep(text, 2)], 1);
+        world.pass(1.0);
+        assert_eq!(known(&world), all, "{text}");
+    }
+    let mut lists = ep("/ep/", 1);
+    lists.children = vec![uri("/ep/1/")];
+    declare(&mut world, b, &[lists], 60);
+    declare(&mut world, b, &[ep("/ep/", 1)], 60);
+    undeclare(&mut world, b, "/ep/");
+    assert_eq!(known(&world), all);
+    assert_eq!(world.server.sessions()[0].endpoints, 2);
+}
+
+#[test]
+fn an_endpoint_below_another_elements_stays_when_that_one_changes_or_goes() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(&mut world, a, &with_ip(1), 60);
+    declare(&mut world, b, &[object("vm", "/ep/1/vm/b/", 1)], 60);
+    declare(&mut world, a, &[ep("/ep/1/", 2)], 60);
+    assert_eq!(known(&world), ["/ep/1/", "/ep/1/vm/b/"]);
+    undeclare(&mut world, a, "/ep/1/");
+    assert_eq!(known(&world), ["/ep/1/vm/b/"]);
+    undeclare(&mut world, b, "/ep/1/vm/b/");
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn a_part_of_an_endpoint_is_replaced_by_its_element_alone() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(&mut world, a, &with_ip(1), 60);
+    let part = json!([{"endpoint": [object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);
+    assert_eq!(code(&world.ask(b, "endpoint_declare", part)), "ERROR");
+    let around = json!([{"endpoint": [ep("/ep/", 2), object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);
+    assert_eq!(code(&world.ask(b, "endpoint_declare", around)), "ERROR");
+    let value = |world: &World| {
+        world
+            .server
+            .endpoints()
+            .get(&uri("/ep/1/ip/a/"))
+            .unwrap()
+            .property("p")
+            .cloned()
+    };
+    assert_eq!(value(&world), Some(json!(1)));
+    // The endpoint moves as a whole.
+    declare(&mut world, b, &[ep("/ep/1/", 3)], 60);
+    assert_eq!(known(&world), ["/ep/1/"]);
+    undeclare(&mut world, a, "/ep/1/");
+    assert_eq!(known(&world), ["/ep/1/"]);
+}
+
+#[test]
+fn the_registry_takes_only_so_many_bytes() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            endpoint_bytes: 100_000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let pe = world.element("pe1");
+    let long = |text: &str| object("ep", text, "x".repeat(60_000));
+    for _ in 0..3 {
+        declare(&mut world, pe, &[long("/ep/1/")], 60);
+    }
+    let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", more)), "ERROR");
+    undeclare(&mut world, pe, "/ep/1/");
+    declare(&mut world, pe, &[long("/ep/2/")], 60);
+    assert_eq!(known(&world), ["/ep/2/"]);
+}

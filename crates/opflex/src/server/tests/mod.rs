@@ -1,0 +1,202 @@
+//! Conversations with a server: bytes in, bytes out, time by hand.
+
+mod endpoints;
+mod observing;
+mod policy;
+mod sessions;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use serde_json::{Value, json};
+
+use super::{Action, ServerCore, Settings};
+use crate::message::Decoder;
+use crate::model::{Edit, ManagedObject, Uri};
+use crate::peer::{CloseReason, ConnectionId};
+
+/// No message at all.
+pub(super) const NOTHING: [Value; 0] = [];
+
+/// A server and the clients that talk to it.
+pub(super) struct World {
+    pub(super) server: ServerCore,
+    pub(super) now: Instant,
+    clients: u64,
+    sent: HashMap<ConnectionId, Vec<Bytes>>,
+    closed: HashMap<ConnectionId, CloseReason>,
+}
+
+impl World {
+    #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
+    pub(super) fn new(settings: Settings) -> Self {
+        let now = Instant::now();
+        Self {
+            server: ServerCore::new(settings, now),
+            now,
+            clients: 0,
+            sent: HashMap::new(),
+            closed: HashMap::new(),
+        }
+    }
+
+    /// A connection, its first echo already taken.
+    pub(super) fn connect(&mut self) -> ConnectionId {
+        self.clients += 1;
+        let connection = ConnectionId(self.clients);
+        self.act(|server, now, actions| {
+            let dialled = Some("10.0.0.9:8009".into());
+            server.connected(connection, "10.0.0.1:40000".into(), dialled, now, actions)
+        });
+        self.heard(connection);
+        connection
+    }
+
+    /// A connection that has told its identity.
+    pub(super) fn element(&mut self, name: &str) -> ConnectionId {
+        let connection = self.connect();
+        let answer = self.ask(connection, "send_identity", json!([identity(name)]));
+        assert!(answer.get("result").is_some(), "{answer}");
+        connection
+    }
+
+    pub(super) fn leave(&mut self, connection: ConnectionId) {
+        self.act(|server, now, actions| server.disconnected(connection, now, actions));
+    }
+
+    /// Sends a text and returns all that comes back on this connection.
+    pub(super) fn say(&mut self, connection: ConnectionId, text: &Value) -> Vec<Value> {
+        let mut messages = Vec::new();
+        let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
+        let mut decoder = Decoder::new(Default::default(), Default::default());
+        decoder.decode(&mut buffer, &mut messages).unwrap();
+        for message in messages {
+            self.act(|server, now, actions| server.message(connection, message, now, actions));
+        }
+        while self.server.is_answering(connection) {
+            self.act(|server, _, actions| assert!(server.go_on(connection, actions)));
+        }
+        self.heard(connection)
+    }
+
+    /// Sends a request and returns the one answer.
+    pub(super) fn ask(&mut self, connection: ConnectionId, method: &str, params: Value) -> Value {
+        let text = json!({"id": [method, 1u64 << 63], "method": method, "params": params});
+        let mut answers = self.say(connection, &text);
+        answers.retain(|message| message["method"] != "echo");
+        assert_eq!(answers.len(), 1, "{method}: {answers:?}");
+        assert_eq!(answers[0]["id"], text["id"]);
+        answers.remove(0)
+    }
+
+    /// Lets time pass, with everything that falls due.
+    pub(super) fn pass(&mut self, seconds: f64) {
+        let end = self.now + Duration::from_secs_f64(seconds);
+        while let Some(due) = self.server.next_deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.act(|server, now, actions| server.tick(now, actions));
+        }
+        self.now = end;
+    }
+
+    /// What a connection was sent since it was asked last.
+    pub(super) fn heard(&mut self, connection: ConnectionId) -> Vec<Value> {
+        let frames = self.sent.remove(&connection).unwrap_or_default();
+        frames
+            .iter()
+            .map(|frame| serde_json::from_slice(&frame[..frame.len() - 1]).unwrap())
+            .collect()
+    }
+
+    /// What a connection was sent, echoes left out.
+    pub(super) fn told(&mut self, connection: ConnectionId) -> Vec<Value> {
+        self.heard(connection)
+            .into_iter()
+            .filter(|message| message["method"] != "echo")
+            .collect()
+    }
+
+    pub(super) fn frames(&mut self, connection: ConnectionId) -> Vec<Bytes> {
+        self.sent.remove(&connection).unwrap_or_default()
+    }
+
+    pub(super) fn closed(&self, connection: ConnectionId) -> Option<&CloseReason> {
+        self.closed.get(&connection)
+    }
+
+    pub(super) fn put(&mut self, objects: Vec<ManagedObject>) {
+        self.act(|server, now, actions| drop(server.edit(Edit::Merge(objects), now, actions).unwrap()));
+    }
+
+    pub(super) fn replace(&mut self, objects: Vec<ManagedObject>) {
+        self.act(|server, now, actions| drop(server.edit(Edit::Replace(objects), now, actions).unwrap()));
+    }
+
+    pub(super) fn delete(&mut self, text: &str) {
+        self.act(|server, now, actions| {
+            drop(server.edit(Edit::Delete(vec![uri(text)]), now, actions).unwrap())
+        });
+    }
+
+    pub(super) fn act(&mut self, call: impl FnOnce(&mut ServerCore, Instant, &mut Vec<Action>)) {
+        let mut actions = Vec::new();
+        call(&mut self.server, self.now, &mut actions);
+        for action in actions {
+            match action {
+                Action::Send { connection, frame } => {
+                    assert!(
+                        !self.closed.contains_key(&connection),
+                        "sent on a closed connection"
+                    );
+                    self.sent.entry(connection).or_default().push(frame);
+                }
+                Action::Close { connection, reason } => {
+                    assert!(self.closed.insert(connection, reason).is_none());
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn identity(name: &str) -> Value {
+    json!({"proto_version": "1.0", "name": name, "domain": "default", "my_role": ["policy_element"]})
+}
+
+pub(super) fn uri(text: &str) -> Uri {
+    text.parse().unwrap()
+}
+
+/// An object with the property `p`, under the parent that its URI tells.
+pub(super) fn object(subject: &str, text: &str, value: impl Into<Value>) -> ManagedObject {
+    let object = ManagedObject::new(subject, uri(text)).with("p", value);
+    let elements: Vec<_> = object
+        .uri
+        .elements()
+        .map(|element| element.into_owned())
+        .collect();
+    match elements.as_slice() {
+        [before @ .., parent, name, _, _] => {
+            let builder = before
+                .iter()
+                .fold(Uri::builder(), |builder, element| builder.segment(element));
+            let parent_uri = builder.segment(parent).segment(name).build().unwrap();
+            object.under(parent.as_str(), parent_uri)
+        }
+        _ => object,
+    }
+}
+
+/// The URIs of the objects in a list.
+pub(super) fn uris(list: &Value) -> Vec<&str> {
+    list.as_array()
+        .unwrap()
+        .iter()
+        .map(|object| object["uri"].as_str().unwrap())
+        .collect()
+}
+
+pub(super) fn code(answer: &Value) -> &str {
+    assert!(answer.get("result").is_none(), "{answer}");
+    answer["error"]["code"].as_str().unwrap()
+}

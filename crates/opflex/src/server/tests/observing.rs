@@ -1,0 +1,231 @@
+//! The observer.
+
+use std::time::SystemTime;
+
+use super::*;
+use crate::message::StateReport;
+use crate::server::{Observer, RollUp, ServerLimits};
+
+fn report(world: &mut World, client: ConnectionId, text: &str, value: impl Into<Value>) {
+    let answer = world.ask(
+        client,
+        "state_report",
+        json!([{"observable": [object("stats", text, value)]}]),
+    );
+    assert_eq!(answer["result"], json!({}));
+}
+
+#[test]
+fn a_report_takes_the_place_of_the_one_before() {
+    let mut world = World::new(Settings::default());
+    let (a, b) = (world.element("a"), world.element("b"));
+    report(&mut world, a, "/stats/1/", 1);
+    report(&mut world, b, "/stats/2/", "text");
+    world.pass(5.0);
+    report(&mut world, b, "/stats/1/", 2);
+    let observer = world.server.observer();
+    let last = observer.get(&uri("/stats/1/")).unwrap();
+    assert_eq!(
+        (last.object.property("p"), &*last.element, last.count),
+        (Some(&json!(2)), "b", 2)
+    );
+    assert_eq!(last.arrived, world.now);
+    let order: Vec<_> = observer
+        .reports()
+        .map(|report| report.object.uri.as_str())
+        .collect();
+    assert_eq!(order, ["/stats/2/", "/stats/1/"]);
+}
+
+#[test]
+fn reports_are_exported_with_their_times_and_numbers() {
+    let mut world = World::new(Settings {
+        roll_up: vec![RollUp {
+            interval: Duration::from_secs(10),
+            keep: 5,
+        }],
+        ..Settings::default()
+    });
+    let client = world.element("a");
+    report(&mut world, client, "/other/", 0);
+    for (wait, value) in [(0.0, 1), (5.0, 4), (6.0, 9)] {
+        world.pass(wait);
+        report(&mut world, client, "/stats/1/", value);
+    }
+    world.pass(2.0);
+    let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let below = uri("/stats/");
+    let exported: Vec<_> = world.server.observer().export(&below, world.now, wall).collect();
+    let interval = |start: u64, samples: u64, min: f64, max: f64, sum: f64| json!({"start": start, "samples": samples, "min": min, "max": max, "sum": sum, "first": min, "last": max});
+    assert_eq!(
+        serde_json::to_value(exported).unwrap(),
+        json!([{
+            "object": object("stats", "/stats/1/", 9),
+            "element": "a",
+            "arrived": 999_998.0,
+            "count": 3,
+            "numbers": {"p": [{"interval": 10, "intervals": [
+                interval(999_987, 2, 1.0, 4.0, 5.0), interval(999_997, 1, 9.0, 9.0, 9.0)]}]},
+        }])
+    );
+}
+
+#[test]
+fn beyond_the_limit_the_oldest_makes_room() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            reports: 2,
+            series: 1,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("a");
+    for n in 0..4 {
+        report(&mut world, client, &format!("/stats/{n}/"), n);
+        report(&mut world, client, &format!("/stats/{n}/"), n);
+    }
+    let observer = world.server.observer();
+    assert_eq!(observer.len(), 2);
+    assert!(observer.get(&uri("/stats/3/")).is_some() && observer.get(&uri("/stats/1/")).is_none());
+    // One number may be followed: that of the last one.
+    assert_eq!(observer.numbers(&uri("/stats/2/")).count(), 0);
+    assert_eq!(observer.numbers(&uri("/stats/3/")).count(), 1);
+}
+
+#[test]
+fn a_malformed_report_is_refused_whole() {
+    let mut world = World::new(Settings::default());
+    let client = world.element("a");
+    let bad = object("stats", "/stats/2/", 1).under("x", uri("/elsewhere/"));
+    let params = json!([{"observable": [object("stats", "/stats/1/", 1), bad]}]);
+    assert_eq!(code(&world.ask(client, "state_report", params)), "ERROR");
+    assert!(world.server.observer().is_empty());
+}
+
+#[test]
+fn the_longest_reports_make_room_by_their_bytes() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            report_bytes: 100_000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("a");
+    for n in 0..20 {
+        report(&mut world, client, &format!("/stats/{n}/"), "x".repeat(30_000));
+    }
+    report(&mut world, client, "/stats/long/", "x".repeat(200_000));
+    let observer = world.server.observer();
+    assert_eq!(
+        observer.len(),
+        0,
+        "what does not fit is not kept, and what was there made room"
+    );
+    for n in 0..20 {
+        report(&mut world, client, &format!("/stats/{n}/"), "x".repeat(30_000));
+    }
+    assert_eq!(world.server.observer().len(), 3);
+}
+
+#[test]
+fn a_report_that_is_not_repeated_within_the_refresh_time_is_dropped() {
+    let mut world = World::new(Settings {
+        default_prr: Duration::from_secs(60),
+        ..Settings::default()
+    });
+    let client = world.element("a");
+    report(&mut world, client, "/stats/1/", 1);
+    report(&mut world, client, "/stats/2/", 1);
+    world.pass(30.0);
+    report(&mut world, client, "/stats/2/", 2);
+    world.leave(client);
+    world.pass(29.9);
+    assert_eq!(world.server.observer().len(), 2);
+    world.pass(0.1);
+    let observer = world.server.observer();
+    assert_eq!(observer.len(), 1);
+    assert_eq!(observer.numbers(&uri("/stats/1/")).count(), 0);
+    world.pass(30.0);
+    assert!(world.server.observer().is_empty());
+    assert_eq!(world.server.next_deadline(), None);
+}
+
+/// A counter as agent-ovs reports it, of one generation.
+fn generation(agent: u64, classifier: u64, generation: u64) -> ManagedObject {
+    let text = format!("/PolicyStatUniverse/GbpeL24ClassifierCounter/{agent}/{generation}/{classifier}/");
+    ManagedObject::new("GbpeL24ClassifierCounter", uri(&text))
+        .with("genId", generation)
+        .with("packets", generation * 10)
+}
+
+#[test]
+fn the_generations_of_a_counter_are_one_report_and_one_series() {
+    let mut world = World::new(Settings::default());
+    let client = world.element("a");
+    for n in 100..150 {
+        let params = json!([{"observable": [generation(7, 1, n), generation(7, 2, n)]}]);
+        world.ask(client, "state_report", params);
+        world.pass(0.2);
+    }
+    let observer = world.server.observer();
+    assert_eq!(observer.len(), 2);
+    let counter = uri("/PolicyStatUniverse/GbpeL24ClassifierCounter/7/*/2/");
+    let last = observer.get(&counter).unwrap();
+    assert_eq!(
+        (last.count, last.object.property("genId")),
+        (50, Some(&json!(149)))
+    );
+    let (name, rows) = observer.numbers(&counter).next().unwrap();
+    assert_eq!(
+        (
+            name.as_str(),
+            rows[1].intervals[0].samples,
+            rows[1].intervals[0].last
+        ),
+        ("packets", 50, 1490.0)
+    );
+    assert_eq!(
+        observer.numbers(&counter).count(),
+        1,
+        "the generation counts nothing"
+    );
+    let below = uri("/PolicyStatUniverse/");
+    let exported = observer.export(&below, world.now, SystemTime::UNIX_EPOCH);
+    assert!(
+        exported
+            .flat_map(|report| report.numbers)
+            .all(|(_, rows)| !rows[0].intervals.is_empty())
+    );
+}
+
+/// Twenty agents with five counters each, a new generation every 5 s, for
+/// three hours of virtual time; every minute one of them is another agent.
+#[test]
+fn an_observer_stays_as_large_as_what_is_reported() {
+    let settings = Settings {
+        default_prr: Duration::from_secs(600),
+        ..Settings::default()
+    };
+    let mut world = World::new(settings.clone());
+    let mut observer = Observer::new(&settings, None, world.now);
+    let begin = world.now;
+    let mut most = (0, 0);
+    for round in (0..3 * 3600).step_by(5) {
+        world.now = begin + Duration::from_secs(round);
+        observer.expire(world.now);
+        for agent in 0..20 {
+            let agent = if agent == 0 { 100 + round / 60 } else { agent };
+            let observable = (0..5)
+                .map(|classifier| generation(agent, classifier, 1_000_000 + round))
+                .collect();
+            let reports = vec![StateReport { observable }];
+            observer.report(&"a".into(), reports, world.now).unwrap();
+        }
+        let (reports, series) = (observer.len(), observer.series());
+        most = (most.0.max(reports), most.1.max(series));
+    }
+    // Those of the nineteen, and of ten minutes of the one that changes.
+    assert!(most.0 <= (19 + 11) * 5 && most.1 == most.0, "{most:?}");
+}

@@ -1,0 +1,571 @@
+//! The policy repository.
+
+use super::*;
+use crate::model::{Format, Schema};
+use crate::server::ServerLimits;
+
+fn world() -> World {
+    let mut world = World::new(Settings::default());
+    world.put(vec![
+        object("class4", "/class4/test/", "v0"),
+        object("class6", "/class4/test/class6/test2/", "v0-child"),
+    ]);
+    world
+}
+
+fn resolve(world: &mut World, client: ConnectionId, text: &str, prr: i64) -> Value {
+    let params = json!([{"subject": "class4", "policy_uri": text, "prr": prr}]);
+    world.ask(client, "policy_resolve", params)["result"]["policy"].clone()
+}
+
+/// The one update that a connection was sent.
+fn update(world: &mut World, client: ConnectionId) -> Value {
+    let mut told = world.told(client);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0]["method"], "policy_update");
+    told.remove(0)["params"][0].take()
+}
+
+fn nothing(world: &mut World, client: ConnectionId) {
+    assert_eq!(world.told(client), NOTHING);
+}
+
+#[test]
+fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
+    let mut world = world();
+    let client = world.element("pe1");
+    assert_eq!(
+        resolve(&mut world, client, "/class4/test/", 7200),
+        json!([
+            {"subject": "class4", "uri": "/class4/test/", "properties": [{"name": "p", "data": "v0"}],
+             "children": ["/class4/test/class6/test2/"]},
+            {"subject": "class6", "uri": "/class4/test/class6/test2/",
+             "properties": [{"name": "p", "data": "v0-child"}], "children": [],
+             "parent_subject": "class4", "parent_uri": "/class4/test/", "parent_relation": "class6"},
+        ])
+    );
+    assert_eq!(resolve(&mut world, client, "/class4/missing/", 7200), json!([]));
+    let other = json!([{"subject": "class5", "policy_uri": "/class4/test/", "prr": 7200}]);
+    // A typing error would go unseen for ever.
+    assert_eq!(
+        world.ask(client, "policy_resolve", other)["error"]["message"],
+        "/class4/test/ is of the class \"class4\", not \"class5\""
+    );
+    assert_eq!(world.server.sessions()[0].counters.unavailable, 1);
+}
+
+#[test]
+fn several_resolves_in_one_request_bring_each_object_once() {
+    let mut world = world();
+    let client = world.element("pe1");
+    let one = |subject: &str, text: &str| json!({"subject": subject, "policy_uri": text, "prr": 60});
+    let params = json!([
+        one("class6", "/class4/test/class6/test2/"),
+        one("class4", "/class4/test/"),
+        one("class4", "/class4/missing/"),
+        one("class4", "/class4/test/"),
+    ]);
+    let answer = world.ask(client, "policy_resolve", params);
+    assert_eq!(
+        uris(&answer["result"]["policy"]),
+        ["/class4/test/", "/class4/test/class6/test2/"]
+    );
+    assert_eq!(world.server.sessions()[0].policies, 3);
+    assert_eq!(
+        world.ask(client, "policy_resolve", json!([]))["result"],
+        json!({"policy": []})
+    );
+}
+
+/// The conversation of data file 11 of the captures.
+#[test]
+fn only_who_resolved_an_object_or_one_above_it_is_told() {
+    let mut world = world();
+    let (a, b) = (world.element("a"), world.element("b"));
+    resolve(&mut world, a, "/class4/test/", 4);
+    resolve(&mut world, b, "/class4/nothere/", 7200);
+
+    world.put(vec![object("class4", "/class4/test/", "v1")]);
+    let told = update(&mut world, a);
+    assert_eq!(uris(&told["merge_children"]), ["/class4/test/"]);
+    assert_eq!(
+        told["merge_children"][0]["children"],
+        json!(["/class4/test/class6/test2/"])
+    );
+    assert_eq!((&told["replace"], &told["delete"]), (&json!([]), &json!([])));
+    nothing(&mut world, b);
+
+    world.put(vec![object("class6", "/class4/test/class6/test2/", "c1")]);
+    assert_eq!(
+        uris(&update(&mut world, a)["merge_children"]),
+        ["/class4/test/class6/test2/"]
+    );
+
+    world.put(vec![object("class6", "/class4/test/class6/test2/", "c1")]);
+    nothing(&mut world, a);
+
+    world.put(vec![object("class4", "/class4/nothere/", "new")]);
+    assert_eq!(uris(&update(&mut world, b)["replace"]), ["/class4/nothere/"]);
+    nothing(&mut world, a);
+
+    world.put(vec![object("class4", "/class4/nobody/", "x")]);
+    nothing(&mut world, a);
+    nothing(&mut world, b);
+
+    world.delete("/class4/test/class6/test2/");
+    let gone = json!([{"subject": "class6", "uri": "/class4/test/class6/test2/"}]);
+    assert_eq!(update(&mut world, a)["delete"], gone);
+
+    world.pass(4.0);
+    world.put(vec![object("class4", "/class4/test/", "v2")]);
+    nothing(&mut world, a);
+}
+
+#[test]
+fn the_refresh_time_is_honoured_to_the_moment() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    world.pass(30.0);
+    resolve(&mut world, client, "/class4/test/", 60);
+    world.pass(59.9);
+    world.put(vec![object("class4", "/class4/test/", 1)]);
+    assert_eq!(world.told(client).len(), 1);
+    world.pass(0.1);
+    world.put(vec![object("class4", "/class4/test/", 2)]);
+    nothing(&mut world, client);
+    assert_eq!(world.server.sessions()[0].policies, 0);
+}
+
+#[test]
+fn a_refresh_time_of_nothing_asks_for_no_updates() {
+    let mut world = world();
+    let client = world.element("pe1");
+    for prr in [0, -1, i64::MIN] {
+        resolve(&mut world, client, "/class4/test/", 60);
+        assert_eq!(
+            resolve(&mut world, client, "/class4/test/", prr)
+                .as_array()
+                .unwrap()
+                .len(),
+            2
+        );
+        assert_eq!(world.server.sessions()[0].policies, 0);
+    }
+    resolve(&mut world, client, "/class4/test/", i64::MAX);
+    world.put(vec![object("class4", "/class4/test/", 1)]);
+    assert_eq!(world.told(client).len(), 1);
+}
+
+#[test]
+fn what_is_unresolved_is_not_told_any_more() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    for _ in 0..2 {
+        let params = json!([{"subject": "class4", "policy_uri": "/class4/test/"}]);
+        assert_eq!(world.ask(client, "policy_unresolve", params)["result"], json!({}));
+    }
+    world.put(vec![object("class4", "/class4/test/", 1)]);
+    nothing(&mut world, client);
+}
+
+#[test]
+fn what_comes_is_told_once_parents_first_and_what_goes_children_first() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/new/", 60);
+    world.put(vec![
+        object("class4", "/class4/new/", 1),
+        object("class6", "/class4/new/class6/a/", 1),
+        object("class7", "/class4/new/class6/a/class7/b/", 1),
+    ]);
+    let told = update(&mut world, client);
+    let all = [
+        "/class4/new/",
+        "/class4/new/class6/a/",
+        "/class4/new/class6/a/class7/b/",
+    ];
+    assert_eq!(uris(&told["replace"]), all);
+    world.delete("/class4/new/");
+    let told = update(&mut world, client);
+    let gone: Vec<_> = all.into_iter().rev().collect();
+    assert_eq!(uris(&told["delete"]), gone);
+    assert_eq!(told["delete"][0]["subject"], "class7");
+}
+
+#[test]
+fn who_resolved_something_below_what_goes_is_told_of_that() {
+    let mut world = world();
+    let client = world.element("pe1");
+    let params = json!([{"subject": "class6", "policy_uri": "/class4/test/class6/test2/", "prr": 60}]);
+    world.ask(client, "policy_resolve", params);
+    world.delete("/class4/test/");
+    let gone = json!([{"subject": "class6", "uri": "/class4/test/class6/test2/"}]);
+    assert_eq!(update(&mut world, client)["delete"], gone);
+}
+
+#[test]
+fn replacing_drops_the_children_that_are_listed_no_more() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    world.replace(vec![object("class4", "/class4/test/", "v0")]);
+    let told = update(&mut world, client);
+    assert_eq!(uris(&told["delete"]), ["/class4/test/class6/test2/"]);
+    assert_eq!(
+        (&told["replace"], &told["merge_children"]),
+        (&json!([]), &json!([]))
+    );
+}
+
+#[test]
+fn an_update_is_built_once_for_all_who_get_it() {
+    let mut world = world();
+    let clients: Vec<_> = (0..3).map(|n| world.element(&format!("pe{n}"))).collect();
+    for client in &clients {
+        resolve(&mut world, *client, "/class4/test/", 60);
+    }
+    world.put(vec![object("class4", "/class4/test/", 1)]);
+    let frames: Vec<_> = clients
+        .iter()
+        .map(|client| world.frames(*client).remove(0))
+        .collect();
+    assert!(frames.iter().all(|frame| frame.as_ptr() == frames[0].as_ptr()));
+}
+
+#[test]
+fn policy_is_resolved_and_unresolved_by_identifier() {
+    let mut world = world();
+    let client = world.element("pe1");
+    let ident = json!({"name": "web", "context": "/Space/s/"});
+    let params = || json!([{"subject": "Group", "policy_ident": ident, "prr": 60}]);
+    assert_eq!(
+        world.ask(client, "policy_resolve", params())["result"],
+        json!({"policy": []})
+    );
+
+    world.put(vec![
+        object("Group", "/Space/s/Group/web/", 1),
+        object("Other", "/Space/s/Other/web/", 1),
+    ]);
+    assert_eq!(
+        uris(&update(&mut world, client)["replace"]),
+        ["/Space/s/Group/web/"]
+    );
+    assert_eq!(
+        uris(&world.ask(client, "policy_resolve", params())["result"]["policy"]),
+        ["/Space/s/Group/web/"]
+    );
+
+    world.put(vec![object("Rule", "/Space/s/Group/web/Rule/1/", 1)]);
+    assert_eq!(
+        uris(&update(&mut world, client)["replace"]),
+        ["/Space/s/Group/web/Rule/1/"]
+    );
+
+    // Resolved in one way, unresolved in the other: still told.
+    let by_uri = json!([{"subject": "Group", "policy_uri": "/Space/s/Group/web/"}]);
+    world.ask(client, "policy_unresolve", by_uri);
+    world.delete("/Space/s/Group/web/");
+    assert_eq!(
+        uris(&update(&mut world, client)["delete"]),
+        ["/Space/s/Group/web/Rule/1/", "/Space/s/Group/web/"]
+    );
+
+    world.ask(
+        client,
+        "policy_unresolve",
+        json!([{"subject": "Group", "policy_ident": ident}]),
+    );
+    world.put(vec![object("Group", "/Space/s/Group/web/", 1)]);
+    nothing(&mut world, client);
+}
+
+#[test]
+fn two_ways_of_resolving_are_told_once() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    let ident = json!({"name": "test", "context": "/"});
+    world.ask(
+        client,
+        "policy_resolve",
+        json!([{"subject": "class4", "policy_ident": ident, "prr": 60}]),
+    );
+    assert_eq!(world.server.sessions()[0].policies, 2);
+    world.put(vec![object("class4", "/class4/test/", 1)]);
+    assert_eq!(
+        uris(&update(&mut world, client)["merge_children"]),
+        ["/class4/test/"]
+    );
+}
+
+#[test]
+fn a_reload_tells_only_what_differs() {
+    let mut world = world();
+    let (a, b) = (world.element("a"), world.element("b"));
+    resolve(&mut world, a, "/class4/test/", 60);
+    resolve(&mut world, b, "/class4/other/", 60);
+    let objects = vec![
+        object("class4", "/class4/test/", "v0"),
+        object("class4", "/class4/other/", 1),
+    ];
+    world.act(|server, now, actions| drop(server.edit(Edit::Reload(objects), now, actions).unwrap()));
+    assert_eq!(
+        uris(&update(&mut world, a)["delete"]),
+        ["/class4/test/class6/test2/"]
+    );
+    assert_eq!(uris(&update(&mut world, b)["replace"]), ["/class4/other/"]);
+}
+
+#[test]
+fn what_stays_below_something_that_goes_is_told_anew() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/test/", 60);
+    let child = object("class6", "/class4/test/class6/test2/", "v0-child");
+    world.act(|server, now, actions| drop(server.edit(Edit::Reload(vec![child]), now, actions).unwrap()));
+    let told = update(&mut world, client);
+    assert_eq!(
+        (uris(&told["delete"]), uris(&told["replace"])),
+        (vec!["/class4/test/"], vec!["/class4/test/class6/test2/"])
+    );
+}
+
+#[test]
+fn a_large_update_is_sent_in_pieces() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            update_objects: 10,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/x/", 60);
+    let child = |n| object("class6", &format!("/class4/x/class6/{n:02}/"), 1);
+    world.put(
+        std::iter::once(object("class4", "/class4/x/", 1))
+            .chain((0..24).map(child))
+            .collect(),
+    );
+    let sizes: Vec<_> = world
+        .told(client)
+        .iter()
+        .map(|u| u["params"][0]["replace"].as_array().unwrap().len())
+        .collect();
+    assert_eq!(sizes, [10, 10, 5]);
+}
+
+/// A server with a policy that is longer than one message, and the URIs of it.
+fn long() -> (World, Vec<String>) {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            message_bytes: 20_000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let child = |n| object("class6", &format!("/class4/x/class6/{n:02}/"), "v".repeat(2000));
+    let objects: Vec<_> = std::iter::once(object("class4", "/class4/x/", 1))
+        .chain((0..99).map(child))
+        .collect();
+    let uris = objects.iter().map(|object| object.uri.to_string()).collect();
+    world.put(objects);
+    (world, uris)
+}
+
+#[test]
+fn a_long_answer_comes_as_updates_and_its_result_is_the_last() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let resolve = json!({"id": ["policy_resolve", 7], "method": "policy_resolve",
+        "params": [{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]});
+    let mut messages = world.say(client, &resolve);
+    let lengths = messages.iter().map(|message| message.to_string().len());
+    assert!(lengths.max().unwrap() <= 20_000);
+    let result = messages.pop().unwrap();
+    assert_eq!(result["id"], resolve["id"]);
+    let updates = messages.iter().map(|update| {
+        assert_eq!(update["method"], "policy_update");
+        &update["params"][0]["replace"]
+    });
+    let told: Vec<_> = updates
+        .chain([&result["result"]["policy"]])
+        .flat_map(uris)
+        .collect();
+    assert_eq!(told, all);
+    assert_eq!(world.server.sessions()[0].counters.unavailable, 0);
+}
+
+#[test]
+fn the_next_request_is_answered_behind_a_long_answer() {
+    let (mut world, _) = long();
+    let client = world.element("pe1");
+    let resolve = |xid: u64| {
+        let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+        json!({"id": ["policy_resolve", xid], "method": "policy_resolve", "params": params})
+    };
+    // One piece alone is made for each message, as long as nobody goes on.
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    let mut messages = Vec::new();
+    let text = format!("{}\0{}\0", resolve(1), resolve(2));
+    decoder
+        .decode(&mut BytesMut::from(text.as_bytes()), &mut messages)
+        .unwrap();
+    let mut messages = messages.into_iter();
+    let first = messages.next().unwrap();
+    world.act(|server, now, actions| server.message(client, first, now, actions));
+    assert_eq!(world.told(client).len(), 1);
+    let second = messages.next().unwrap();
+    world.act(|server, now, actions| server.message(client, second, now, actions));
+    let results: Vec<_> = world
+        .told(client)
+        .into_iter()
+        .filter(|told| told.get("result").is_some())
+        .collect();
+    assert_eq!(results.len(), 1);
+    assert_eq!(results[0]["id"], json!(["policy_resolve", 1]));
+}
+
+#[test]
+fn what_changes_during_a_long_answer_is_right_in_the_end() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+    let text = json!({"id": 1, "method": "policy_resolve", "params": params});
+    let mut messages = Vec::new();
+    let mut decoder = Decoder::new(Default::default(), Default::default());
+    decoder
+        .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
+        .unwrap();
+    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    // Both in what was told and in what was not.
+    for n in [1, 97] {
+        world.put(vec![object(
+            "class6",
+            &format!("/class4/x/class6/{n:02}/"),
+            "new",
+        )]);
+        world.delete(&format!("/class4/x/class6/{:02}/", n + 1));
+        world.put(vec![object("class6", &format!("/class4/x/class6/{n:02}a/"), 1)]);
+    }
+    while world.server.is_answering(client) {
+        world.act(|server, _, actions| assert!(server.go_on(client, actions)));
+    }
+    let mut tree = crate::model::Tree::new();
+    for told in world.told(client) {
+        let update: crate::message::Update = match told.get("result") {
+            Some(result) => serde_json::from_value(json!({"replace": result["policy"]})).unwrap(),
+            None => serde_json::from_value(told["params"][0].clone()).unwrap(),
+        };
+        let delete: Vec<Uri> = update.delete.into_iter().map(|gone| gone.uri).collect();
+        let merge = update.merge_children.unwrap_or_default();
+        tree.update(&delete, update.replace, merge).unwrap();
+    }
+    assert_eq!(tree.to_objects(), world.server.policy().to_objects());
+    assert_eq!(tree.len(), all.len());
+}
+
+#[test]
+fn a_large_update_is_cut_by_its_bytes_too() {
+    let (mut world, all) = long();
+    let client = world.element("pe1");
+    let objects = world.server.policy().to_objects();
+    world.delete("/class4/x/");
+    resolve(&mut world, client, "/class4/x/", 60);
+    world.put(objects);
+    let told = world.told(client);
+    assert!(told.iter().all(|update| update.to_string().len() <= 20_000));
+    let told: Vec<_> = told
+        .iter()
+        .flat_map(|update| uris(&update["params"][0]["replace"]))
+        .collect();
+    assert_eq!(told, all);
+}
+
+#[test]
+fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            resolve_bytes: 1000,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("pe1");
+    let long = format!("/class4/{}/", "x".repeat(600));
+    for _ in 0..3 {
+        resolve(&mut world, client, &long, 60);
+    }
+    let other = format!("/class4/{}/", "y".repeat(600));
+    let more = json!([{"subject": "class4", "policy_uri": other, "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
+    let gone = json!([{"subject": "class4", "policy_uri": long}]);
+    world.ask(client, "policy_unresolve", gone);
+    resolve(&mut world, client, &other, 60);
+}
+
+#[test]
+fn a_connection_can_resolve_only_so_much() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            resolves: 2,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let client = world.element("pe1");
+    for n in 0..2 {
+        resolve(&mut world, client, &format!("/class4/{n}/"), 60);
+    }
+    let more = json!([{"subject": "class4", "policy_uri": "/class4/2/", "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
+    // What is in force can be refreshed, and asked for once.
+    resolve(&mut world, client, "/class4/1/", 60);
+    resolve(&mut world, client, "/class4/2/", 0);
+    world.leave(client);
+    assert!(world.server.policy.watchers.is_empty());
+}
+
+#[test]
+fn a_model_file_refuses_unknown_classes() {
+    let schema = Schema::read(b"{\"classes\":{\"class4\":{}}}", Format::Json).unwrap();
+    let mut world = World::new(Settings::default());
+    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
+    let client = world.element("pe1");
+    assert_eq!(resolve(&mut world, client, "/class4/x/", 60), json!([]));
+    let unknown = json!([{"subject": "class5", "policy_uri": "/class5/x/", "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "policy_resolve", unknown)), "ERROR");
+    let mut actions = Vec::new();
+    let object = object("class5", "/class5/x/", 1);
+    assert!(
+        world
+            .server
+            .edit(Edit::Merge(vec![object]), world.now, &mut actions)
+            .is_err()
+    );
+}
+
+#[test]
+fn what_a_model_does_not_know_of_endpoints_and_reports_is_left_out() {
+    let schema = br#"{"classes":{"ep":{"properties":{"p":"i64"}}}}"#;
+    let schema = Schema::read(schema, Format::Json).unwrap();
+    let mut world = World::new(Settings::default());
+    world.server = ServerCore::with_schema(Settings::default(), &schema.into(), world.now);
+    let client = world.element("pe1");
+    let mut known = object("ep", "/ep/1/", 1).with("new", "x");
+    known.children = vec![uri("/ep/1/new/1/")];
+    let objects = json!([known, object("new", "/ep/1/new/1/", 1)]);
+    for (method, member) in [("endpoint_declare", "endpoint"), ("state_report", "observable")] {
+        let answer = world.ask(client, method, json!([{member: objects, "prr": 60}]));
+        assert_eq!(answer["result"], json!({}), "{method}: {answer}");
+    }
+    let objects = world.server.endpoints().to_objects();
+    assert_eq!(objects, [object("ep", "/ep/1/", 1)]);
+    assert_eq!(world.server.observer().reports().count(), 1);
+    // What it knows has to fit.
+    let wrong = json!([{"endpoint": [object("ep", "/ep/2/", "text")], "prr": 60}]);
+    assert_eq!(code(&world.ask(client, "endpoint_declare", wrong)), "ERROR");
+}

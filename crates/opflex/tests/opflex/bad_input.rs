@@ -1,0 +1,159 @@
+//! Whatever arrives, in whatever order: nothing panics, every request gets one
+//! answer or the end of the connection, and no answer is two things at once.
+
+use std::time::{Duration, Instant};
+
+use crate::opflex_json::json_value;
+use bytes::{Bytes, BytesMut};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use ssntp_opflex::message::{Decoder, Incoming, Method};
+use ssntp_opflex::model::{ManagedObject, Target};
+use ssntp_opflex::peer::ConnectionId;
+use ssntp_opflex::policy_element::{self as element, ElementCore};
+use ssntp_opflex::server::{self, ServerCore};
+
+fn incoming(message: &Value) -> Incoming {
+    let mut messages = Vec::new();
+    let mut buffer = BytesMut::from(format!("{message}\0").as_bytes());
+    Decoder::new(Default::default(), Default::default())
+        .decode(&mut buffer, &mut messages)
+        .unwrap();
+    messages.remove(0)
+}
+
+/// A message of any method, with contents that may or may not fit it.
+fn message() -> impl Strategy<Value = Value> {
+    let method = prop::sample::select(
+        Method::ALL
+            .map(Method::name)
+            .into_iter()
+            .chain(["transact", "", "policy_trigger"])
+            .collect::<Vec<_>>(),
+    );
+    let object = json!({"subject": "class", "uri": "/a/", "properties": [], "children": []});
+    let known = prop::sample::select(vec![
+        json!({"subject": "class", "policy_uri": "/a/", "prr": 5}),
+        json!({"subject": "class", "policy_ident": {"name": "a", "context": "/"}, "prr": -1}),
+        json!({"subject": "class", "endpoint_uri": "/a/", "prr": 5}),
+        json!({"subject": "class", "endpoint_ident": {"identifier": "a", "context": "/"}}),
+        json!({"replace": [object], "merge_children": [object], "delete": [{"subject": "class", "uri": "/a/"}]}),
+        json!({"endpoint": [object], "prr": 3}),
+        json!({"observable": [object]}),
+        json!({"proto_version": "1.0", "name": "n", "domain": "default", "my_role": ["policy_element"]}),
+        json!({"my_role": ["policy_repository"], "peers": [{"connectivity_info": "a:1"}, {"connectivity_info": "b:2"}]}),
+        json!({"policy": [object], "endpoint": [object]}),
+    ]);
+    let contents = prop_oneof![known, json_value()];
+    (method, contents, 0..4u8, any::<u64>()).prop_map(|(method, contents, shape, xid)| {
+        let id = json!([method, (1u64 << 63) + xid % 8]);
+        match shape {
+            0 => json!({"id": id, "result": contents}),
+            1 => json!({"id": id, "error": {"code": contents}}),
+            _ => json!({"id": contents, "method": method, "params": [contents]}),
+        }
+    })
+}
+
+/// Checks that a frame is a request or has one of result and error.
+fn check(frame: &Bytes) -> Value {
+    let (nul, text) = frame.split_last().unwrap();
+    assert!(*nul == 0 && !text.contains(&0));
+    let value: Value = serde_json::from_slice(text).unwrap();
+    let has = |name: &str| usize::from(value.get(name).is_some());
+    assert!(
+        has("id") == 1 && has("method") + has("result") + has("error") == 1,
+        "{value}"
+    );
+    value
+}
+
+proptest! {
+    #[test]
+    fn a_server_answers_each_request_once(messages in prop::collection::vec((0..3u64, message(), 0..3000u64), 1..40)) {
+        let mut now = Instant::now();
+        let mut server = ServerCore::new(server::Settings::default(), now);
+        let mut actions = Vec::new();
+        for connection in 0..3 {
+            server.connected(ConnectionId(connection), "peer".to_owned(), None, now, &mut actions);
+            if connection < 2 {
+                let identity = json!({"proto_version": "1.0", "name": "n", "domain": "default", "my_role": ["x"]});
+                let message = json!({"id": 1, "method": "send_identity", "params": [identity]});
+                server.message(ConnectionId(connection), incoming(&message), now, &mut actions);
+            }
+        }
+        let mut closed = std::collections::HashSet::new();
+        for (connection, message, wait) in messages {
+            now += Duration::from_millis(wait);
+            actions.clear();
+            server.tick(now, &mut actions);
+            // Whoever has not said who it is in time is closed here, and not answered.
+            closed.extend(actions.drain(..).filter_map(|action| match action {
+                server::Action::Close { connection, .. } => Some(connection.0),
+                _ => None,
+            }));
+            server.message(ConnectionId(connection), incoming(&message), now, &mut actions);
+            let mut answers = 0;
+            for action in &actions {
+                match action {
+                    server::Action::Send { connection: to, frame } => {
+                        let sent = check(frame);
+                        answers += usize::from(to.0 == connection && sent.get("method").is_none());
+                    }
+                    server::Action::Close { connection, .. } => drop(closed.insert(connection.0)),
+                    other => panic!("{other:?}"),
+                }
+            }
+            let expects = usize::from(message.get("method").is_some());
+            if !closed.contains(&connection) {
+                prop_assert_eq!(answers, expects, "{}", message);
+            }
+        }
+    }
+
+    #[test]
+    fn an_element_survives_any_server(messages in prop::collection::vec((message(), 0..3000u64), 1..40), early: bool) {
+        let mut now = Instant::now();
+        let mut element = ElementCore::new(element::Settings::new("n", "default", ["a:1"]), 1, now);
+        let mut actions = Vec::new();
+        let target = |text: &str| Target::Uri(text.parse().unwrap());
+        element.resolve_policy("class", target("/a/"), true, now, &mut actions);
+        element.resolve_endpoint("class", target("/a/"), now, &mut actions);
+        element.declare(vec![ManagedObject::new("class", "/ep/".parse().unwrap())], now, &mut actions).unwrap();
+        element.tick(now, &mut actions);
+        let mut connections = Vec::new();
+        let mut do_all = |element: &mut ElementCore, actions: &mut Vec<element::Action>, now: Instant| {
+            while !actions.is_empty() {
+                for action in std::mem::take(actions) {
+                    match action {
+                        element::Action::Dial { connection, .. } => {
+                            connections.push(connection);
+                            element.connected(connection, now, actions);
+                        }
+                        element::Action::Send { frame, .. } => {
+                            check(&frame);
+                        }
+                        element::Action::Close { connection, .. } => connections.retain(|known| *known != connection),
+                        _ => {}
+                    }
+                }
+            }
+            connections.clone()
+        };
+        let mut connected = do_all(&mut element, &mut actions, now);
+        if !early {
+            let identity = json!({"my_role": ["policy_repository", "endpoint_registry"], "peers": []});
+            let message = json!({"id": ["send_identity", 1], "result": identity});
+            element.message(connected[0], incoming(&message), now, &mut actions);
+        }
+        for (message, wait) in messages {
+            now += Duration::from_millis(wait);
+            element.tick(now, &mut actions);
+            connected = do_all(&mut element, &mut actions, now);
+            if let Some(connection) = connected.first() {
+                element.message(*connection, incoming(&message), now, &mut actions);
+            }
+            do_all(&mut element, &mut actions, now);
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! What no server should send (docs/opflex.md, "Bad input"): what an element does
+//! with it.
+
+use std::net::TcpListener;
+
+use serde_json::{Value, json};
+use ssntp_opflex::message::ErrorCode;
+use ssntp_opflex::policy_element::ElementEvent;
+use ssntp_opflex::run::Reference;
+
+use super::raw::Raw;
+use super::*;
+
+const GROUP: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
+
+/// What becomes of something bad.
+#[derive(Debug)]
+enum Then {
+    /// An error with this code; the connection stays.
+    Error(&'static str),
+    /// It is carried out; the connection stays.
+    Result,
+    /// Nothing; the connection stays.
+    Nothing,
+    /// The connection ends without a word, and the element comes back.
+    Closed,
+}
+
+/// What is done to an answer before it is sent.
+type Change = Box<dyn FnOnce(&mut Value)>;
+
+/// A server that says what the test says, and an element that wants a policy
+/// from it.
+struct Bench {
+    listener: TcpListener,
+    address: String,
+    element: PolicyElement,
+    _policy: Reference,
+}
+
+impl Bench {
+    fn new(change: impl FnOnce(&mut ElementConfig)) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
+        change(&mut config);
+        let element = PolicyElement::start(config).unwrap();
+        let policy = element.resolve(&uri(GROUP)).unwrap();
+        Self {
+            listener,
+            address,
+            element,
+            _policy: policy,
+        }
+    }
+
+    /// The next connection, with nothing said yet.
+    fn accept(&self) -> Raw {
+        Raw::accept(&self.listener)
+    }
+
+    /// The next connection, its identity answered and its resolve too.
+    fn ready(&self) -> Raw {
+        let mut raw = self.accept();
+        self.identify(&mut raw, |_| {});
+        let resolve = raw.recv_method("policy_resolve");
+        raw.send(&json!({"id": resolve["id"], "result": {"policy": [group("1")]}}));
+        until_value(&self.element, Store::Policy, GROUP, Some("1"));
+        raw
+    }
+
+    fn identify(&self, raw: &mut Raw, change: impl FnOnce(&mut Value)) {
+        let request = raw.recv_method("send_identity");
+        let roles = ["policy_repository", "endpoint_registry", "observer"];
+        let peers = json!([{"role": roles, "connectivity_info": self.address}]);
+        let result = json!({"name": "raw", "domain": "test", "my_role": roles, "peers": peers});
+        let mut answer = json!({"id": request["id"], "result": result});
+        change(&mut answer);
+        raw.send(&answer);
+    }
+}
+
+fn group(value: &str) -> Value {
+    json!({"subject": "GbpEpGroup", "uri": GROUP, "properties": [{"name": "name", "data": value}], "children": []})
+}
+
+/// The connection is there, and everything said before has been judged.
+fn alive(raw: &mut Raw, shown: &str) {
+    let alive = json!({"id": "alive", "method": "echo", "params": [1]});
+    raw.send(&alive);
+    let answer = raw.recv_other().expect(shown);
+    assert_eq!(answer, json!({"id": "alive", "result": [1]}), "{shown}");
+}
+
+/// Says something to an element that is ready.
+fn say(bench: &Bench, raw: &mut Raw, text: &[u8], then: &Then) {
+    let shown = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
+    raw.send_bytes(text);
+    raw.send_bytes(b"\0");
+    match then {
+        Then::Error(code) => {
+            let answer = raw.recv_other().expect(&shown);
+            assert_eq!(answer["error"]["code"], *code, "{shown}: {answer}");
+            assert!(answer.get("result").is_none(), "{shown}");
+        }
+        Then::Result => assert!(raw.recv_other().expect(&shown).get("result").is_some(), "{shown}"),
+        Then::Nothing => {}
+        Then::Closed => {
+            assert_eq!(raw.recv_other(), None, "{shown}");
+            *raw = bench.ready();
+            return;
+        }
+    }
+    alive(raw, &shown);
+    until_value(&bench.element, Store::Policy, GROUP, Some("1"));
+}
+
+#[test]
+fn each_kind_of_bad_input_to_an_element_is_answered_or_ends_the_connection() {
+    use Then::{Closed, Error, Nothing, Result};
+    let rows: &[(&str, Then)] = &[
+        // Of no direction.
+        (
+            r#"{"id":1,"method":"transact","params":[]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
+            r#"{"id":1,"method":"nobody knows this","params":[]}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        (
+            r#"{"id":1,"method":"nobody knows this","params":{}}"#,
+            Error("EUNSUPPORTED"),
+        ),
+        // No parameters, and such of the wrong kind.
+        (r#"{"id":1,"method":"echo"}"#, Result),
+        (r#"{"id":1,"method":"echo","params":null}"#, Result),
+        (r#"{"id":1,"method":"echo","params":{}}"#, Error("ERROR")),
+        (r#"{"id":1,"method":"policy_update"}"#, Nothing),
+        (r#"{"id":1,"method":"policy_update","params":{}}"#, Error("ERROR")),
+        (r#"{"id":1,"method":"policy_update","params":7}"#, Error("ERROR")),
+        // Ids, which return as they came.
+        (r#"{"id":null,"method":"echo","params":[]}"#, Result),
+        (r#"{"id":{"a":[1]},"method":"echo"}"#, Result),
+        // Updates.
+        (
+            r#"{"id":1,"method":"policy_update","params":[7]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[[]]}"#,
+            Error("ERROR"),
+        ),
+        (r#"{"id":1,"method":"policy_update","params":[{}]}"#, Nothing),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"replace":{}}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"merge_children":7}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"delete":"/a/"}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"delete":[{"uri":"/a/"}]}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"delete":[{"subject":"a"}]}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"delete":[{"subject":"nobody knows this","uri":"/a/"}]}]}"#,
+            Nothing,
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"replace":[{"subject":"a"}]}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"replace":[7]}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"policy_update","params":[{"merge_children":[{"uri":"/a/"}]}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_update","params":[{"replace":7}]}"#,
+            Error("ERROR"),
+        ),
+        (
+            r#"{"id":1,"method":"endpoint_update","params":[{"delete":[7]}]}"#,
+            Error("ERROR"),
+        ),
+        // Answers that nobody waits for.
+        (r#"{"id":["policy_resolve",1],"result":{"policy":[]}}"#, Nothing),
+        (r#"{"id":["policy_resolve",1],"result":{"policy":7}}"#, Nothing),
+        (r#"{"id":["policy_resolve",1],"result":null}"#, Nothing),
+        (r#"{"id":["policy_resolve","a"],"result":{"policy":[]}}"#, Nothing),
+        (r#"{"id":["policy_resolve"],"error":{"code":"ERROR"}}"#, Nothing),
+        (r#"{"id":["endpoint_declare",1],"result":{}}"#, Nothing),
+        (r#"{"id":["policy_update",1],"result":{}}"#, Nothing),
+        (r#"{"id":["echo",77],"error":{"code":7}}"#, Nothing),
+        (r#"{"id":["send_identity",1],"result":{}}"#, Nothing),
+        (r#"{"id":["nobody knows this",1],"result":{}}"#, Nothing),
+        (r#"{"id":["nobody knows this",1],"error":{}}"#, Nothing),
+        (r#"{"id":[],"result":{}}"#, Nothing),
+        // Blanks.
+        ("  \r\n ", Nothing),
+        ("", Nothing),
+        // What no answer could belong to.
+        ("{", Closed),
+        ("[1]", Closed),
+        ("7", Closed),
+        (r#"{"method":"echo","params":[]}"#, Closed),
+        (r#"{"id":1,"method":7,"params":[]}"#, Closed),
+        (r#"{"id":1}"#, Closed),
+        (r#"{"id":1,"result":{}}"#, Closed),
+        (r#"{"id":"echo","error":{}}"#, Closed),
+        (r#"{"id":["policy_resolve",1],"error":7}"#, Closed),
+        (
+            r#"{"id":["policy_resolve",1],"result":{"policy":[]},"error":{}}"#,
+            Closed,
+        ),
+        (r#"{"id":["policy_resolve",1]}"#, Closed),
+        (
+            r#"{"id":1,"method":"echo","params":[]}{"id":2,"method":"echo","params":[]}"#,
+            Closed,
+        ),
+    ];
+    let bench = Bench::new(|_| {});
+    let mut raw = bench.ready();
+    for (text, then) in rows {
+        say(&bench, &mut raw, text.as_bytes(), then);
+    }
+    for method in [
+        "policy_resolve",
+        "policy_unresolve",
+        "endpoint_declare",
+        "endpoint_undeclare",
+        "endpoint_resolve",
+        "endpoint_unresolve",
+        "state_report",
+        "send_identity",
+        "custom",
+    ] {
+        let text = format!("{{\"id\":1,\"method\":\"{method}\",\"params\":[]}}");
+        say(&bench, &mut raw, text.as_bytes(), &Error("EUNSUPPORTED"));
+    }
+    say(
+        &bench,
+        &mut raw,
+        b"{\"id\":1,\"method\":\"echo\",\"params\":[\"\xff\"]}",
+        &Result,
+    );
+    let deep = format!("{{\"id\":1,\"method\":\"echo\",\"params\":{}", "[".repeat(1000));
+    say(&bench, &mut raw, deep.as_bytes(), &Closed);
+}
+
+/// A faulty update changes nothing, also where its first part is sound.
+#[test]
+fn an_update_is_carried_out_as_a_whole_or_not_at_all() {
+    let bench = Bench::new(|_| {});
+    let mut raw = bench.ready();
+    for fault in [
+        json!({"replace": [group("2")], "delete": [{"subject": "a"}]}),
+        json!({"merge_children": [group("2"), 7]}),
+        json!({"replace": [group("2"), {"subject": "GbpEpGroup", "uri": ""}]}),
+    ] {
+        let update =
+            json!({"id": 1, "method": "policy_update", "params": [{"replace": [group("2")]}, fault]});
+        say(
+            &bench,
+            &mut raw,
+            update.to_string().as_bytes(),
+            &Then::Error("ERROR"),
+        );
+    }
+    let update = json!({"id": 1, "method": "policy_update", "params": [{"replace": [group("2")]}]});
+    raw.send(&update);
+    until_value(&bench.element, Store::Policy, GROUP, Some("2"));
+}
+
+#[test]
+fn before_the_identity_an_element_answers_echo_alone() {
+    let bench = Bench::new(|_| {});
+    for (text, answer) in [
+        (r#"{"id":1,"method":"policy_update","params":[{}]}"#, true),
+        (r#"{"id":1,"method":"endpoint_update","params":[{}]}"#, true),
+        (r#"{"id":1,"method":"policy_resolve","params":[{}]}"#, true),
+        (r#"{"id":1,"method":"nobody knows this"}"#, true),
+        (r#"{"id":["policy_resolve",1],"result":{"policy":[]}}"#, false),
+        (r#"{"id":["policy_resolve",1],"result":7}"#, false),
+        (r#"{"id":["endpoint_declare",1],"error":{"code":"ERROR"}}"#, false),
+    ] {
+        let mut raw = bench.accept();
+        let identity = raw.recv_method("send_identity");
+        assert_eq!(identity["params"][0]["my_role"], json!(["policy_element"]));
+        raw.send_bytes(text.as_bytes());
+        raw.send_bytes(b"\0");
+        if answer {
+            assert_eq!(raw.recv_other().expect(text)["error"]["code"], "ESTATE", "{text}");
+        }
+        assert_eq!(raw.recv_other(), None, "{text}");
+    }
+    let mut raw = bench.accept();
+    raw.recv_method("send_identity");
+    alive(&mut raw, "echo");
+}
+
+/// What makes an identity unusable ends the connection; the element tries
+/// again until it gets a good one.
+#[test]
+fn an_unusable_identity_is_asked_for_again() {
+    let bench = Bench::new(|_| {});
+    let peers = |peers: Value| move |answer: &mut Value| answer["result"]["peers"] = peers;
+    let faults: [Change; 13] = [
+        Box::new(peers(json!({}))),
+        Box::new(peers(json!("127.0.0.1:8009"))),
+        Box::new(peers(json!([7]))),
+        Box::new(peers(json!([{"role": []}]))),
+        Box::new(peers(json!([{"connectivity_info": 7}]))),
+        Box::new(peers(json!([{"connectivity_info": "no colon"}]))),
+        Box::new(peers(json!([{"connectivity_info": "127.0.0.1:"}]))),
+        Box::new(peers(json!([{"connectivity_info": "127.0.0.1:65536"}]))),
+        Box::new(peers(json!([{"connectivity_info": ":8009"}]))),
+        Box::new(|answer| answer["result"] = json!([])),
+        Box::new(|answer| answer["result"] = json!(null)),
+        Box::new(|answer| answer["result"]["my_role"] = json!("policy_repository")),
+        Box::new(|answer| {
+            let id = answer["id"].take();
+            *answer =
+                json!({"id": id, "error": {"code": "EDOMAIN", "message": "another domain"}, "result": null});
+        }),
+    ];
+    for change in faults {
+        let mut raw = bench.accept();
+        bench.identify(&mut raw, change);
+        assert_eq!(raw.recv_other(), None);
+    }
+    // Names, the domain and the number say nothing about what it can be used for.
+    let mut raw = bench.accept();
+    bench.identify(&mut raw, |answer| {
+        answer["id"] = json!(["send_identity", 77]);
+        answer["result"]["domain"] = json!("another");
+        answer["result"]["nobody knows"] = json!([1]);
+        answer["result"]["my_role"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!("gardener"));
+    });
+    raw.recv_method("policy_resolve");
+    until_health(&bench.element, Health::Healthy);
+}
+
+/// An answer that can't be used is none: the request comes again, and the
+/// first good answer is taken.
+#[test]
+fn a_request_is_sent_again_until_its_answer_can_be_used() {
+    let bench = Bench::new(|config| config.settings.retry.base = Duration::from_millis(1));
+    let mut raw = bench.accept();
+    bench.identify(&mut raw, |_| {});
+    let first = raw.recv_method("policy_resolve");
+    let answers = [
+        json!({"result": null}),
+        json!({"result": {}}),
+        json!({"result": {"policy": null, "nobody knows": 1}}),
+        json!({"result": {"policy": {}}}),
+        json!({"result": {"policy": [7]}}),
+        json!({"result": {"policy": [{"subject": "GbpEpGroup"}]}}),
+        json!({"result": []}),
+        json!({"result": null, "error": {"code": "ERROR", "message": "no"}}),
+        json!({"error": {"code": 7}}),
+        json!({"error": {}}),
+    ];
+    let (mut refused, mut asked) = (0, first.clone());
+    for mut answer in answers {
+        refused += usize::from(answer.get("error").is_some());
+        answer["id"] = asked["id"].clone();
+        raw.send(&answer);
+        asked = raw.recv_method("policy_resolve");
+        assert_eq!(asked["params"], first["params"], "{answer}");
+    }
+    raw.send(&json!({"id": asked["id"], "result": {"policy": [group("1")]}, "error": null}));
+    until_value(&bench.element, Store::Policy, GROUP, Some("1"));
+    for _ in 0..refused {
+        let code = event(&bench.element, |event| match event {
+            ElementEvent::Refused { error, .. } => Some(error.code.meaning()),
+            _ => None,
+        });
+        assert_eq!(code, ErrorCode::ERROR);
+    }
+}
+
+/// A server that answers nothing, and one that takes nothing, cost the element
+/// no more than themselves.
+#[test]
+fn a_dead_server_delays_no_other() {
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead_address = dead.local_addr().unwrap().to_string();
+    let bench = Bench::new(|config| {
+        config.settings.peers.insert(0, dead_address);
+        config.settings.identity_timeout = Duration::from_secs(20);
+    });
+    let mut raw = bench.ready();
+    let mut silent = Raw::accept(&dead);
+    silent.recv_method("send_identity");
+    for n in 2..20 {
+        let value = n.to_string();
+        let update = json!({"replace": [group(&value)], "merge_children": [], "delete": []});
+        raw.send(&json!({"id": ["policy_update", n], "method": "policy_update", "params": [update]}));
+        until_value(&bench.element, Store::Policy, GROUP, Some(&value));
+    }
+    assert_eq!(bench.element.health().unwrap(), Health::Degraded);
+    let begin = Instant::now();
+    bench.element.stop();
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+}
+
+/// One that takes nothing more, whatever it is told, is left; the other hears
+/// everything meanwhile.
+#[test]
+fn a_server_that_takes_nothing_delays_no_other() {
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead_address = dead.local_addr().unwrap().to_string();
+    let bench = Bench::new(|config| {
+        config.settings.peers.push(dead_address.clone());
+        config.queue.bytes = 1 << 20;
+        config.grace = Duration::from_millis(100);
+    });
+    let mut live = bench.ready();
+    let mut stuck = Raw::accept(&dead);
+    bench.identify(&mut stuck, |answer| {
+        answer["result"]["peers"] = json!([{"role": [], "connectivity_info": dead_address}]);
+    });
+    stuck.recv_method("policy_resolve");
+    // More than the system keeps for one that does not read, and the queue.
+    for n in 0..100 {
+        let text = format!("{n}{}", "x".repeat(200_000));
+        let endpoint = ManagedObject::new("EprL3Ep", uri("/EprL3Ep/1/")).with("name", text.as_str());
+        bench.element.declare(vec![endpoint]).unwrap();
+        let declared = live.recv_method("endpoint_declare");
+        assert_eq!(
+            declared["params"][0]["endpoint"][0]["properties"][0]["data"],
+            text.as_str()
+        );
+        live.send(&json!({"id": declared["id"], "result": {}}));
+    }
+    // It is left and dialled again, while the other stays.
+    Raw::accept(&dead).recv_method("send_identity");
+    alive(&mut live, "the live one");
+    bench.element.stop();
+}
+
+#[test]
+fn a_server_that_falls_silent_is_left_and_dialled_again() {
+    let bench = Bench::new(|config| {
+        config.settings.keepalive.first = Duration::from_millis(30);
+        config.settings.keepalive.interval = Duration::from_millis(30);
+        config.settings.keepalive.silence = Duration::from_millis(1500);
+    });
+    let mut silent = bench.ready();
+    while silent.recv().is_some() {}
+    until_health(&bench.element, Health::Down);
+    // Its policy stays, and is asked for again.
+    let mut back = bench.accept();
+    until_value(&bench.element, Store::Policy, GROUP, Some("1"));
+    bench.identify(&mut back, |_| {});
+    assert_eq!(
+        back.recv_method("policy_resolve")["params"][0]["policy_uri"],
+        GROUP
+    );
+}
+
+/// A message has a length, in this direction too: a short one before the
+/// identity, the configured one after it.
+#[test]
+fn an_element_takes_no_message_beyond_its_limit() {
+    let bench = Bench::new(|config| config.limits.message = 400_000);
+    let long = |length| {
+        let text = "x".repeat(length);
+        format!("{{\"id\":7,\"method\":\"echo\",\"params\":[\"{text}\"]}}")
+    };
+    let mut raw = bench.accept();
+    raw.recv_method("send_identity");
+    raw.send_bytes(long(300_000).as_bytes());
+    assert_eq!(raw.recv_other(), None);
+    let mut raw = bench.ready();
+    say(&bench, &mut raw, long(300_000).as_bytes(), &Then::Result);
+    raw.send_bytes(long(400_000).as_bytes());
+    assert_eq!(raw.recv_other(), None);
+    bench.ready();
+}

@@ -1,0 +1,158 @@
+//! Ordinary certificates, as other programs make them: without a role, and of
+//! X.509 version 1.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ssntp_transport::pki::{Error, Fault, RevocationLists, RevocationReason, Revoked, Serial, Trust};
+use ssntp_transport::rustls::{ServerConfig, version::TLS12};
+use ssntp_transport::tls::{Acceptor, Connector, ServerCheck};
+
+use super::methods::is_let_in;
+use super::*;
+
+fn file(name: &str) -> PathBuf {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/pki/plain");
+    PathBuf::from(directory).join(name)
+}
+
+fn ordinary(name: &str) -> Identity {
+    Identity::load_without_role(&file(name), None, None).unwrap()
+}
+
+fn trust() -> Trust {
+    Trust::load(file("ca.pem")).unwrap()
+}
+
+/// Whether a server and an element that dials this name take each other.
+fn take(server: Acceptor, check: ServerCheck<'_>, element: Option<&Identity>, name: &str) -> bool {
+    is_let_in(server, Some(Connector::checking(check, element).unwrap()), name)
+}
+
+#[test]
+fn a_certificate_without_a_role_is_verified_with_its_name_or_without() {
+    let (own, trust) = (ordinary("v3.pem"), trust());
+    assert!(own.roles().is_empty());
+    let open = || Acceptor::server_only(&own).unwrap();
+    assert!(take(open(), ServerCheck::Name(&trust), None, "localhost"));
+    assert!(!take(open(), ServerCheck::Name(&trust), None, "other"));
+    assert!(take(open(), ServerCheck::Authority(&trust), None, "other"));
+    let mutual = Acceptor::mutual_of_any_version(&own, &trust).unwrap();
+    let check = ServerCheck::Name(&trust);
+    assert!(take(mutual.clone(), check, Some(&own), "localhost"));
+    assert!(!take(mutual, check, None, "localhost"));
+}
+
+#[test]
+fn a_server_of_version_1_is_taken_where_no_name_is_asked_for() {
+    let trust = trust();
+    for name in ["v1.pem", "rsa.pem"] {
+        let open = || Acceptor::server_only(&ordinary(name)).unwrap();
+        assert!(take(open(), ServerCheck::Nothing, None, "x"), "{name}");
+        assert!(take(open(), ServerCheck::Authority(&trust), None, "x"), "{name}");
+        assert!(!take(open(), ServerCheck::Name(&trust), None, "x"), "{name}");
+    }
+    let stranger = || Acceptor::server_only(&ordinary("stranger.pem")).unwrap();
+    assert!(take(stranger(), ServerCheck::Nothing, None, "x"));
+    assert!(!take(stranger(), ServerCheck::Authority(&trust), None, "x"));
+}
+
+#[test]
+fn a_client_of_version_1_is_taken_where_an_authority_issued_it() {
+    let (own, trust) = (ordinary("v3.pem"), trust());
+    let any = || Acceptor::mutual_of_any_version(&own, &trust).unwrap();
+    let check = ServerCheck::Nothing;
+    for name in ["v1.pem", "rsa.pem"] {
+        assert!(take(any(), check, Some(&ordinary(name)), "x"), "{name}");
+    }
+    assert!(!take(any(), check, Some(&ordinary("stranger.pem")), "x"));
+    // Where roles count, version 1 gives none.
+    let strict = Acceptor::mutual(&own, &trust).unwrap();
+    assert!(!take(strict, check, Some(&ordinary("v1.pem")), "x"));
+}
+
+#[test]
+fn version_1_proves_itself_in_tls_1_2_too() {
+    let trust = trust();
+    for name in ["v1.pem", "rsa.pem"] {
+        let config = ServerConfig::builder_with_provider(ssntp_transport::pki::provider().unwrap())
+            .with_protocol_versions(&[&TLS12])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(ssntp_transport::rustls::sign::SingleCertAndKey::from(
+                ordinary(name).certified_key(),
+            )));
+        let acceptor = Acceptor::with_config(Arc::new(config));
+        assert!(
+            take(acceptor, ServerCheck::Authority(&trust), None, "x"),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_key_under_a_passphrase_is_opened_by_it_alone() {
+    let load = |passphrase: Option<&[u8]>| {
+        Identity::load_without_role(&file("v1.crt"), Some(&file("v1.sealed.key")), passphrase)
+    };
+    assert_eq!(load(Some(b"secret")).unwrap().chain(), ordinary("v1.pem").chain());
+    let fault = |result: Result<Identity, Error>| match result.unwrap_err() {
+        Error::Content { fault, .. } => fault,
+        other => panic!("{other}"),
+    };
+    assert!(matches!(fault(load(Some(b"wrong"))), Fault::WrongPassphrase(_)));
+    assert_eq!(fault(load(None)), Fault::EncryptedKey);
+}
+
+/// A trust that counts these as revoked.
+fn without(revoked: &[&Identity]) -> Trust {
+    let revoked = revoked.iter().map(|identity| {
+        let serial = Serial::from(identity.info());
+        Revoked::now(serial, RevocationReason::KEY_COMPROMISE)
+    });
+    let list = authority()
+        .revocation_list(&revoked.collect::<Vec<_>>(), 1, 30)
+        .unwrap();
+    let lists = RevocationLists::from_pem(list.pem().as_bytes(), "a list").unwrap();
+    authority().trust().with_revocation_lists(&lists).unwrap()
+}
+
+#[test]
+fn whoever_is_not_trusted_any_more_once_tls_is_replaced_is_disconnected() {
+    let (own, stays, leaves) = (identity(), identity(), identity());
+    let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
+    let config = ssntp_opflex::run::ServerConfig::new(server_settings("pr1"));
+    let config = config.tls(acceptor(&authority().trust()));
+    let (server, address) = serve_tcp(config);
+    let connector = |trust: &Trust, identity: &Identity| {
+        Connector::checking(ServerCheck::Authority(trust), Some(identity)).unwrap()
+    };
+    let start = |name: &str, identity: &Identity| {
+        let mut config = ElementConfig::new(element_settings(name, &[&address]));
+        config.tls = Some(connector(&authority().trust(), identity));
+        let element = PolicyElement::start(config).unwrap();
+        until_health(&element, Health::Healthy);
+        element
+    };
+    let (stays_here, leaves_here) = (start("stays", &stays), start("leaves", &leaves));
+    assert_eq!(server.renew(acceptor(&without(&[&leaves]))).unwrap(), 1);
+    until_health(&leaves_here, Health::Down);
+    let sessions = server.handle().sessions().unwrap();
+    let names: Vec<_> = sessions.iter().map(|session| session.name.clone()).collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert_eq!(stays_here.health().unwrap(), Health::Healthy);
+    // An element looks at its servers as well.
+    assert_eq!(stays_here.renew(connector(&without(&[]), &stays)).unwrap(), 0);
+    assert_eq!(stays_here.renew(connector(&without(&[&own]), &stays)).unwrap(), 1);
+    until_health(&stays_here, Health::Down);
+    // Newcomers are shown the new certificate.
+    let new = identity();
+    let trust = authority().trust();
+    assert_eq!(
+        server
+            .renew(Acceptor::mutual_of_any_version(&new, &trust).unwrap())
+            .unwrap(),
+        0
+    );
+    until_health(&stays_here, Health::Healthy);
+}

@@ -1,0 +1,476 @@
+//! Policy that is changed from outside, and kept.
+
+use serde_json::json;
+use ssntp_opflex::model::{Format, Schema};
+use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
+
+use super::*;
+
+#[test]
+fn policy_is_put_deleted_and_dumped_from_outside_and_survives_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    let start = || {
+        let config = ServerConfig::new(server_settings("pr1"))
+            .policy(vec![object("/a/", "from the configuration")])
+            .control(&socket)
+            .keep(&file);
+        serve_tcp(config)
+    };
+    let (server, address) = start();
+    let element = element("pe1", &address);
+    let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
+    until_value(&element, Store::Policy, "/a/", Some("from the configuration"));
+
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    assert_eq!(
+        control
+            .put(&[object("/a/", "put"), object("/b/", "b")], false)
+            .unwrap(),
+        2
+    );
+    // It is on the disk when the answer is there.
+    let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
+    assert_eq!(kept.len(), 2);
+    until_value(&element, Store::Policy, "/a/", Some("put"));
+    assert_eq!(control.delete(&[uri("/b/")]).unwrap(), 1);
+    assert_eq!(control.put(&[object("/a/", "put")], true).unwrap(), 0);
+    assert_eq!(control.dump(&Uri::root()).unwrap(), [object("/a/", "put")]);
+    assert_eq!(control.dump(&uri("/b/")).unwrap(), []);
+    assert_eq!(control.sessions().unwrap()[0]["name"], "pe1");
+    assert!(control.reports(&Uri::root()).unwrap().is_empty());
+    assert_eq!(control.endpoints(&Uri::root()).unwrap(), []);
+    let query = json!({"subject": "GbpEpGroup", "policy_uri": "/a/", "recursive": true});
+    let found = control
+        .call("org.opendaylight.opflex.policy_query", query)
+        .unwrap();
+    assert_eq!(found["policy"][0]["uri"], "/a/");
+    for (method, params) in [
+        ("nobody knows this", json!({})),
+        ("ssntp.policy_put", json!({"objects": 7})),
+        (
+            "ssntp.policy_put",
+            json!({"objects": [{"subject": "a", "uri": "/a/", "children": ["/elsewhere/"]}]}),
+        ),
+    ] {
+        let refused = control.call(method, params).unwrap_err();
+        assert!(matches!(refused, ControlError::Refused(_)), "{refused}");
+    }
+    server.stop();
+    assert!(matches!(control.dump(&Uri::root()), Err(ControlError::Io(_))));
+
+    let (server, _) = start();
+    assert_eq!(server.handle().policy().unwrap(), [object("/a/", "put")]);
+    server.handle().edit(Edit::Reload(Vec::new())).unwrap();
+    server.stop();
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), "[]");
+}
+
+#[test]
+fn a_write_that_fails_is_told_and_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    let config = ServerConfig::new(server_settings("pr1"))
+        .control(&socket)
+        .keep(&file);
+    let server = serve(config.clone());
+    // Nothing can be put in place of a directory.
+    std::fs::create_dir(&file).unwrap();
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let unsaved = control.put(&[object("/a/", "a")], false).unwrap_err().to_string();
+    assert!(unsaved.contains("policy is changed, but not kept: "), "{unsaved}");
+    let unsaved = server
+        .handle()
+        .edit(Edit::Merge(vec![object("/b/", "b")]))
+        .unwrap_err();
+    assert!(matches!(unsaved, CallError::Keep(_)), "{unsaved}");
+    // The policy is changed all the same, and kept as soon as that can be.
+    assert_eq!(control.dump(&Uri::root()).unwrap().len(), 2);
+    std::fs::remove_dir(&file).unwrap();
+    until(|| file.exists());
+    let kept = || ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
+    assert_eq!(kept().len(), 2);
+
+    // The end is the last chance, and comes in time without it.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    control.put(&[object("/c/", "c")], false).unwrap_err();
+    std::fs::remove_dir(&file).unwrap();
+    server.stop();
+    assert_eq!(kept().len(), 3);
+    let server = serve(config);
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    server.handle().edit(Edit::Delete(vec![uri("/a/")])).unwrap_err();
+    let begin = Instant::now();
+    server.stop();
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_large_tree_is_dumped_in_pieces_as_it_was_at_the_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let policy: Vec<_> = (0..1200).map(|n| object(&format!("/a/{n:04}/"), "old")).collect();
+    let config = ServerConfig::new(server_settings("pr1"))
+        .policy(policy.clone())
+        .control(&socket);
+    let server = serve(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    assert_eq!(control.dump(&Uri::root()).unwrap(), policy);
+    assert_eq!(control.dump(&uri("/a/")).unwrap(), policy);
+
+    let first = control.call("ssntp.policy_dump", json!({})).unwrap();
+    let begun = first["objects"].as_array().unwrap().len();
+    assert!(begun < 1200 && first["more"] == true);
+    let handle = server.handle();
+    handle.edit(Edit::Merge(vec![object("/a/1199/", "new")])).unwrap();
+    handle
+        .edit(Edit::Delete(vec![uri("/a/1198/"), uri("/a/0000/")]))
+        .unwrap();
+    let mut rest = Vec::new();
+    loop {
+        let next = control.call("ssntp.dump_more", json!({})).unwrap();
+        rest.extend(next["objects"].as_array().unwrap().iter().cloned());
+        if next["more"] == false {
+            break;
+        }
+    }
+    assert_eq!(begun + rest.len(), 1200);
+    assert_eq!(rest.last().unwrap()["properties"][0]["data"], "old");
+    assert_eq!(control.dump(&Uri::root()).unwrap().len(), 1198);
+    assert_eq!(handle.policy().unwrap().len(), 1198);
+    // Without a dump there is nothing to go on with.
+    let none = control.call("ssntp.dump_more", json!({})).unwrap();
+    assert_eq!(none["more"], false);
+}
+
+#[test]
+fn a_large_policy_is_put_and_reloaded_in_pieces() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    let (server, address) = serve_tcp(
+        ServerConfig::new(server_settings("pr1"))
+            .control(&socket)
+            .keep(&file),
+    );
+    let element = element("pe1", &address);
+    let _policy = element
+        .resolve_policy("GbpEpGroup", uri("/a/1700/"), false)
+        .unwrap();
+    until_server(&server.handle(), |cx| {
+        cx.core()
+            .sessions()
+            .first()
+            .is_some_and(|session| session.policies == 1)
+    });
+    let policy =
+        |value: &str| -> Vec<_> { (0..2500).map(|n| object(&format!("/a/{n:04}/"), value)).collect() };
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    // All of it is checked before the first piece goes in.
+    let mut bad = policy("bad");
+    bad[2400].children = vec![uri("/elsewhere/")];
+    control.put(&bad, false).unwrap_err();
+    assert_eq!(control.dump(&Uri::root()).unwrap(), []);
+    let mut shuffled = policy("one");
+    shuffled.reverse();
+    assert_eq!(control.put(&shuffled, false).unwrap(), 2500);
+    assert_eq!(control.dump(&Uri::root()).unwrap(), policy("one"));
+    until_value(&element, Store::Policy, "/a/1700/", Some("one"));
+
+    assert_eq!(control.reload(&policy("one")).unwrap(), 0);
+    let mut next = policy("one");
+    next[1700] = object("/a/1700/", "two");
+    next.push(object("/b/", "new"));
+    next.remove(3);
+    assert_eq!(control.reload(&next).unwrap(), 3);
+    until_value(&element, Store::Policy, "/a/1700/", Some("two"));
+    assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
+    until_value(&element, Store::Policy, "/a/1700/", Some("three"));
+    // While the server runs, edits may stand behind the file.
+    server.stop();
+    let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
+    assert_eq!(kept, policy("three"));
+}
+
+#[test]
+fn endpoints_and_reports_are_shown_with_who_told_them_and_when() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let (_server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")).control(&socket));
+    let element = element("pe1", &address);
+    let endpoint = uri("/EprL3Universe/EprL3Ep/10.0.0.1/");
+    element
+        .declare(vec![
+            ManagedObject::new("EprL3Ep", endpoint.clone()).with("ip", "10.0.0.1"),
+        ])
+        .unwrap();
+    for n in 0..1100 {
+        let object = ManagedObject::new("Counter", uri(&format!("/Counter/{n}/"))).with("packets", n);
+        element.report(object).unwrap();
+    }
+    until(|| element.unanswered().unwrap() == 0);
+
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let endpoints = control.endpoints(&Uri::root()).unwrap();
+    assert_eq!(endpoints.len(), 1);
+    assert_eq!(endpoints[0].object.uri, endpoint);
+    assert_eq!(endpoints[0].element.as_deref(), Some("pe1"));
+    let expires = endpoints[0].expires_in.unwrap();
+    assert!((7000.0..=7200.0).contains(&expires), "{expires}");
+
+    let reports = control.reports(&Uri::root()).unwrap();
+    assert_eq!(reports.len(), 1100);
+    let since_1970 = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    for time in [
+        &reports[0]["arrived"],
+        &reports[0]["numbers"]["packets"][0]["intervals"][0]["start"],
+    ] {
+        let age = since_1970 - time.as_f64().unwrap();
+        assert!((-5.0..120.0).contains(&age), "{age}");
+    }
+    let one = control.reports(&uri("/Counter/7/")).unwrap();
+    assert_eq!(one.len(), 1);
+    assert_eq!(one[0]["object"]["properties"][0]["data"], 7);
+    assert_eq!((&one[0]["element"], &one[0]["count"]), (&json!("pe1"), &json!(1)));
+    let sessions = control.sessions().unwrap();
+    assert_eq!(sessions[0]["requests"]["state_report"], 1100);
+    assert_eq!(sessions[0]["endpoints"], 1);
+}
+
+#[test]
+fn objects_that_the_model_does_not_allow_are_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let model = "
+classes:
+  Space: {properties: {name: string}}
+  Group: {under: [Space], properties: {name: string, encap: u64}}
+";
+    let schema = Schema::read(model.as_bytes(), Format::Yaml).unwrap();
+    let mut config = ServerConfig::new(server_settings("pr1"))
+        .policy(vec![ManagedObject::new("Space", uri("/Space/s/"))])
+        .control(&socket);
+    config.schema = Some(schema.into());
+    let bad = || ManagedObject::new("Group", uri("/Space/s/Group/g/")).with("encap", "seven");
+    let start = Server::start(config.clone().policy(vec![bad()]))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        start.contains("\"encap\" of /Space/s/Group/g/ is not an integer"),
+        "{start}"
+    );
+
+    let (_server, address) = serve_tcp(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let mut refused = |object: ManagedObject| control.put(&[object], false).unwrap_err().to_string();
+    let wrong = refused(bad());
+    assert!(wrong.contains("\"encap\" of /Space/s/Group/g/"), "{wrong}");
+    // What contains it is known from the tree, whatever the object says.
+    let inner = ManagedObject::new("Group", uri("/Space/s/Group/g/Group/h/"));
+    let parent = ManagedObject::new("Group", uri("/Space/s/Group/g/"));
+    assert_eq!(control.put(std::slice::from_ref(&parent), false).unwrap(), 1);
+    let mut refused = |object: ManagedObject| control.put(&[object], false).unwrap_err().to_string();
+    let wrong = refused(inner.clone());
+    assert!(
+        wrong.contains("/Group/h/, a Group, can't be contained in a Group"),
+        "{wrong}"
+    );
+    let wrong = refused(inner.under("Space", parent.uri.clone()));
+    assert!(wrong.contains("can't be contained in a Group"), "{wrong}");
+    assert_eq!(control.dump(&Uri::root()).unwrap().len(), 2);
+
+    let mut raw = raw::Raw::identified(&address, "pe1", "test");
+    for (method, params) in [
+        ("endpoint_declare", json!([{"endpoint": [bad()], "prr": 10}])),
+        ("state_report", json!([{"observable": [bad()]}])),
+    ] {
+        let answer = raw.ask(&json!({"id": [method, 1], "method": method, "params": params}));
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("\"encap\" of /Space/s/Group/g/"), "{message}");
+    }
+}
+
+#[test]
+fn what_cannot_begin_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("policy.json");
+    std::fs::write(&file, "no policy").unwrap();
+    let config = ServerConfig::new(server_settings("pr1"));
+    let kept = Server::start(config.clone().keep(&file)).unwrap_err();
+    assert!(matches!(kept, StartError::Kept(..)), "{kept}");
+    let nowhere = Server::start(config.clone().keep(directory.path())).unwrap_err();
+    assert!(matches!(nowhere, StartError::Keep(..)), "{nowhere}");
+    let (server, address) = serve_tcp(config.clone());
+    let taken = Server::start(config.clone().listen(address.parse().unwrap())).unwrap_err();
+    assert!(matches!(taken, StartError::Listen(..)), "{taken}");
+    let mut many = config;
+    many.max_connections = Some(usize::MAX);
+    let many = Server::start(many).unwrap_err();
+    assert!(matches!(many, StartError::TooManyConnections(_)), "{many}");
+    let element = PolicyElement::start(ElementConfig::new(element_settings("pe1", &["no address!"])));
+    assert!(matches!(element.unwrap_err(), StartError::Address(_)));
+    server.stop();
+}
+
+#[test]
+fn one_client_too_many_is_refused() {
+    let mut config = ServerConfig::new(server_settings("pr1"));
+    config.max_connections = Some(1);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let (_server, address) = serve_tcp(config.control(&socket));
+    let first = raw::Raw::identified(&address, "a", "test");
+    assert_eq!(raw::Raw::connect(&address).recv(), None);
+    // Whoever looks after the server still can.
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    assert_eq!(control.sessions().unwrap().len(), 1);
+    drop((first, control));
+    // Its place is free once it is gone.
+    until(|| raw::Raw::connect(&address).recv().is_some());
+}
+
+#[test]
+fn a_policy_longer_than_a_clients_message_is_put() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let place = MemoryListener::new();
+    let config = ServerConfig::new(server_settings("pr1")).listen_in_memory(&place, "pr1:1");
+    let server = serve(config.control(&path));
+    let mut control = Control::connect(&path, LIMIT).unwrap();
+    let objects: Vec<_> = (0..66)
+        .map(|n| object(&format!("/long/{n}/"), &"x".repeat(1 << 20)))
+        .collect();
+    assert_eq!(control.put(&objects, false).unwrap(), 66);
+    drop(control);
+    server.stop();
+}
+
+#[test]
+fn an_edit_costs_the_disk_what_it_changes_and_survives_a_crash() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let start = |name: &str, policy: Vec<ManagedObject>| {
+        let place = MemoryListener::new();
+        let config = ServerConfig::new(server_settings("pr1")).listen_in_memory(&place, "pr1:1");
+        serve(config.policy(policy).keep(at(name)))
+    };
+    let all = (0..3000).map(|n| object(&format!("/p/{n}/"), "x")).collect();
+    let server = start("policy", all);
+    let handle = server.handle();
+    handle.edit(Edit::Merge(vec![object("/p/1/", "first")])).unwrap();
+    let whole = std::fs::read(at("policy")).unwrap();
+    handle
+        .edit(Edit::Merge(vec![
+            object("/p/2/", "second"),
+            object("/p/2/below/", "b"),
+        ]))
+        .unwrap();
+    handle.edit(Edit::Delete(vec![uri("/p/3/")])).unwrap();
+    handle
+        .edit(Edit::Replace(vec![object("/p/2/", "third")]))
+        .unwrap();
+    assert!(
+        std::fs::read(at("policy")).unwrap() == whole,
+        "it is not written again"
+    );
+    let edits = std::fs::read(at("policy.edits")).unwrap();
+    assert!(edits.len() < 2000, "{}", edits.len());
+
+    // What a crash leaves, also in the middle of an edit.
+    let expected = handle.policy().unwrap();
+    for (name, torn) in [("crashed", &b""[..]), ("torn", b"{\"delete\":[\"/p/4/\"],\"pu")] {
+        std::fs::write(at(name), &whole).unwrap();
+        std::fs::write(at(&format!("{name}.edits")), [&edits, torn].concat()).unwrap();
+        let again = start(name, Vec::new());
+        assert!(again.handle().policy().unwrap() == expected, "{name}");
+        // It goes on from there.
+        again
+            .handle()
+            .edit(Edit::Merge(vec![object("/p/5/", "later")]))
+            .unwrap();
+        again
+            .handle()
+            .edit(Edit::Merge(vec![object("/p/6/", "later")]))
+            .unwrap();
+        let expected = again.handle().policy().unwrap();
+        again.stop();
+        assert!(!at(&format!("{name}.edits")).exists());
+        assert!(
+            start(name, Vec::new()).handle().policy().unwrap() == expected,
+            "{name}"
+        );
+    }
+    // Edits of a file that somebody has changed since are not made in it.
+    std::fs::write(at("other"), b"[]").unwrap();
+    std::fs::write(at("other.edits"), &edits).unwrap();
+    assert_eq!(start("other", Vec::new()).handle().policy().unwrap(), []);
+
+    server.stop();
+    assert!(!at("policy.edits").exists());
+    let kept = ManagedObject::read_all(&std::fs::read(at("policy")).unwrap(), Format::Json).unwrap();
+    assert!(kept == expected);
+}
+
+#[test]
+fn what_an_agent_asked_for_is_counted_over_all_its_sessions() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let mut settings = server_settings("pr1");
+    settings.limits.agents = 2;
+    let config = ServerConfig::new(settings)
+        .policy(vec![object("/a/", "a")])
+        .control(&socket);
+    let (server, address) = serve_tcp(config);
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let mut agents = move || control.agents().unwrap();
+    // Its sessions are over when the next begins: the counters are summed up.
+    for session in 1..4 {
+        let element = element("pe1", &address);
+        let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
+        element.report(object("/c/", "c")).unwrap();
+        until(|| element.unanswered().unwrap() == 0);
+        let agent = agents().remove(0);
+        assert_eq!((&agent["name"], &agent["connected"]), (&json!("pe1"), &json!(1)));
+        assert_eq!(agent["requests"]["policy_resolve"], session);
+        drop(element);
+        until(|| agents()[0]["connected"] == 0);
+        let agent = agents().remove(0);
+        assert_eq!(agent["sessions"], session);
+        for method in ["send_identity", "policy_resolve", "state_report"] {
+            assert_eq!(agent["requests"][method], session, "{agent}");
+        }
+        for bytes in ["bytes_received", "bytes_sent"] {
+            assert!(agent[bytes].as_u64().unwrap() > 200 * session, "{agent}");
+        }
+    }
+    // Of those that have left, the two that left last are known.
+    let stays = element("stays", &address);
+    until_health(&stays, Health::Healthy);
+    for name in ["pe2", "pe3"] {
+        let passes = element(name, &address);
+        until_health(&passes, Health::Healthy);
+        drop(passes);
+        until(|| {
+            let agents = agents();
+            agents
+                .iter()
+                .any(|agent| agent["name"] == name && agent["connected"] == 0)
+        });
+    }
+    let names: Vec<_> = agents().iter().map(|agent| agent["name"].clone()).collect();
+    assert_eq!(names, ["pe2", "pe3", "stays"]);
+    assert_eq!(server.handle().agents().unwrap().len(), 3);
+}

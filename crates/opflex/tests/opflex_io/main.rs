@@ -1,0 +1,144 @@
+//! OpFlex over real connections: our element against our server, recorded
+//! sessions against both, bad input, slow clients. Every wait has a limit.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests with sockets and a clock"
+)]
+
+mod bad_answers;
+mod bad_input;
+mod certificates;
+mod control;
+mod feed;
+mod inspector;
+mod many;
+mod methods;
+mod raw;
+mod recorded;
+mod recorded_servers;
+mod servers;
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use ssntp_opflex::model::{Edit, ManagedObject, Uri};
+use ssntp_opflex::policy_element::{self, ElementEvent, Health, Store};
+use ssntp_opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
+use ssntp_opflex::{PolicyElement, Server, server};
+use ssntp_transport::Address;
+use ssntp_transport::Role;
+use ssntp_transport::memory::MemoryListener;
+use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
+
+/// How long anything may take before a test fails.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn authority() -> &'static Authority {
+    static AUTHORITY: OnceLock<Authority> = OnceLock::new();
+    AUTHORITY.get_or_init(|| Authority::new(&AuthorityRequest::default()).unwrap())
+}
+
+/// A certificate for `localhost`.
+fn identity() -> Identity {
+    authority()
+        .issue(&CertificateRequest::new(Role::SERVER))
+        .unwrap()
+        .identity()
+}
+
+fn uri(text: &str) -> Uri {
+    text.parse().unwrap()
+}
+
+/// A policy with one property.
+fn object(at: &str, value: &str) -> ManagedObject {
+    ManagedObject::new("GbpEpGroup", uri(at)).with("name", value)
+}
+
+fn server_settings(name: &str) -> server::Settings {
+    server::Settings::new(name, "test")
+}
+
+fn serve(config: ServerConfig) -> Server {
+    Server::start(config).unwrap()
+}
+
+/// A server in memory, where elements know it as `NAME:1`.
+fn serve_in_memory(name: &str, policy: Vec<ManagedObject>) -> (Server, MemoryListener) {
+    let place = MemoryListener::new();
+    let config = ServerConfig::new(server_settings(name))
+        .policy(policy)
+        .listen_in_memory(&place, format!("{name}:1"));
+    (serve(config), place)
+}
+
+/// A server at a port of its own, and where that is.
+fn serve_tcp(config: ServerConfig) -> (Server, String) {
+    let server = serve(config.listen(Address::tcp("127.0.0.1", 0)));
+    let address = server.addresses()[0].to_string();
+    (server, address)
+}
+
+/// Settings of an element that comes back soon.
+fn element_settings(name: &str, peers: &[&str]) -> policy_element::Settings {
+    let mut settings = policy_element::Settings::new(name, "test", peers.iter().copied());
+    settings.reconnect = Duration::from_millis(20);
+    settings.reconnect_max = Duration::from_millis(100);
+    settings.linger = Duration::from_millis(10);
+    settings
+}
+
+fn element(name: &str, address: &str) -> PolicyElement {
+    PolicyElement::start(ElementConfig::new(element_settings(name, &[address]))).unwrap()
+}
+
+/// The first event that the test is after.
+fn event<T>(element: &PolicyElement, mut find: impl FnMut(ElementEvent) -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let event = element.recv_timeout(end.saturating_duration_since(Instant::now()));
+        if let Some(found) = find(event.expect("an event in time")) {
+            return found;
+        }
+    }
+}
+
+fn until_health(element: &PolicyElement, wanted: Health) {
+    event(element, |event| {
+        (event == ElementEvent::Health(wanted)).then_some(())
+    });
+}
+
+/// Waits until an object that is held has a value, or is gone.
+fn until_value(element: &PolicyElement, what: Store, at: &str, value: Option<&str>) {
+    let at = uri(at);
+    until(|| {
+        let objects = element.objects(what, &at).unwrap();
+        let found = objects
+            .first()
+            .and_then(|object| object.property("name").cloned());
+        found == value.map(serde_json::Value::from)
+    });
+}
+
+/// Waits until the server is as the test says.
+fn until_server(
+    handle: &ServerHandle,
+    is: impl Fn(&ServerContext<'_>) -> bool + Send + Sync + Copy + 'static,
+) {
+    until(|| handle.with(move |cx| is(cx)).unwrap());
+}
+
+/// Looks until it is so.
+fn until(mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !is() {
+        assert!(Instant::now() < end, "not in time");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,217 @@
+//! Several servers: found, lost, back again.
+
+use ssntp_opflex::message::{Method, Peer, Role};
+use ssntp_opflex::policy_element::PeerState;
+
+use super::*;
+
+const GROUP: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
+const ENDPOINT: &str = "/EprL3Universe/EprL3Ep/10.0.0.1/";
+
+fn peer(address: &str) -> Peer {
+    Peer {
+        role: vec![Role::POLICY_REPOSITORY, Role::ENDPOINT_REGISTRY, Role::OBSERVER],
+        connectivity_info: address.to_owned(),
+        extra: serde_json::Map::new(),
+    }
+}
+
+/// A server at this address, which names itself and the others.
+fn serve_at(address: &str, roles: bool, others: &[&str]) -> Server {
+    let mut settings = server_settings(address);
+    settings.peers = others.iter().copied().map(peer).collect();
+    if !roles {
+        settings.roles.clear();
+    }
+    let config = ServerConfig::new(settings)
+        .policy(vec![object(GROUP, "web")])
+        .listen(address.parse().unwrap());
+    serve(config)
+}
+
+/// Addresses that nobody listens at.
+pub(crate) fn free<const N: usize>() -> [String; N] {
+    let listeners: [std::net::TcpListener; N] =
+        std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().to_string())
+}
+
+fn states(element: &PolicyElement) -> Vec<(String, PeerState)> {
+    let mut peers = element.peers().unwrap();
+    peers.sort_by(|a, b| a.0.cmp(&b.0));
+    peers
+}
+
+#[test]
+fn a_server_that_knows_only_the_others_leads_to_them() {
+    let [anycast, b, c] = free();
+    let _a = serve_at(&anycast, false, &[&b, &c]);
+    let servers = [serve_at(&b, true, &[&b, &c]), serve_at(&c, true, &[&b, &c])];
+    let element = element("pe1", &anycast);
+    until_health(&element, Health::Healthy);
+    let mut expected = vec![
+        (anycast.clone(), PeerState::Parked),
+        (b, PeerState::Ready),
+        (c, PeerState::Ready),
+    ];
+    expected.sort_by(|a, b| a.0.cmp(&b.0));
+    until(|| states(&element) == expected);
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    until_value(&element, Store::Policy, GROUP, Some("web"));
+    for server in servers {
+        until_server(&server.handle(), |cx| cx.core().sessions()[0].policies == 1);
+    }
+}
+
+#[test]
+fn a_server_tells_who_is_there_what_they_asked_for_and_what_it_holds() {
+    let [address] = free();
+    let server = serve_at(&address, true, &[&address]);
+    let element = element("pe1", &address);
+    until_health(&element, Health::Healthy);
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    until_value(&element, Store::Policy, GROUP, Some("web"));
+    until(|| server.handle().figures().unwrap().handshakes == 0);
+    let figures = server.handle().figures().unwrap();
+    assert_eq!((figures.sessions.len(), figures.sessions[0].policies), (1, 1));
+    let agent = &figures.agents[0];
+    assert_eq!((figures.agents.len(), agent.connected), (1, 1));
+    assert_eq!(agent.counters.requests(Method::PolicyResolve), 1);
+    assert!(figures.policy_objects > 0 && figures.max_sessions > 0 && figures.max_handshakes > 0);
+    assert_eq!(
+        (figures.endpoint_objects, figures.reports, figures.series),
+        (0, 0, 0)
+    );
+    assert!(figures.dispatcher.turns.count() > 0 && figures.queues.limit > 0);
+}
+
+#[test]
+fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
+    let [b, c] = free();
+    let mut servers = [&b, &c].map(|address| Some(serve_at(address, true, &[&b, &c])));
+    let element = PolicyElement::start(ElementConfig::new(element_settings("pe1", &[&b, &c]))).unwrap();
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    element
+        .declare(vec![ManagedObject::new("EprL3Ep", uri(ENDPOINT))])
+        .unwrap();
+    until_health(&element, Health::Healthy);
+    for (index, address) in [&b, &c].into_iter().enumerate() {
+        servers[index].take().unwrap().stop();
+        until_health(&element, Health::Degraded);
+        // What it had it keeps.
+        until_value(&element, Store::Policy, GROUP, Some("web"));
+        let server = serve_at(address, true, &[&b, &c]);
+        until_health(&element, Health::Healthy);
+        let handle = server.handle();
+        until_server(&handle, |cx| {
+            cx.core()
+                .sessions()
+                .first()
+                .is_some_and(|session| session.policies == 1)
+                && cx.core().endpoints().len() == 1
+        });
+        handle.edit(Edit::Merge(vec![object(GROUP, address)])).unwrap();
+        until_value(&element, Store::Policy, GROUP, Some(address));
+        handle.edit(Edit::Merge(vec![object(GROUP, "web")])).unwrap();
+        until_value(&element, Store::Policy, GROUP, Some("web"));
+        servers[index] = Some(server);
+    }
+    drop(servers);
+    until_health(&element, Health::Down);
+    until_value(&element, Store::Policy, GROUP, Some("web"));
+    let _b = serve_at(&b, true, &[&b]);
+    until_health(&element, Health::Degraded);
+}
+
+#[test]
+fn the_one_that_leads_to_others_is_asked_again_when_they_are_gone() {
+    let [anycast, b, c] = free();
+    let a = serve_at(&anycast, false, &[&b]);
+    let first = serve_at(&b, true, &[&b]);
+    let element = element("pe1", &anycast);
+    until_health(&element, Health::Healthy);
+    drop(a);
+    drop(first);
+    until_health(&element, Health::Down);
+    let _a = serve_at(&anycast, false, &[&c]);
+    let _second = serve_at(&c, true, &[&c]);
+    until(|| states(&element).contains(&(c.clone(), PeerState::Ready)));
+}
+
+#[test]
+fn a_stopped_element_ends_while_it_dials() {
+    // Nobody answers at this address; whether it is refused or lost in the
+    // network, the attempt ends with the element.
+    let element = element("pe1", "192.0.2.1:8009");
+    let begin = Instant::now();
+    element.stop();
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn calls_after_the_end_say_so() {
+    let (server, place) = serve_in_memory("pr1", Vec::new());
+    let config = ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
+    let element = PolicyElement::start(config).unwrap();
+    let (server_handle, element_handle) = (server.handle(), element.handle());
+    let reference = element.resolve(&uri(GROUP)).unwrap();
+    element.stop();
+    server.stop();
+    drop(reference);
+    assert!(server_handle.policy().is_err());
+    assert!(element_handle.health().is_err());
+}
+
+#[test]
+fn a_call_from_a_call_is_refused() {
+    let (server, _place) = serve_in_memory("pr1", Vec::new());
+    let (handle, inner) = (server.handle(), server.handle());
+    let result = handle.with(move |_| inner.policy().map(|_| ())).unwrap();
+    assert!(matches!(result, Err(ssntp_opflex::run::CallError::OnDispatcher)));
+    // One that panics is nobody else's business.
+    assert!(handle.with(|_| panic!("on purpose")).is_err());
+    assert!(handle.policy().is_ok());
+}
+
+#[test]
+fn who_takes_no_events_is_told_how_many_are_lost() {
+    let (server, place) = serve_in_memory("pr1", vec![object(GROUP, "0")]);
+    let mut config =
+        ElementConfig::new(element_settings("pe1", &["pr1:1"])).connect_in_memory("pr1:1", &place);
+    config.events = 1;
+    let element = PolicyElement::start(config).unwrap();
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    until_server(&server.handle(), |cx| {
+        cx.core()
+            .sessions()
+            .first()
+            .is_some_and(|session| session.policies == 1)
+    });
+    for n in 1..=5 {
+        server
+            .handle()
+            .edit(Edit::Merge(vec![object(GROUP, &n.to_string())]))
+            .unwrap();
+    }
+    // Nothing is lost of the policy itself.
+    until_value(&element, Store::Policy, GROUP, Some("5"));
+    let first = element.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(first, ElementEvent::Peer { .. }), "{first:?}");
+    let mut lost = 0;
+    let mut number = 5;
+    while lost == 0 {
+        number += 1;
+        server
+            .handle()
+            .edit(Edit::Merge(vec![object(GROUP, &number.to_string())]))
+            .unwrap();
+        until_value(&element, Store::Policy, GROUP, Some(&number.to_string()));
+        while let Ok(event) = element.events().try_recv() {
+            if let ElementEvent::Missed(count) = event {
+                lost += count;
+            }
+        }
+    }
+    // Five changes and what came before them, at least.
+    assert!(lost >= 5, "{lost}");
+}

@@ -1,0 +1,242 @@
+//! One connection in its runner's table.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::{Core, DispatchEvent, Events};
+use crate::after;
+use crate::link::Link;
+use crate::outbox::Outbox;
+use crate::table::{ConnectionId, Table};
+
+/// The threads of one connection, as their owner sees them.
+pub trait Threads: Send + 'static {
+    /// Ends them at once; does not wait.
+    fn abort(&self);
+    /// Waits for both, which have said that they are about to end.
+    fn join(self);
+}
+
+impl Threads for Link {
+    fn abort(&self) {
+        Self::abort(self);
+    }
+
+    fn join(self) {
+        Self::join(self);
+    }
+}
+
+/// A connection from its admission until its threads are joined.
+#[derive(Debug)]
+pub(super) struct Life<T, P> {
+    /// Kept for as long as the connection is in the table.
+    _place: P,
+    pub(super) outbox: Outbox,
+    /// `None` until the threads have been started.
+    threads: Option<T>,
+    /// It is to send what waits and end.
+    ending: bool,
+    /// It is to end at once.
+    aborted: bool,
+    /// Its threads are about to end.
+    finished: bool,
+    /// When the dispatcher last sent past its writer.
+    pub(super) sent_in_step: u64,
+}
+
+/// All connections of a runner.
+#[derive(Debug)]
+pub(super) struct Lives<T, P> {
+    table: Table<Life<T, P>>,
+    /// How long one that ends may take to send what waits.
+    parting: Duration,
+    /// When those that are ending are cut off, in order.
+    cut_off: VecDeque<(Instant, ConnectionId)>,
+}
+
+impl<T: Threads, P> Lives<T, P> {
+    pub(super) fn new(parting: Duration) -> Self {
+        Self {
+            table: Table::default(),
+            parting,
+            cut_off: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Life<T, P>> {
+        self.table.get_mut(id)
+    }
+
+    /// Whether a connection is there and has not begun to end.
+    pub(super) fn is_open(&self, id: ConnectionId) -> bool {
+        self.table.get(id).is_some_and(|life| !life.ending)
+    }
+
+    pub(super) fn admit(&mut self, id: ConnectionId, outbox: Outbox, place: P) {
+        self.table.insert(
+            id,
+            Life {
+                _place: place,
+                outbox,
+                threads: None,
+                ending: false,
+                aborted: false,
+                finished: false,
+                sent_in_step: 0,
+            },
+        );
+    }
+
+    /// Lets a connection send what waits and end, or ends it at once. False
+    /// where it was ending already.
+    pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) -> bool {
+        let Some(life) = self.table.get_mut(id) else {
+            return false;
+        };
+        let began = !std::mem::replace(&mut life.ending, true);
+        if began {
+            life.outbox.close();
+            self.cut_off.push_back((after(now, self.parting), id));
+        }
+        if abort {
+            life.abort();
+        }
+        began
+    }
+
+    /// The threads run. A connection that has ended meanwhile is joined.
+    /// True where it is gone now.
+    pub(super) fn started(&mut self, id: ConnectionId, threads: T) -> bool {
+        let Some(life) = self.table.get_mut(id) else {
+            return false;
+        };
+        if life.aborted {
+            threads.abort();
+        }
+        life.threads = Some(threads);
+        self.reap(id)
+    }
+
+    /// The threads are about to end. True where the connection is gone now.
+    pub(super) fn finished(&mut self, id: ConnectionId) -> bool {
+        if let Some(life) = self.table.get_mut(id) {
+            life.finished = true;
+        }
+        self.reap(id)
+    }
+
+    /// Takes a connection out whose threads never ran.
+    pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
+        let life = self.remove(id);
+        if let Some(life) = &life {
+            life.outbox.abort();
+            life.outbox.discard();
+        }
+        life.is_some()
+    }
+
+    /// Joins the threads of a connection that has ended and whose threads have
+    /// said their last word. True where the connection is gone now.
+    pub(super) fn reap(&mut self, id: ConnectionId) -> bool {
+        let over = self
+            .table
+            .get(id)
+            .is_some_and(|life| life.ending && life.finished && life.threads.is_some());
+        if over
+            && let Some(Life {
+                threads: Some(threads),
+                ..
+            }) = self.remove(id)
+        {
+            threads.join();
+        }
+        over
+    }
+
+    fn remove(&mut self, id: ConnectionId) -> Option<Life<T, P>> {
+        let life = self.table.remove(id)?;
+        while let Some((_, id)) = self.cut_off.front()
+            && !self.table.contains(*id)
+        {
+            self.cut_off.pop_front();
+        }
+        Some(life)
+    }
+
+    /// When the next one is to be cut off.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.cut_off.front().map(|(at, _)| *at)
+    }
+
+    /// Ends at once who has had its time to send what waited: one whose peer
+    /// takes a byte now and then would never come to an end.
+    pub(super) fn tick(&mut self, now: Instant) {
+        while let Some((at, id)) = self.cut_off.front().copied()
+            && at <= now
+        {
+            self.cut_off.pop_front();
+            if let Some(life) = self.table.get_mut(id) {
+                life.abort();
+            }
+        }
+    }
+
+    pub(super) fn abort_all(&mut self) {
+        for id in self.table.ids() {
+            if let Some(life) = self.table.get_mut(id) {
+                life.abort();
+            }
+        }
+    }
+}
+
+impl<T: Threads, P> Life<T, P> {
+    fn abort(&mut self) {
+        self.aborted = true;
+        if let Some(threads) = &self.threads {
+            threads.abort();
+        }
+    }
+}
+
+/// Tells the dispatcher, whatever comes in between, that the threads of an
+/// admitted connection run or never will: so none stays that has none.
+pub struct Admission<C: Core, T: Send + 'static = Link> {
+    id: ConnectionId,
+    events: Events<DispatchEvent<C, T>>,
+    threads: Option<io::Result<T>>,
+}
+
+impl<C: Core, T: Send + 'static> Admission<C, T> {
+    /// For a connection that was just admitted.
+    pub fn new(id: ConnectionId, events: Events<DispatchEvent<C, T>>) -> Self {
+        Self {
+            id,
+            events,
+            threads: None,
+        }
+    }
+
+    /// The threads run, or could not be started.
+    pub fn started(&mut self, threads: io::Result<T>) {
+        self.threads = Some(threads);
+    }
+}
+
+impl<C: Core, T: Send + 'static> Drop for Admission<C, T> {
+    fn drop(&mut self) {
+        let threads = self.threads.take();
+        let threads = threads.unwrap_or_else(|| Err(io::Error::other("its handshake was given up")));
+        let _ = self.events.send(DispatchEvent::Started(self.id, threads));
+    }
+}

@@ -1,0 +1,715 @@
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::*;
+use crate::PATIENCE;
+use crate::flow::Budget;
+use crate::outbox::Limits;
+use crate::outbox::tests::{Wire, item, long};
+
+/// A core that does what its items say, and writes down what it is told.
+#[derive(Debug, Default)]
+struct Script {
+    log: Vec<String>,
+    /// Names of the connections, as their requests gave them.
+    names: HashMap<ConnectionId, String>,
+    refuses: bool,
+    /// Done when a newcomer is judged.
+    at_admission: Vec<Action>,
+    /// Done at a stop.
+    at_stop: Vec<Action>,
+    /// Done as soon as something has been dealt with.
+    at_settling: Vec<Action>,
+    drops_oldest: bool,
+    due: Option<Instant>,
+}
+
+/// What an item makes the core do.
+enum Step {
+    Note(&'static str),
+    /// Of so many frames.
+    Frames(u32),
+    Do(Vec<Action>),
+}
+
+impl Script {
+    fn note(&mut self, id: ConnectionId, what: &str) {
+        let name = self.names.get(&id).map_or("nobody", |name| name);
+        self.log.push(format!("{name}: {what}"));
+    }
+}
+
+impl Core for Script {
+    type Item = Step;
+    type Request = String;
+    type Grant = ();
+    type Place = Arc<()>;
+    type Refusal = &'static str;
+
+    fn admit(
+        &mut self,
+        id: ConnectionId,
+        request: String,
+        _: Gauge,
+        standing: usize,
+        _: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<((), Arc<()>), &'static str> {
+        if self.refuses {
+            return Err("refused");
+        }
+        self.log.push(format!("{request} after {standing}"));
+        self.names.insert(id, request);
+        actions.append(&mut self.at_admission);
+        Ok(((), Arc::new(())))
+    }
+
+    fn admitted(&mut self, id: ConnectionId, told: bool, _: Instant, _: &mut Vec<Action>) {
+        self.note(id, if told { "told" } else { "not told" });
+    }
+
+    fn item(
+        &mut self,
+        id: ConnectionId,
+        item: Step,
+        most: u32,
+        _: Instant,
+        actions: &mut Vec<Action>,
+    ) -> (u32, Option<Step>) {
+        match item {
+            Step::Note(what) => self.note(id, what),
+            Step::Do(mut what) => actions.append(&mut what),
+            Step::Frames(frames) => {
+                let done = frames.min(most);
+                self.note(id, &format!("{done} frames"));
+                return (done, (frames > done).then(|| Step::Frames(frames - done)));
+            }
+        }
+        (1, None)
+    }
+
+    fn received(&mut self, _: ConnectionId, _: u64, _: Instant) {}
+
+    fn ended(&mut self, id: ConnectionId, reason: EndReason, _: Instant, _: &mut Vec<Action>) {
+        self.note(id, &reason.to_string());
+    }
+
+    fn left(&mut self, id: ConnectionId, items: Vec<Step>) {
+        self.note(id, &format!("{} left", items.len()));
+    }
+
+    fn full(&mut self, to: ConnectionId, item: Outgoing, _: Instant, actions: &mut Vec<Action>) -> bool {
+        self.note(to, "full");
+        if self.drops_oldest {
+            actions.push(Action::SendDroppingOldest { to, item });
+        }
+        self.drops_oldest
+    }
+
+    fn settle(&mut self, _: Instant, actions: &mut Vec<Action>) {
+        actions.append(&mut self.at_settling);
+    }
+
+    fn next_deadline(&mut self) -> Option<Instant> {
+        self.due
+    }
+
+    fn tick(&mut self, _: Instant, _: &mut Vec<Action>) {
+        self.due = None;
+        self.log.push("tick".into());
+    }
+
+    fn stop(&mut self, _: Instant, actions: &mut Vec<Action>) {
+        self.log.push("stop".into());
+        actions.append(&mut self.at_stop);
+    }
+}
+
+/// Threads that write down what becomes of them.
+struct Fake(Arc<Mutex<Vec<&'static str>>>);
+
+impl Threads for Fake {
+    fn abort(&self) {
+        self.0.lock().unwrap().push("abort");
+    }
+
+    fn join(self) {
+        self.0.lock().unwrap().push("join");
+    }
+}
+
+struct World {
+    runner: Runner<Script, Fake>,
+    start: Instant,
+    busy: Arc<AtomicBool>,
+    budget: Budget,
+}
+
+/// A connection from outside.
+struct Peer {
+    id: ConnectionId,
+    outbox: Outbox,
+    credit: Arc<Credit>,
+    wire: Wire,
+    threads: Arc<Mutex<Vec<&'static str>>>,
+}
+
+const PARTING: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(3);
+
+impl World {
+    fn new(core: Script) -> Self {
+        let busy = Arc::new(AtomicBool::new(false));
+        let budget = Budget::new(1 << 40);
+        let settings = Settings {
+            queue: Limits {
+                frames: 1000,
+                bytes: 1000,
+            },
+            budget: budget.clone(),
+            received: budget.clone(),
+            patience: PATIENCE,
+            parting: PARTING,
+            grace: GRACE,
+        };
+        let quiet = Arc::clone(&busy);
+        Self {
+            runner: Runner::new(core, settings, move || !quiet.load(Ordering::SeqCst)),
+            start: clock(),
+            busy,
+            budget,
+        }
+    }
+
+    fn at(&self, millis: u64) -> Instant {
+        self.start + Duration::from_millis(millis)
+    }
+
+    fn handle(&mut self, event: DispatchEvent<Script, Fake>) {
+        self.runner.handle(event, self.start);
+    }
+
+    fn admit(&mut self, name: &str) -> Peer {
+        let (reply, verdict) = crossbeam_channel::bounded(1);
+        self.handle(DispatchEvent::Admit(Box::new(name.into()), reply));
+        let admitted = verdict.try_recv().unwrap().unwrap();
+        let wire = Wire::default();
+        wire.open(&admitted.outbox);
+        Peer {
+            id: admitted.id,
+            outbox: admitted.outbox,
+            credit: admitted.credit,
+            wire,
+            threads: Arc::default(),
+        }
+    }
+
+    fn run(&mut self, name: &str) -> Peer {
+        let peer = self.admit(name);
+        self.handle(DispatchEvent::Started(
+            peer.id,
+            Ok(Fake(Arc::clone(&peer.threads))),
+        ));
+        peer
+    }
+
+    fn read(&mut self, peer: &Peer, items: Vec<Step>) {
+        peer.credit.spend(Credit::memory_of::<Step>(items.len(), 10));
+        self.handle(DispatchEvent::Items(peer.id, items, 10));
+    }
+
+    /// A turn that takes no time.
+    fn turn(&mut self) {
+        self.runner.turn(self.start, || Duration::ZERO);
+    }
+
+    fn call(&mut self, actions: Vec<Action>) {
+        self.handle(DispatchEvent::Call(Box::new(|_, _, done| *done = actions)));
+    }
+
+    /// What was due at a time is done.
+    fn tick(&mut self, millis: u64) {
+        self.runner.next_deadline();
+        let now = self.at(millis);
+        self.runner.tick(now);
+    }
+
+    fn log(&mut self) -> Vec<String> {
+        self.runner.core_mut().log.split_off(0)
+    }
+}
+
+impl Peer {
+    fn send(&self, text: &str) -> Action {
+        self.send_item(item(text))
+    }
+
+    fn send_item(&self, item: Outgoing) -> Action {
+        Action::Send { to: self.id, item }
+    }
+
+    fn end(&self, abort: bool) -> Action {
+        Action::End { id: self.id, abort }
+    }
+
+    fn threads(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.threads.lock().unwrap())
+    }
+
+    /// What it has been sent, the writer having done its work.
+    fn log(&self) -> Vec<String> {
+        Wire::write(&self.outbox);
+        self.wire.log()
+    }
+}
+
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn who_is_replaced_leaves_before_the_newcomer_is_told() {
+    let mut world = World::new(Script::default());
+    let old = world.run("old");
+    world.runner.core_mut().at_admission = vec![old.end(false)];
+    let (reply, verdict) = crossbeam_channel::bounded::<Verdict<Script>>(0);
+    // Nobody takes the reply: the runner is where it tells the newcomer.
+    let closed = old.outbox.clone();
+    let newcomer = crate::threads::spawn("newcomer", move || {
+        assert!(verdict.recv().unwrap().is_ok());
+        assert!(closed.is_closed());
+    })
+    .unwrap();
+    world.handle(DispatchEvent::Admit(Box::new("new".into()), reply));
+    newcomer.join().unwrap();
+    assert_eq!(
+        world.log(),
+        ["old after 0", "old: told", "new after 1", "new: told"]
+    );
+}
+
+#[test]
+fn who_is_refused_leaves_no_trace() {
+    let mut world = World::new(Script::default());
+    world.runner.core_mut().refuses = true;
+    let (reply, verdict) = crossbeam_channel::bounded(1);
+    world.handle(DispatchEvent::Admit(Box::new("x".into()), reply));
+    assert_eq!(verdict.try_recv().unwrap().err(), Some("refused"));
+    world.handle(DispatchEvent::Exit);
+    assert!(world.runner.is_over());
+    world.runner.core_mut().refuses = false;
+    let next = world.admit("y");
+    assert_eq!(next.id.0 % (1 << 24), 0, "its slot is free again");
+}
+
+#[test]
+fn a_newcomer_that_went_before_its_verdict_is_gone() {
+    let mut world = World::new(Script::default());
+    let (reply, verdict) = crossbeam_channel::bounded(1);
+    drop(verdict);
+    world.handle(DispatchEvent::Admit(Box::new("x".into()), reply));
+    assert_eq!(world.log(), ["x after 0", "x: not told"]);
+    world.handle(DispatchEvent::Exit);
+    assert!(world.runner.is_over());
+    assert_eq!(world.admit("y").id.0 % (1 << 24), 0, "its slot is free again");
+}
+
+#[test]
+fn threads_that_cannot_be_started_end_the_connection() {
+    let mut world = World::new(Script::default());
+    let [open, ending] = [world.admit("open"), world.admit("ending")];
+    world.call(vec![ending.end(false)]);
+    world.log();
+    for peer in [&open, &ending] {
+        world.handle(DispatchEvent::Started(
+            peer.id,
+            Err(io::Error::other("no threads")),
+        ));
+    }
+    assert_eq!(world.log(), ["open: no threads"]);
+    world.handle(DispatchEvent::Exit);
+    assert!(world.runner.is_over());
+    assert_eq!(world.runner.next_deadline(), None, "and nothing is to be cut off");
+}
+
+#[test]
+fn a_connection_counts_until_its_threads_are_joined() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.call(vec![peer.end(false)]);
+    assert!(peer.outbox.is_closed());
+    world.admit("b");
+    world.handle(DispatchEvent::Finished(peer.id));
+    assert_eq!(peer.threads(), ["join"]);
+    world.admit("c");
+    let log = world.log();
+    assert!(log.contains(&"b after 1".into()) && log.contains(&"c after 1".into()));
+}
+
+#[test]
+fn threads_that_finish_before_they_were_reported_are_joined_then() {
+    let mut world = World::new(Script::default());
+    let peer = world.admit("a");
+    world.handle(DispatchEvent::Finished(peer.id));
+    world.handle(DispatchEvent::Exit);
+    assert!(!world.runner.is_over());
+    world.handle(DispatchEvent::Started(
+        peer.id,
+        Ok(Fake(Arc::clone(&peer.threads))),
+    ));
+    assert_eq!(peer.threads(), ["join"]);
+    assert!(world.runner.is_over());
+    assert_eq!(world.log(), ["a after 0", "a: told", "a: closed by this side"]);
+}
+
+#[test]
+fn threads_that_start_after_an_end_are_cut_off_where_it_was_to_be_at_once() {
+    let mut world = World::new(Script::default());
+    let [gently, at_once] = [world.admit("a"), world.admit("b")];
+    world.call(vec![gently.end(false), at_once.end(true)]);
+    for peer in [&gently, &at_once] {
+        world.handle(DispatchEvent::Started(
+            peer.id,
+            Ok(Fake(Arc::clone(&peer.threads))),
+        ));
+    }
+    assert_eq!((gently.threads(), at_once.threads()), (vec![], vec!["abort"]));
+}
+
+#[test]
+fn an_end_at_once_after_a_gentle_one_cuts_off() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.call(vec![peer.end(false)]);
+    assert_eq!(peer.threads(), NOTHING);
+    world.call(vec![peer.end(true)]);
+    assert_eq!(peer.threads(), ["abort"]);
+}
+
+#[test]
+fn an_end_has_its_turn_after_what_came_before_it() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.read(&peer, vec![Step::Note("item")]);
+    world.handle(DispatchEvent::Ended(peer.id, EndReason::PeerClosed));
+    world.log();
+    assert!(!world.runner.is_idle());
+    world.turn();
+    assert_eq!(world.log(), ["a: item", "a: the peer closed the connection"]);
+    assert!(peer.outbox.is_closed());
+    assert!(world.runner.is_idle());
+    world.handle(DispatchEvent::Ended(peer.id, EndReason::PeerClosed));
+    assert!(world.runner.is_idle(), "it has ended already");
+}
+
+#[test]
+fn what_came_before_an_end_is_dealt_with_although_the_threads_have_finished() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.read(&peer, vec![Step::Note("item"), Step::Note("item")]);
+    world.handle(DispatchEvent::Ended(peer.id, EndReason::Truncated));
+    world.log();
+    world.handle(DispatchEvent::Finished(peer.id));
+    assert_eq!((world.log(), peer.threads()), (vec![], vec![]));
+    while !world.runner.is_idle() {
+        world.turn();
+    }
+    let truncated = format!("a: {}", EndReason::Truncated);
+    assert_eq!(world.log(), ["a: item", "a: item", truncated.as_str()]);
+    assert_eq!(peer.threads(), ["join"]);
+    drop(peer);
+    assert_eq!(world.budget.used(), 0);
+}
+
+#[test]
+fn who_takes_its_time_to_part_is_cut_off_each_when_its_own_is_over() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.call(vec![a.end(false)]);
+    world.start += Duration::from_secs(1);
+    world.call(vec![b.end(false)]);
+    world.start -= Duration::from_secs(1);
+    assert_eq!(world.runner.next_deadline(), Some(world.at(5000)));
+    world.tick(4999);
+    assert_eq!(a.threads(), NOTHING);
+    world.tick(5000);
+    assert_eq!((a.threads(), b.threads()), (vec!["abort"], vec![]));
+    assert_eq!(world.runner.next_deadline(), Some(world.at(6000)));
+    world.handle(DispatchEvent::Finished(b.id));
+    assert_eq!(world.runner.next_deadline(), None, "it is gone");
+}
+
+#[test]
+fn a_stop_is_told_once_and_cuts_off_who_is_left_when_grace_is_over() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.admit("b")];
+    world.runner.core_mut().at_stop = vec![a.end(false), Action::Stop];
+    world.log();
+    world.handle(DispatchEvent::Stop);
+    world.start += Duration::from_secs(1);
+    world.handle(DispatchEvent::Stop);
+    world.start -= Duration::from_secs(1);
+    assert_eq!(world.log(), ["stop"]);
+    assert_eq!(world.runner.next_deadline(), Some(world.at(3000)));
+    world.tick(2999);
+    assert_eq!(a.threads(), NOTHING);
+    world.tick(3000);
+    assert_eq!(a.threads(), ["abort"]);
+    world.handle(DispatchEvent::Started(b.id, Ok(Fake(Arc::clone(&b.threads)))));
+    assert_eq!(b.threads(), ["abort"], "also who has not begun");
+    world.tick(3001);
+    assert_eq!(a.threads(), NOTHING, "once");
+    world.handle(DispatchEvent::Stop);
+    world.handle(DispatchEvent::Exit);
+    assert!(!world.runner.is_over());
+    world.log();
+    for peer in [&a, &b] {
+        world.handle(DispatchEvent::Finished(peer.id));
+    }
+    assert!(world.runner.is_over());
+    assert_eq!(world.log(), ["b: closed by this side"]);
+}
+
+#[test]
+fn a_timer_of_the_core_is_due_at_its_time_and_not_before() {
+    let mut world = World::new(Script::default());
+    assert_eq!(world.runner.next_deadline(), None);
+    world.tick(1000);
+    world.runner.core_mut().due = Some(world.at(100));
+    world.tick(99);
+    assert_eq!(world.log(), NOTHING);
+    world.tick(100);
+    world.tick(101);
+    assert_eq!(world.log(), ["tick"]);
+}
+
+#[test]
+fn a_turn_ends_at_its_frames_and_a_rest_has_the_next_one() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.log();
+    world.read(
+        &a,
+        vec![Step::Note("first"), Step::Frames(300), Step::Note("after")],
+    );
+    world.read(&b, vec![Step::Note("another")]);
+    for _ in 0..3 {
+        world.turn();
+    }
+    assert_eq!(
+        world.log(),
+        [
+            "a: first",
+            "a: 255 frames",
+            "b: another",
+            "a: 45 frames",
+            "a: after",
+        ]
+    );
+    assert!(world.runner.is_idle());
+}
+
+#[test]
+fn a_turn_is_measured_by_the_clock() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.log();
+    world.read(&peer, vec![Step::Frames(300)]);
+    let later = Cell::new(Duration::ZERO);
+    world.runner.turn(world.start, || {
+        later.set(later.get() + Duration::from_millis(16));
+        later.get()
+    });
+    world.turn();
+    assert_eq!(world.log(), ["a: 256 frames", "a: 16 frames"]);
+}
+
+#[test]
+fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    let answer = |text| Step::Do(vec![b.send(text)]);
+    world.read(&a, vec![answer("1"), answer("2")]);
+    world.turn();
+    assert_eq!(b.log(), ["1", "2"], "more was to come, then more waited");
+    world.read(&a, vec![Step::Do(vec![b.send("3"), a.send("4")])]);
+    world.turn();
+    assert_eq!(
+        (b.log(), a.log()),
+        (vec!["3 at once".to_owned()], vec!["4 at once".to_owned()])
+    );
+    world.read(&a, vec![Step::Do(vec![b.send("5"), b.send("6")])]);
+    world.turn();
+    assert_eq!(b.log(), ["5 at once", "6"]);
+    world.read(&a, vec![answer("7")]);
+    world.busy.store(true, Ordering::SeqCst);
+    world.turn();
+    assert_eq!(b.log(), ["7"], "an event waits");
+    world.busy.store(false, Ordering::SeqCst);
+    // Whose next turn is after that of the other, as it has had more.
+    for _ in 0..20 {
+        world.read(&b, vec![Step::Frames(250)]);
+        world.turn();
+    }
+    world.read(&a, vec![answer("8")]);
+    world.read(&b, vec![Step::Note("input of another")]);
+    world.turn();
+    assert_eq!(b.log(), ["8"], "another is to take its turn");
+}
+
+#[test]
+fn a_call_and_a_timer_send_past_the_writer_where_nobody_has_input() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.call(vec![b.send("1")]);
+    world.call(vec![b.send("2")]);
+    assert_eq!(b.log(), ["1 at once", "2 at once"]);
+    world.runner.core_mut().due = Some(world.start);
+    world.runner.core_mut().at_settling = vec![];
+    world.read(&a, vec![Step::Note("input")]);
+    world.call(vec![b.send("3")]);
+    assert_eq!(b.log(), ["3"]);
+    world.runner.core_mut().at_settling = vec![b.send("4")];
+    world.tick(0);
+    assert_eq!(b.log(), ["4"]);
+    world.turn();
+    world.runner.core_mut().due = Some(world.start);
+    world.runner.core_mut().at_settling = vec![b.send("5")];
+    world.tick(0);
+    assert_eq!(b.log(), ["5 at once"]);
+}
+
+#[test]
+fn what_a_turn_leads_to_waits_and_what_a_call_leads_to_does_not() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.busy.store(true, Ordering::SeqCst);
+    // Half of the queue is 500, and each takes 300.
+    let sends = || vec![b.send_item(long(172)), b.send_item(long(172))];
+    world.read(&a, vec![Step::Do(sends()), Step::Note("next")]);
+    world.log();
+    world.turn();
+    assert_eq!(world.log(), NOTHING, "it waits in the line");
+    world.call(sends());
+    world.call(sends());
+    assert_eq!(
+        world.log(),
+        ["b: full", "b: full"],
+        "three fit, one of four waits in the line"
+    );
+    while Wire::write(&b.outbox) {
+        world.handle(DispatchEvent::Room(b.id));
+    }
+    world.turn();
+    assert_eq!(world.log(), ["a: next"]);
+}
+
+#[test]
+fn what_does_not_fit_goes_in_place_of_the_oldest_before_what_follows_it() {
+    let mut world = World::new(Script {
+        drops_oldest: true,
+        ..Script::default()
+    });
+    let peer = world.run("a");
+    world.busy.store(true, Ordering::SeqCst);
+    let sends = [long(300), long(301), long(302), item("short")];
+    world.call(sends.map(|item| peer.send_item(item)).into());
+    assert_eq!(peer.log(), ["301", "302", "short"]);
+}
+
+#[test]
+fn the_overflow_of_a_slow_receiver_is_returned_to_the_core() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    let sends = (0..5).map(|_| b.send_item(long(172))).collect();
+    world.busy.store(true, Ordering::SeqCst);
+    world.read(&a, vec![Step::Do(sends)]);
+    world.turn();
+    world.log();
+    assert_eq!(world.runner.next_deadline(), Some(world.at(1000)));
+    world.tick(999);
+    assert_eq!(world.log(), NOTHING);
+    world.tick(1000);
+    assert_eq!(world.log(), ["b: full", "b: full", "tick"]);
+}
+
+#[test]
+fn what_settling_brings_is_done_as_well() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.runner.core_mut().at_settling = vec![peer.end(false)];
+    world.call(vec![]);
+    assert!(peer.outbox.is_closed());
+}
+
+#[test]
+fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
+    let mut world = World::new(Script::default());
+    let seen = |world: &mut World| {
+        let (reply, seen) = crossbeam_channel::bounded(1);
+        world.handle(DispatchEvent::Look(Box::new(move |_, view| {
+            let took = [view.dispatcher.waits, view.dispatcher.turns].map(|took| (took.count(), took.sum()));
+            reply
+                .send((view.connections, view.dispatcher.with_input, took))
+                .unwrap();
+        })));
+        seen.try_recv().unwrap()
+    };
+    let nothing = (0, Duration::ZERO);
+    assert_eq!(seen(&mut world), (0, 0, [nothing; 2]));
+    let (peer, _idle) = (world.run("a"), world.run("b"));
+    world.read(&peer, vec![Step::Frames(300)]);
+    let long = Duration::from_micros(300);
+    world.runner.waited(Some(long));
+    world.runner.waited(None);
+    assert_eq!(seen(&mut world), (2, 1, [(1, long), nothing]));
+    let clock = Cell::new(Duration::ZERO);
+    for _ in 0..2 {
+        world
+            .runner
+            .turn(world.start, || clock.replace(clock.get() + long));
+    }
+    world.turn();
+    assert_eq!(
+        seen(&mut world),
+        (2, 0, [(1, long), (2, 2 * long)]),
+        "nobody had the third"
+    );
+}
+
+#[test]
+fn whoever_drops_an_admission_says_so() {
+    let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.admit("a"), world.admit("b")];
+    drop(Admission::new(a.id, events.clone()));
+    let mut admission = Admission::new(b.id, events);
+    admission.started(Ok(Fake(Arc::clone(&b.threads))));
+    drop(admission);
+    assert!(matches!(queue.try_next(), Some(DispatchEvent::Started(id, Err(_))) if id == a.id));
+    assert!(matches!(queue.try_next(), Some(DispatchEvent::Started(id, Ok(_))) if id == b.id));
+}
+
+#[test]
+fn the_thread_runs_until_it_may_exit_and_everybody_has_gone() {
+    let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    let (runner, threads) = (world.runner, Arc::clone(&peer.threads));
+    assert!(!is_dispatcher());
+    let thread = crate::threads::spawn("dispatcher", move || {
+        run(runner, &queue);
+        assert!(is_dispatcher());
+    })
+    .unwrap();
+    events.send(DispatchEvent::Exit).unwrap();
+    events
+        .send(DispatchEvent::Ended(peer.id, EndReason::PeerClosed))
+        .unwrap();
+    assert!(peer.outbox.wait_until_closed(Duration::from_secs(60)));
+    events.send(DispatchEvent::Finished(peer.id)).unwrap();
+    thread.join().unwrap();
+    assert_eq!(*threads.lock().unwrap(), ["join"]);
+}

@@ -1,0 +1,633 @@
+//! Flow control: who may go on, and who waits for whom. One place for rules,
+//! forwarded frames, answers, and what handlers send.
+//!
+//! ```text
+//!  reader ── Credit ──▶ input of its connection ── a turn at a time ──▶ core
+//!                             ▲                                          │ Send
+//!                             │ no turns while a receiver owes it room   ▼
+//!                             └──────────── waiting line of ◀── deliver: room?
+//!                                             the receiver         │ yes
+//!                                                                  ▼
+//!                                                      Outbox ──▶ writer
+//! ```
+//!
+//! # Exact
+//!
+//! What a connection sends is handed to a receiver's queue only while that has
+//! room below its mark; otherwise it waits in the receiver's line, and its
+//! sender gets no further turn until all that it has in lines is delivered. So
+//! a queue is never overrun because many send at once: what waits is one turn
+//! for each sender, counted in the [`Budget`], and one queue for each receiver.
+//! When a receiver has drained some way below its mark, its line moves, in
+//! order, as far as there is room, and nobody else is woken.
+//!
+//! # Who is waited for
+//!
+//! A receiver that takes at least 4 MiB or 20,000 frames a second while others
+//! wait for it is waited for as long as it likes; of a frame in its writer's
+//! hand counts what the system has. One that takes less for as
+//! long as the *patience* is slow: its line is delivered up to the limit of its
+//! queue or its share of the budget, what does not fit meets the policy of the
+//! core, and nobody waits for it again before its queue has drained to half of
+//! its mark. So one stuck peer delays those who
+//! send to it once, by the patience, and everybody else not at all.
+//!
+//! A sender whose own answers pile up waits for itself: that harms nobody else,
+//! and the write timeout ends a peer that never reads.
+//!
+//! # Turns
+//!
+//! Connections with input take turns. A turn is as many frames as the core can
+//! deal with in about a millisecond, as measured in the turns before: so a
+//! connection whose frames are expensive delays others no longer than one whose
+//! frames are cheap. The next turn is of who has had least of the dispatcher
+//! (start-time fair queueing, with some credit for those that were quiet): so one
+//! that sends less than its fair part passes a thousand busy ones.
+//!
+//! | bound | how much | when full |
+//! |---|---|---|
+//! | input of a connection | its credit, 1 MiB or one batch | its reader waits, and with it its peer |
+//! | what has arrived of an unfinished item | the budget of what was received, beyond 128 KiB | it is not read from, up to the write timeout; then it is ended |
+//! | a receiver's queue, for others' frames | half of its limit, or its share of the budget | senders wait in its line |
+//! | a receiver's queue, for answers to itself | 1 MiB | it is not read from |
+//! | a receiver's line | one turn of each sender | – |
+//! | a receiver's queue, where nobody waits: it is slow, or the application sends by itself | its limit, or its share of the budget | the core's policy |
+
+mod budget;
+mod credit;
+#[cfg(test)]
+mod tests;
+mod unfinished;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use self::budget::Budget;
+pub use self::credit::Credit;
+pub use self::unfinished::Unfinished;
+use super::link::EndReason;
+use super::outbox::{Outbox, PushError};
+use super::outgoing::{Load, Outgoing};
+use super::table::{ConnectionId, Table};
+
+/// How long others wait for a receiver that does not keep the pace, where the
+/// configuration does not say: longer than a healthy process is without a
+/// processor on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The pace of a receiver that is worth waiting for, each second: one of the
+/// two suffices.
+const PACE_BYTES: f64 = (4 << 20) as f64;
+const PACE_FRAMES: f64 = 20_000.0;
+
+/// How much of its own answers may wait for a connection that is still read.
+const ANSWERS: u64 = 1 << 20;
+
+/// How long a turn is meant to take. Ten connections with a backlog of the
+/// most expensive frames delay an eleventh by ten of these.
+const TURN: Duration = Duration::from_millis(1);
+/// What a byte counts in nanoseconds of the dispatcher: it is received, opened,
+/// sealed and sent, which is other threads' work on the same processors.
+const BYTE: u64 = 4;
+/// How much less of the server than the others a connection may have had
+/// and catch up with, in the units of [`Way::had`]: one that sends less than its
+/// fair part is always first with what it sends now and then, and one that was
+/// quiet for long and sends much keeps the others waiting for a millisecond.
+const BEHIND: u64 = 1 << 20;
+/// The frames of a connection's first turn.
+const FIRST_TURN: u32 = 256;
+/// The most frames of a turn: a batch of frames without payload.
+const LONGEST_TURN: u32 = 1 << 20;
+
+/// What became of an item.
+#[derive(Debug)]
+pub enum Delivery {
+    /// It is in the receiver's queue, or waits for its turn in the line.
+    Taken,
+    /// There is no room, and its sender is not to wait. It comes back.
+    Full(Outgoing),
+    /// The receiver is closed or gone.
+    Gone,
+}
+
+/// What a turn finds in the input of its connection.
+#[derive(Debug)]
+pub enum Input<I> {
+    Item(I),
+    /// The reader has come to an end, and everything before it is dealt with.
+    End(EndReason),
+}
+
+/// The flow between all connections of one dispatcher. `I` is what readers
+/// find.
+#[derive(Debug)]
+pub struct Flow<I> {
+    ways: Table<Way<I>>,
+    budget: Budget,
+    patience: Duration,
+    /// Connections with input, and how much of the dispatcher each has had.
+    turns: BinaryHeap<Reverse<(u64, ConnectionId)>>,
+    /// How much the one had had whose turn was last.
+    served: u64,
+    /// Receivers that others wait for.
+    awaited: Vec<ConnectionId>,
+}
+
+/// One connection: what came from it, and what is to go to it.
+#[derive(Debug)]
+struct Way<I> {
+    credit: Arc<Credit>,
+    input: VecDeque<Batch<I>>,
+    end: Option<EndReason>,
+    /// In the list of who takes turns.
+    listed: bool,
+    /// How much of the server it has had: nanoseconds of the dispatcher, frames,
+    /// and [`BYTE`] for each byte.
+    had: u64,
+    /// How many frames its next turn has.
+    turn: u32,
+    /// In the lines of how many receivers it stands.
+    owed: usize,
+    /// And since when it stands in any.
+    owes_since: Option<Instant>,
+
+    outbox: Outbox,
+    limit: u64,
+    line: VecDeque<Waiting>,
+    /// Since when others wait, and what had been sent then.
+    watched: Option<(Instant, Load)>,
+    /// Nobody waits for it.
+    slow: bool,
+    /// When there was last something for it.
+    sent_to: Option<Instant>,
+}
+
+/// How the flow from and to one connection stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Since when it waits for room in the queues of others.
+    pub in_line_since: Option<Instant>,
+    /// Since when its reader waits until what it read is dealt with.
+    pub without_credit_since: Option<Instant>,
+    /// Since when others wait for it, or since it was last seen to keep the pace.
+    pub awaited_since: Option<Instant>,
+    /// Nobody waits for it.
+    pub is_slow: bool,
+    /// When there was last something for its queue.
+    pub sent_to: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Batch<I> {
+    items: VecDeque<I>,
+    /// What the reader's credit gets back once it is dealt with.
+    bytes: u64,
+}
+
+/// What one sender has for a receiver without room.
+#[derive(Debug)]
+struct Waiting {
+    sender: ConnectionId,
+    items: VecDeque<Outgoing>,
+}
+
+impl<I> Way<I> {
+    /// Up to how much memory of its queue others may fill.
+    fn mark(&self, budget: &Budget) -> u64 {
+        (self.limit / 2).min(budget.share())
+    }
+
+    /// The same for those that wait in its line: it may be itself.
+    fn mark_for(&self, own: bool, budget: &Budget) -> u64 {
+        let mark = self.mark(budget);
+        if own { mark.min(ANSWERS) } else { mark }
+    }
+
+    /// Up to how much it takes where nobody waits for it.
+    fn ceiling(&self, budget: &Budget) -> u64 {
+        self.limit.min(budget.share())
+    }
+
+    /// The first batch is dealt with.
+    fn finish_batch(&mut self) {
+        if let Some(batch) = self.input.pop_front() {
+            self.credit.grant(batch.bytes);
+            self.had = self.had.saturating_add(batch.bytes.saturating_mul(BYTE));
+        }
+    }
+
+    fn has_input(&self) -> bool {
+        !self.input.is_empty() || self.end.is_some()
+    }
+}
+
+impl<I> Flow<I> {
+    pub fn new(budget: Budget, patience: Duration) -> Self {
+        Self {
+            ways: Table::default(),
+            budget,
+            patience,
+            turns: BinaryHeap::new(),
+            served: 0,
+            awaited: Vec::new(),
+        }
+    }
+
+    /// A connection begins. `limit` is the memory that its queue may take.
+    pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limit: u64, credit: Arc<Credit>) {
+        let way = Way {
+            credit,
+            input: VecDeque::new(),
+            end: None,
+            listed: false,
+            had: 0,
+            turn: FIRST_TURN,
+            owed: 0,
+            owes_since: None,
+            outbox,
+            limit,
+            line: VecDeque::new(),
+            watched: None,
+            slow: false,
+            sent_to: None,
+        };
+        self.ways.insert(id, way);
+    }
+
+    /// How it stands with one connection; as with an idle one where it takes part
+    /// no more.
+    pub fn standing(&self, id: ConnectionId) -> Standing {
+        self.ways.get(id).map_or_else(Standing::default, |way| Standing {
+            in_line_since: way.owes_since,
+            without_credit_since: way.credit.waits_since(),
+            awaited_since: way.watched.map(|(since, _)| since),
+            is_slow: way.slow,
+            sent_to: way.sent_to,
+        })
+    }
+
+    /// How many connections wait for a turn.
+    pub fn with_input(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// A connection takes part no more: who waits for it goes on, and what
+    /// they had for it is dropped. Gives back the input that nobody dealt
+    /// with. What it has in the lines of others is still delivered.
+    pub fn remove(&mut self, id: ConnectionId) -> Vec<I> {
+        let Some(way) = self.ways.remove(id) else {
+            return Vec::new();
+        };
+        self.awaited.retain(|awaited| *awaited != id);
+        for waiting in way.line {
+            for item in &waiting.items {
+                self.budget.give(item.load().memory());
+                way.outbox.count_late(item.load());
+            }
+            self.release(waiting.sender);
+        }
+        let mut rest = Vec::new();
+        for batch in way.input {
+            way.credit.grant(batch.bytes);
+            rest.extend(batch.items);
+        }
+        way.credit.end();
+        rest
+    }
+
+    /// A reader has found items, and spent so much of its credit on them.
+    pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) {
+        if let Some(way) = self.ways.get_mut(id) {
+            way.input.push_back(Batch {
+                bytes: credit,
+                items: items.into(),
+            });
+            self.list(id);
+        }
+    }
+
+    /// A reader has come to an end; what it found before comes first.
+    pub fn ended(&mut self, id: ConnectionId, reason: EndReason) {
+        if let Some(way) = self.ways.get_mut(id) {
+            way.end = Some(reason);
+            self.list(id);
+        }
+    }
+
+    /// Puts a connection that may take a turn into the list, once. However
+    /// long it was quiet, it is not far behind the others.
+    fn list(&mut self, id: ConnectionId) {
+        let Some(way) = self.ways.get_mut(id) else { return };
+        if way.owed == 0 && way.has_input() && !std::mem::replace(&mut way.listed, true) {
+            way.had = way.had.max(self.served.saturating_sub(BEHIND));
+            self.turns.push(Reverse((way.had, id)));
+        }
+    }
+
+    /// Whether nobody can take a turn.
+    pub fn is_idle(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Who takes the next turn, and of how many frames.
+    pub fn next_turn(&mut self) -> Option<(ConnectionId, u32)> {
+        loop {
+            let Reverse((had, id)) = self.turns.pop()?;
+            // It may have gone meanwhile.
+            if let Some(way) = self.ways.get(id) {
+                self.served = had;
+                return Some((id, way.turn));
+            }
+        }
+    }
+
+    /// The next input of the connection that takes a turn; `None` where it has
+    /// none, has to wait for a receiver, or is gone.
+    pub fn take(&mut self, id: ConnectionId) -> Option<Input<I>> {
+        let way = self.ways.get_mut(id)?;
+        if way.owed > 0 {
+            return None;
+        }
+        while let Some(batch) = way.input.front_mut() {
+            if let Some(item) = batch.items.pop_front() {
+                return Some(Input::Item(item));
+            }
+            way.finish_batch();
+        }
+        way.end.take().map(Input::End)
+    }
+
+    /// Whether the end of a connection's reader is to have its turn still.
+    pub fn has_end(&self, id: ConnectionId) -> bool {
+        self.ways.get(id).is_some_and(|way| way.end.is_some())
+    }
+
+    /// Whether a connection has input left.
+    pub fn has_input(&self, id: ConnectionId) -> bool {
+        let Some(way) = self.ways.get(id) else {
+            return false;
+        };
+        way.end.is_some() || way.input.iter().any(|batch| !batch.items.is_empty())
+    }
+
+    /// Gives back what is left of an item: its rest needs another turn.
+    pub fn put_back(&mut self, id: ConnectionId, rest: I) {
+        if let Some(batch) = self.ways.get_mut(id).and_then(|way| way.input.front_mut()) {
+            batch.items.push_front(rest);
+        }
+    }
+
+    /// A turn is over: so many frames took so long.
+    pub fn end_turn(&mut self, id: ConnectionId, frames: u32, took: Duration) {
+        let Some(way) = self.ways.get_mut(id) else { return };
+        if took > TURN && frames > 1 {
+            let fits = f64::from(frames) * TURN.as_secs_f64() / took.as_secs_f64();
+            // It is between 0 and `frames`.
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let fits = fits as u32;
+            way.turn = fits.max(1);
+        } else if frames >= way.turn && took < TURN / 4 {
+            way.turn = way.turn.saturating_mul(2).min(LONGEST_TURN);
+        }
+        // What is left of a batch that was dealt with is nothing: its credit
+        // goes back now, not with the next turn.
+        while way.input.front().is_some_and(|batch| batch.items.is_empty()) {
+            way.finish_batch();
+        }
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        way.had = way.had.saturating_add(took).saturating_add(frames.into());
+        way.listed = false;
+        self.list(id);
+    }
+
+    /// Hands an item to a receiver, or puts it into its line where `sender`,
+    /// whose turn it is, has to wait. With `at_once` an idle receiver is sent
+    /// to on this thread. Without a sender nobody can wait.
+    pub fn deliver(
+        &mut self,
+        sender: Option<ConnectionId>,
+        to: ConnectionId,
+        item: Outgoing,
+        at_once: bool,
+        now: Instant,
+    ) -> Delivery {
+        let Some(way) = self.ways.get_mut(to) else {
+            return Delivery::Gone;
+        };
+        let load = item.load();
+        way.sent_to = Some(now);
+        let own = sender == Some(to);
+        let waits = sender.filter(|_| own || !way.slow);
+        let room = match waits {
+            Some(_) => {
+                let mark = way.mark_for(own, &self.budget);
+                way.line.is_empty() && way.outbox.ask_for_room(load, mark)
+            }
+            None => way.outbox.has_room(load, way.ceiling(&self.budget)),
+        };
+        if !room {
+            if way.outbox.is_closed() {
+                return Delivery::Gone;
+            }
+            let Some(sender) = waits else {
+                return Delivery::Full(item);
+            };
+            self.budget.take(load.memory());
+            self.wait_in_line(sender, to, item, now);
+            return Delivery::Taken;
+        }
+        let pushed = if at_once {
+            way.outbox.push_now(item)
+        } else {
+            way.outbox.push(item)
+        };
+        match pushed {
+            Ok(()) => Delivery::Taken,
+            Err(PushError::Full(item)) => Delivery::Full(item),
+            Err(PushError::Closed(_)) => Delivery::Gone,
+        }
+    }
+
+    fn wait_in_line(&mut self, sender: ConnectionId, to: ConnectionId, item: Outgoing, now: Instant) {
+        let Some(way) = self.ways.get_mut(to) else { return };
+        // During its turn nobody else joins a line: if it is in this one, it is
+        // the last.
+        match way.line.back_mut() {
+            Some(last) if last.sender == sender => {
+                last.items.push_back(item);
+                return;
+            }
+            _ => way.line.push_back(Waiting {
+                sender,
+                items: [item].into(),
+            }),
+        }
+        if sender != to && way.watched.is_none() {
+            way.watched = Some((now, way.outbox.progress()));
+            self.awaited.push(to);
+        }
+        if let Some(sender) = self.ways.get_mut(sender) {
+            sender.owed += 1;
+            sender.owes_since.get_or_insert(now);
+            sender.credit.hold(true);
+        }
+    }
+
+    /// A receiver has room again, as it was asked to tell.
+    pub fn room(&mut self, to: ConnectionId) -> Vec<Outgoing> {
+        if let Some(way) = self.ways.get_mut(to)
+            && way.slow
+        {
+            let half = way.mark(&self.budget) / 2;
+            way.slow = way.outbox.watch(half);
+        }
+        self.move_line(to, false)
+    }
+
+    /// Delivers what waits in the line of a receiver, as far as there is room:
+    /// below its mark, or up to its limit where nobody waits for it any more.
+    /// Then what does not fit comes back, and whatever its sender has behind
+    /// it, so that it is not overtaken.
+    fn move_line(&mut self, to: ConnectionId, slow: bool) -> Vec<Outgoing> {
+        let mut full = Vec::new();
+        while let Some(way) = self.ways.get_mut(to) {
+            let Some(sender) = way.line.front().map(|first| first.sender) else {
+                break;
+            };
+            let before = full.len();
+            while let Some(item) = way.line.front_mut().and_then(|first| first.items.pop_front()) {
+                let load = item.load();
+                let room = if slow {
+                    full.len() == before && way.outbox.has_room(load, way.ceiling(&self.budget))
+                } else {
+                    let mark = way.mark_for(sender == to, &self.budget);
+                    way.outbox.ask_for_room(load, mark)
+                };
+                if !room && !slow {
+                    if let Some(first) = way.line.front_mut() {
+                        first.items.push_front(item);
+                    }
+                    self.mind_who_waits(to);
+                    return full;
+                }
+                self.budget.give(load.memory());
+                if !room {
+                    full.push(item);
+                    continue;
+                }
+                match way.outbox.push(item) {
+                    Ok(()) => {}
+                    Err(PushError::Full(item)) => full.push(item),
+                    Err(PushError::Closed(item)) => way.outbox.count_late(item.load()),
+                }
+            }
+            way.line.pop_front();
+            self.release(sender);
+        }
+        self.mind_who_waits(to);
+        full
+    }
+
+    /// Others may have left the line of a receiver. Whoever waits for itself
+    /// has no patience to lose.
+    fn mind_who_waits(&mut self, to: ConnectionId) {
+        let Some(way) = self.ways.get_mut(to) else { return };
+        // Each stands in a line once.
+        let others = way.line.len() > 1 || way.line.front().is_some_and(|first| first.sender != to);
+        if !others && way.watched.take().is_some() {
+            self.awaited.retain(|awaited| *awaited != to);
+        }
+    }
+
+    /// A sender has left one line.
+    fn release(&mut self, sender: ConnectionId) {
+        if let Some(way) = self.ways.get_mut(sender) {
+            way.owed -= 1;
+            if way.owed == 0 {
+                way.owes_since = None;
+                way.credit.hold(false);
+                self.list(sender);
+            }
+        }
+    }
+
+    /// When [`tick`](Self::tick) is to be called next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let since = |id: &ConnectionId| Some(self.ways.get(*id)?.watched?.0);
+        let first = self.awaited.iter().filter_map(since).min()?;
+        Some(super::after(first, self.patience))
+    }
+
+    /// Looks at the receivers that others have waited for as long as the
+    /// patience, and gives back what does not fit into the queues of those that
+    /// turn out to be slow.
+    pub fn tick(&mut self, now: Instant) -> Vec<(ConnectionId, Vec<Outgoing>)> {
+        let mut overflow = Vec::new();
+        for to in self.awaited.clone() {
+            let Some(way) = self.ways.get_mut(to) else {
+                continue;
+            };
+            let Some((since, before)) = way.watched else {
+                continue;
+            };
+            let waited = now.saturating_duration_since(since);
+            if waited < self.patience {
+                continue;
+            }
+            let mut done = way.outbox.progress();
+            done -= before;
+            let seconds = waited.as_secs_f64();
+            #[expect(clippy::cast_precision_loss, reason = "a pace")]
+            let kept_up =
+                done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
+            if kept_up {
+                way.watched = Some((now, way.outbox.progress()));
+                continue;
+            }
+            let half = way.mark(&self.budget) / 2;
+            let full = self.move_line(to, true);
+            if let Some(way) = self.ways.get_mut(to) {
+                way.slow = way.outbox.watch(half);
+            }
+            overflow.push((to, full));
+        }
+        overflow
+    }
+}
+
+impl<I> Flow<I> {
+    /// How many connections take part.
+    pub fn len(&self) -> usize {
+        self.ways.len()
+    }
+
+    /// A connection that stands in another number of lines than it believes: it
+    /// would wait for ever, or overtake itself.
+    pub fn miscounted(&self) -> Option<ConnectionId> {
+        let stands = |id| {
+            let lines = self.ways.iter().flat_map(|(_, way)| &way.line);
+            lines.filter(|waiting| waiting.sender == id).count()
+        };
+        let mut ways = self.ways.iter();
+        ways.find_map(|(id, way)| (way.owed != stands(id)).then_some(id))
+    }
+
+    /// How many senders wait for a receiver, itself included.
+    pub fn waiting_for(&self, to: ConnectionId) -> usize {
+        self.ways.get(to).map_or(0, |way| way.line.len())
+    }
+
+    /// Whether a connection waits for a receiver, be it itself.
+    pub fn waits_for_others(&self, id: ConnectionId) -> bool {
+        self.ways.get(id).is_some_and(|way| way.owed > 0)
+    }
+
+    /// Whether a connection has input and is not waiting for anybody.
+    pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
+        self.ways
+            .get(id)
+            .is_some_and(|way| way.has_input() && way.line.is_empty() && way.owed == 0)
+    }
+}

@@ -1,0 +1,257 @@
+//! Limits the log lines that peers can cause, where they are caused.
+//!
+//! Whoever may send a frame may send a million of them. So each kind of line
+//! that a peer can cause has an allowance for each peer: the first few lines,
+//! then one a minute, which says how many were left out. Peers may come under
+//! any number of names; those that find the table full share one allowance.
+//!
+//! ```text
+//! if let Some(more) = self.log.admit(from.uuid(), "READY refused", now) {
+//!     warn!("{from}: READY refused: {e}{more}");
+//! }
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// How many lines a peer may cause at once: enough to see what is wrong.
+const FIRST: u32 = 5;
+/// How often it may cause another one then.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How many peers have an allowance of their own, for each kind. With some 50
+/// bytes each this is a few KiB a kind, and at worst four lines a second.
+const PEERS: usize = 256;
+
+/// The lines that peers of name `K` may cause, each kind for itself.
+///
+/// # Threads
+/// Plain data for one owner; behind a mutex where several threads log.
+#[derive(Debug)]
+pub struct LogLimit<K> {
+    /// A kind is a literal at a call site, so that there are few.
+    kinds: Vec<(&'static str, Peers<K>)>,
+}
+
+impl<K> Default for LogLimit<K> {
+    fn default() -> Self {
+        Self { kinds: Vec::new() }
+    }
+}
+
+impl<K: Eq + Hash> LogLimit<K> {
+    /// Whether `peer` may cause a line of this kind; to be written at the end
+    /// of the line where it may.
+    pub fn admit(&mut self, peer: K, kind: &'static str, now: Instant) -> Option<More> {
+        let at = match self.kinds.iter().position(|(known, _)| *known == kind) {
+            Some(at) => at,
+            None => {
+                self.kinds.push((kind, Peers::new(now)));
+                self.kinds.len() - 1
+            }
+        };
+        self.kinds[at].1.allowance(peer, now).take(now)
+    }
+}
+
+/// How many lines like this one were not written since the last that was;
+/// shows as nothing where there are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the line is to say it"]
+pub struct More(u64);
+
+impl fmt::Display for More {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            count => write!(f, " (and {} more like it since)", Grouped(count)),
+        }
+    }
+}
+
+/// A number with a comma between each three digits.
+struct Grouped(u64);
+
+impl fmt::Display for Grouped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            below @ ..1000 => write!(f, "{below}"),
+            number => write!(f, "{},{:03}", Self(number / 1000), number % 1000),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Peers<K> {
+    known: HashMap<K, Allowance>,
+    /// Of all that are not known because there are too many.
+    others: Allowance,
+    /// Before this time nobody can be forgotten: the table is not searched
+    /// for each line of a flood.
+    full_until: Instant,
+}
+
+impl<K: Eq + Hash> Peers<K> {
+    fn new(now: Instant) -> Self {
+        Self {
+            known: HashMap::new(),
+            others: Allowance::new(now),
+            full_until: now,
+        }
+    }
+
+    fn allowance(&mut self, peer: K, now: Instant) -> &mut Allowance {
+        let full = self.known.len() >= PEERS && !self.known.contains_key(&peer);
+        if full && self.full_until <= now {
+            self.forget(now);
+        }
+        match self.known.len() < PEERS || self.known.contains_key(&peer) {
+            true => self.known.entry(peer).or_insert_with(|| Allowance::new(now)),
+            false => &mut self.others,
+        }
+    }
+
+    /// Forgets who has a whole allowance again: as a newcomer it gets the
+    /// same. What it left out is said with the next line of the others.
+    fn forget(&mut self, now: Instant) {
+        let others = &mut self.others;
+        self.known.retain(|_, allowance| {
+            let used = allowance.whole_at > now;
+            if !used {
+                others.left_out = others.left_out.saturating_add(allowance.left_out);
+            }
+            used
+        });
+        let soonest = self.known.values().map(|allowance| allowance.whole_at).min();
+        self.full_until = soonest.unwrap_or(now);
+    }
+}
+
+/// [`FIRST`] lines, of which one comes back in each [`PERIOD`].
+#[derive(Debug)]
+struct Allowance {
+    /// When none of it is used any more: each line moves it by a period.
+    whole_at: Instant,
+    left_out: u64,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self {
+            whole_at: now,
+            left_out: 0,
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> Option<More> {
+        if self.whole_at.saturating_duration_since(now) > PERIOD * (FIRST - 1) {
+            self.left_out = self.left_out.saturating_add(1);
+            return None;
+        }
+        self.whole_at = self.whole_at.max(now) + PERIOD;
+        Some(More(std::mem::take(&mut self.left_out)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    fn admitted(limit: &mut LogLimit<u32>, peer: u32, now: Instant) -> Option<String> {
+        limit
+            .admit(peer, "READY refused", now)
+            .map(|more| more.to_string())
+    }
+
+    #[test]
+    fn the_first_lines_are_written_then_one_a_minute_with_the_count() {
+        let (mut limit, start) = (LogLimit::default(), now());
+        for _ in 0..FIRST {
+            assert_eq!(admitted(&mut limit, 1, start).as_deref(), Some(""));
+        }
+        for _ in 0..1234 {
+            assert_eq!(admitted(&mut limit, 1, start + PERIOD / 2), None);
+        }
+        let next = start + PERIOD;
+        let said = admitted(&mut limit, 1, next);
+        assert_eq!(said.as_deref(), Some(" (and 1,234 more like it since)"));
+        assert_eq!(admitted(&mut limit, 1, next), None);
+        let said = admitted(&mut limit, 1, next + PERIOD);
+        assert_eq!(said.as_deref(), Some(" (and 1 more like it since)"));
+    }
+
+    #[test]
+    fn who_is_quiet_gets_its_first_lines_again() {
+        let (mut limit, start) = (LogLimit::default(), now());
+        let later = start + PERIOD * FIRST;
+        for at in [start, later] {
+            let lines = (0..100).filter_map(|_| admitted(&mut limit, 1, at)).count();
+            assert_eq!(lines, FIRST as usize);
+        }
+    }
+
+    #[test]
+    fn peers_and_kinds_have_an_allowance_each() {
+        let (mut limit, now) = (LogLimit::default(), now());
+        while admitted(&mut limit, 1, now).is_some() {}
+        assert!(admitted(&mut limit, 2, now).is_some());
+        assert_eq!(limit.admit(1, "START refused", now), Some(More(0)));
+        assert_eq!(admitted(&mut limit, 1, now), None);
+    }
+
+    #[test]
+    fn peers_under_ever_new_names_share_one_allowance_and_the_table_stays_small() {
+        let (mut limit, start) = (LogLimit::default(), now());
+        let flood = |limit: &mut LogLimit<u32>, names: std::ops::Range<u32>, at| -> Vec<String> {
+            names.filter_map(|peer| admitted(limit, peer, at)).collect()
+        };
+        let lines = flood(&mut limit, 0..100_000, start);
+        assert_eq!(lines.len(), PEERS + FIRST as usize);
+        assert_eq!(limit.kinds[0].1.known.len(), PEERS);
+        // Who is known keeps what is left of its own allowance.
+        assert!(admitted(&mut limit, 0, start).is_some());
+        let left_out = 100_000 - PEERS as u64 - u64::from(FIRST);
+        let lines = flood(&mut limit, 100_000..100_001, start + PERIOD / 2);
+        assert!(lines.is_empty(), "nobody can be forgotten yet");
+        // All but peer 0 are forgotten, and come again under other names.
+        let lines = flood(&mut limit, 200_000..300_000, start + PERIOD);
+        assert_eq!(lines.len(), PEERS - 1 + 1, "one line comes back to the others");
+        let said = format!(" (and {} more like it since)", Grouped(left_out + 1));
+        assert_eq!(lines.last(), Some(&said));
+        assert_eq!(limit.kinds[0].1.known.len(), PEERS);
+    }
+
+    #[test]
+    fn what_a_forgotten_peer_left_out_is_said_by_the_others() {
+        let (mut limit, start) = (LogLimit::default(), now());
+        let said: Vec<_> = (0..10).filter_map(|_| admitted(&mut limit, 0, start)).collect();
+        assert_eq!(said.len(), FIRST as usize);
+        let later = start + PERIOD * FIRST;
+        for peer in (1..).take(PEERS - 1) {
+            assert!(admitted(&mut limit, peer, later).is_some());
+        }
+        assert_eq!(
+            admitted(&mut limit, 1000, later).as_deref(),
+            Some(""),
+            "a new one"
+        );
+        let said = admitted(&mut limit, 1001, later);
+        assert_eq!(
+            said.as_deref(),
+            Some(" (and 5 more like it since)"),
+            "one of the others"
+        );
+    }
+
+    #[test]
+    fn numbers_are_grouped_by_three_digits() {
+        let shown = [0, 7, 999, 1000, 1_000_000, 12_345_678].map(|n| Grouped(n).to_string());
+        assert_eq!(shown, ["0", "7", "999", "1,000", "1,000,000", "12,345,678"]);
+    }
+}

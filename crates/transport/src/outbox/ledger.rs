@@ -1,0 +1,500 @@
+//! The books of one way out: what waits, what has left, and whether it is
+//! still open. Plain data without locks or clocks.
+//!
+//! ```text
+//!            close()               drained()
+//!   Open ───────────────▶ Closing ───────────▶ Drained
+//!     │                      │                    │
+//!     ├── fail(error) ───────┼──▶ Failed          │   nothing leaves any more
+//!     └── abort() ───────────┴──▶ Closed ◀────────┘
+//! ```
+//!
+//! | phase | items are taken | the writer |
+//! |---|---|---|
+//! | Open | yes | sends |
+//! | Closing | no | sends what waits, then tells the peer |
+//! | Drained | no | has told the peer, and waits for the peer's end |
+//! | Closed, Failed | no | ends |
+//!
+//! An item counts as waiting from the moment it is taken until the system has
+//! all of it, somebody drops it, or the end finds it unsent; then it counts
+//! as sent, dropped or lost, and as nothing else.
+
+use std::io;
+
+use super::Limits;
+use crate::outgoing::Load;
+
+/// How far below its mark a queue drains before who waits for room is told:
+/// some batches of its writer, so that it is not every batch, and so that a
+/// thousand senders in line wake up by the dozen, not all at once.
+const STEP: u64 = 1 << 20;
+
+/// Where a way out is in its life.
+#[derive(Debug)]
+pub(super) enum Phase {
+    Open,
+    Closing,
+    Drained,
+    Closed,
+    /// Writing failed, for this reason.
+    Failed(io::Error),
+}
+
+/// Why an item is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    Full,
+    Closed,
+}
+
+/// What somebody who changed the books has to tell others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub(super) struct Tell {
+    /// Threads that wait for room, or for an end.
+    pub sleepers: bool,
+    /// Whoever asked by [`Ledger::watch`] or [`Ledger::ask_for_room`].
+    pub watcher: bool,
+    /// The writer, who has the end to tell now.
+    pub writer: bool,
+}
+
+/// Up to how much may wait when the watcher is told.
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    memory: u64,
+    frames: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Ledger {
+    limits: Limits,
+    phase: Phase,
+    waiting: Load,
+    sent: Load,
+    dropped: u64,
+    lost: u64,
+    /// How many threads wait for a change.
+    pub(super) sleepers: u32,
+    /// The dispatcher is told once no more than this waits.
+    watch: Option<Level>,
+    /// The reader left something for the socket.
+    flush: bool,
+    /// A nudge is on its way to the writer: one is enough.
+    nudged: bool,
+}
+
+impl Ledger {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            phase: Phase::Open,
+            waiting: Load::default(),
+            sent: Load::default(),
+            dropped: 0,
+            lost: 0,
+            sleepers: 0,
+            watch: None,
+            flush: false,
+            nudged: false,
+        }
+    }
+
+    pub(super) fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// What has been taken, and is neither sent nor given up.
+    pub(super) fn waiting(&self) -> Load {
+        self.waiting
+    }
+
+    /// What the system has.
+    pub(super) fn sent(&self) -> Load {
+        self.sent
+    }
+
+    /// Frames that were dropped for lack of room.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Frames that were taken and that nobody will send. Final at the end.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether nothing will leave any more.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Closed | Phase::Failed(_))
+    }
+
+    /// Whether everything that was taken before the close has been sent, and
+    /// only the peer is to be told.
+    pub(super) fn is_drained(&self) -> bool {
+        matches!(self.phase, Phase::Closing) && self.waiting.items == 0
+    }
+
+    /// Whether an item fits. One may always wait alone, however long.
+    pub(super) fn fits(&self, item: Load) -> bool {
+        self.waiting.items == 0 || self.fits_more(item)
+    }
+
+    /// Whether items fit beside what waits.
+    pub(super) fn fits_more(&self, items: Load) -> bool {
+        let mut all = self.waiting;
+        all += items;
+        all.frames <= self.limits.frames && all.memory() <= self.limits.bytes
+    }
+
+    /// Whether at most half of each limit is used.
+    pub(super) fn is_roomy(&self) -> bool {
+        self.waiting.items == 0
+            || (self.waiting.frames <= self.limits.frames / 2
+                && self.waiting.memory() <= self.limits.bytes / 2)
+    }
+
+    /// Takes an item; says whether nothing waited before it.
+    pub(super) fn take(&mut self, item: Load) -> Result<bool, Refused> {
+        if !self.is_open() {
+            return Err(Refused::Closed);
+        }
+        if !self.fits(item) {
+            return Err(Refused::Full);
+        }
+        let first = self.waiting.items == 0;
+        self.waiting += item;
+        Ok(first)
+    }
+
+    /// The system has these items.
+    pub(super) fn count_sent(&mut self, items: Load) -> Tell {
+        self.sent += items;
+        self.leave(items)
+    }
+
+    /// These items were taken out again, to make room for others. Whoever does
+    /// that has something to queue, so the watcher is told when that is sent.
+    pub(super) fn count_dropped(&mut self, items: Load) -> Tell {
+        self.dropped += items.frames;
+        let watch = self.watch.take();
+        let tell = self.leave(items);
+        self.watch = watch;
+        tell
+    }
+
+    /// An item that there is no room for was not taken, and is not offered
+    /// again.
+    pub(super) fn count_refused(&mut self, item: Load) {
+        self.dropped += item.frames;
+    }
+
+    /// An item that was meant for the connection came too late.
+    pub(super) fn count_late(&mut self, item: Load) {
+        self.lost += item.frames;
+    }
+
+    /// These items will not be sent: the connection is over.
+    pub(super) fn count_lost(&mut self, items: Load) -> Tell {
+        self.lost += items.frames;
+        self.leave(items)
+    }
+
+    /// Items leave the count of what waits. Sleepers are told when the queue
+    /// becomes roomy and when it becomes empty, not for every batch.
+    fn leave(&mut self, items: Load) -> Tell {
+        let was_roomy = self.is_roomy();
+        self.waiting -= items;
+        let empty = self.waiting.items == 0;
+        let reached = self.watch.is_some_and(|level| self.is_within(level));
+        Tell {
+            sleepers: self.sleepers > 0 && (empty || (!was_roomy && self.is_roomy())),
+            watcher: self.watch.take_if(|_| reached).is_some(),
+            writer: self.is_drained(),
+        }
+    }
+
+    fn is_within(&self, level: Level) -> bool {
+        self.waiting.items == 0
+            || (self.waiting.memory() <= level.memory && self.waiting.frames <= level.frames)
+    }
+
+    /// Asks to be told, once, as soon as at most so much memory is taken and
+    /// half of the frames, or nothing waits. False where that is so already.
+    pub(super) fn watch(&mut self, memory: u64) -> bool {
+        let level = Level {
+            memory,
+            frames: self.limits.frames / 2,
+        };
+        let reached = self.is_within(level);
+        self.watch = (!reached).then_some(level);
+        !reached
+    }
+
+    /// Whether an item fits, and no more memory than `mark` is taken with it.
+    /// One may always wait alone. Where items are not taken any more each is
+    /// refused at once, so that nobody has to wait for room.
+    pub(super) fn has_room(&self, item: Load, mark: u64) -> bool {
+        let fits = self.fits_more(item) && self.waiting.memory() + item.memory() <= mark;
+        self.waiting.items == 0 || fits || !self.is_open()
+    }
+
+    /// As [`has_room`](Self::has_room), and asks to be told where there is
+    /// none: once there is, and some way below the mark, so that nobody is woken
+    /// for each batch.
+    pub(super) fn ask_for_room(&mut self, item: Load, mark: u64) -> bool {
+        let room = self.has_room(item, mark);
+        if !room {
+            // Never reached already: without room more waits than this.
+            let (memory, frames) = (mark.min(self.limits.bytes), self.limits.frames);
+            let low = memory - STEP.min(memory / 2);
+            self.watch = Some(Level {
+                memory: low.min(memory.saturating_sub(item.memory())),
+                frames: (frames / 2).min(frames.saturating_sub(item.frames)),
+            });
+        }
+        room
+    }
+
+    /// Takes no more items.
+    pub(super) fn close(&mut self) {
+        if self.is_open() {
+            self.phase = Phase::Closing;
+        }
+    }
+
+    /// The peer has been told that nothing more comes.
+    pub(super) fn drained(&mut self) {
+        if matches!(self.phase, Phase::Closing) {
+            self.phase = Phase::Drained;
+        }
+    }
+
+    /// Ends everything at once.
+    pub(super) fn abort(&mut self) {
+        if !matches!(self.phase, Phase::Failed(_)) {
+            self.phase = Phase::Closed;
+        }
+    }
+
+    /// Writing failed. An end that came before is the reason of the failure,
+    /// and stays.
+    pub(super) fn fail(&mut self, error: io::Error) {
+        if !self.is_over() {
+            self.phase = Phase::Failed(error);
+        }
+    }
+
+    /// The writer has something to send beside items. True where it has to be
+    /// nudged for that.
+    pub(super) fn ask_to_flush(&mut self) -> bool {
+        self.flush = true;
+        self.nudge()
+    }
+
+    /// True where no nudge is on its way to the writer yet.
+    pub(super) fn nudge(&mut self) -> bool {
+        !std::mem::replace(&mut self.nudged, true)
+    }
+
+    /// A nudge has arrived.
+    pub(super) fn heard_nudge(&mut self) {
+        self.nudged = false;
+    }
+
+    /// Whether the reader left something for the socket; asked once.
+    pub(super) fn take_flush(&mut self) -> bool {
+        std::mem::take(&mut self.flush)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(bytes: u64) -> Load {
+        Load {
+            items: 1,
+            frames: 1,
+            bytes,
+        }
+    }
+
+    fn ledger(frames: u64, bytes: u64) -> Ledger {
+        Ledger::new(Limits { frames, bytes })
+    }
+
+    #[test]
+    fn frames_and_memory_are_bounded_and_one_item_may_always_wait_alone() {
+        let mut books = ledger(3, 1000);
+        assert_eq!(books.take(item(5000)), Ok(true));
+        assert_eq!(books.take(item(0)), Err(Refused::Full));
+        assert!(books.count_sent(item(5000)) == Tell::default());
+        for n in 0..3 {
+            assert_eq!(books.take(item(1)), Ok(n == 0));
+        }
+        assert_eq!(books.take(item(1)), Err(Refused::Full), "three frames wait");
+        assert_eq!(books.waiting().frames, 3);
+        assert_eq!(books.sent(), item(5000));
+    }
+
+    #[test]
+    fn short_items_count_with_the_memory_that_they_take() {
+        let mut books = ledger(u64::MAX, 10_000);
+        let mut taken = 0;
+        while books.take(item(8)).is_ok() {
+            taken += 1;
+        }
+        assert!((50..100).contains(&taken), "{taken} items of 8 bytes in 10,000");
+    }
+
+    #[test]
+    fn sleepers_are_told_at_half_and_at_nothing_and_the_watcher_once() {
+        let mut books = ledger(u64::MAX, 8000);
+        for _ in 0..7 {
+            books.take(item(872)).unwrap();
+        }
+        books.sleepers = 1;
+        assert!(books.watch(3000));
+        let mut told = Vec::new();
+        for _ in 0..7 {
+            let tell = books.count_sent(item(872));
+            told.push((tell.sleepers, tell.watcher));
+        }
+        assert_eq!(
+            told,
+            [
+                (false, false),
+                (false, false),
+                (true, false),
+                (false, true),
+                (false, false),
+                (false, false),
+                (true, false)
+            ]
+        );
+        assert!(!books.watch(0), "nothing waits");
+    }
+
+    #[test]
+    fn who_finds_no_room_is_told_when_there_is() {
+        // Less than half of the mark is taken, and the item is longer than the
+        // rest; or the frames are what is short.
+        for (mut books, next) in [(ledger(u64::MAX, 8000), item(3000)), (ledger(2, 8000), item(1))] {
+            books.take(item(872)).unwrap();
+            books.take(item(372)).unwrap();
+            assert!(!books.ask_for_room(next, 4000));
+            assert!(books.count_sent(item(872)).watcher);
+            assert!(books.ask_for_room(next, 4000));
+        }
+    }
+
+    #[test]
+    fn every_item_is_waiting_sent_dropped_or_lost() {
+        let mut books = ledger(100, u64::MAX);
+        for _ in 0..4 {
+            books.take(item(10)).unwrap();
+        }
+        let _ = books.count_sent(item(10));
+        let _ = books.count_dropped(item(10));
+        books.abort();
+        let _ = books.count_lost(item(10));
+        assert_eq!(
+            (books.waiting(), books.sent(), books.lost()),
+            (item(10), item(10), 1)
+        );
+        assert_eq!(books.take(item(1)), Err(Refused::Closed));
+    }
+
+    #[test]
+    fn a_close_waits_for_what_was_taken_and_an_end_is_final() {
+        let mut books = ledger(100, 1000);
+        books.take(item(1)).unwrap();
+        books.close();
+        assert!(!books.is_drained());
+        let _ = books.count_sent(item(1));
+        assert!(books.is_drained());
+        books.drained();
+        assert!(matches!(books.phase(), Phase::Drained));
+        books.abort();
+        books.fail(io::ErrorKind::BrokenPipe.into());
+        assert!(matches!(books.phase(), Phase::Closed), "an abort is no failure");
+        let mut books = ledger(1, 1);
+        books.fail(io::ErrorKind::BrokenPipe.into());
+        books.abort();
+        books.close();
+        assert!(matches!(books.phase(), Phase::Failed(_)));
+    }
+
+    #[test]
+    fn one_nudge_at_a_time() {
+        let mut books = ledger(1, 1);
+        assert!(books.ask_to_flush());
+        assert!(!books.nudge());
+        books.heard_nudge();
+        assert!(books.take_flush() && !books.take_flush());
+        assert!(books.nudge());
+    }
+
+    #[test]
+    fn a_level_is_reached_by_memory_and_by_frames() {
+        let mut books = ledger(10, 100_000);
+        for _ in 0..10 {
+            books.take(item(0)).unwrap();
+        }
+        assert!(!books.has_room(item(0), u64::MAX));
+        assert!(books.watch(u64::MAX), "more than half of the frames wait");
+        let told: Vec<_> = (0..10).map(|_| books.count_sent(item(0)).watcher).collect();
+        assert_eq!(told.iter().position(|told| *told), Some(4));
+        assert_eq!(told.iter().filter(|told| **told).count(), 1);
+    }
+
+    #[test]
+    fn who_asked_for_room_is_told_once_its_item_fits_and_half_of_the_mark_is_free() {
+        // Of ten items of 1000 each, so many are sent before the watcher is told.
+        let told_after = |books: &mut Ledger, wanted: Load, mark: u64| {
+            for _ in 0..10 {
+                books.take(item(872)).unwrap();
+            }
+            assert!(!books.ask_for_room(wanted, mark));
+            let told = (1..=10).find(|_| books.count_sent(item(872)).watcher);
+            assert!(books.has_room(wanted, mark), "it has room when it is told");
+            told
+        };
+        let (short, long) = (item(872), item(7872));
+        assert_eq!(told_after(&mut ledger(100, 20_000), short, 10_000), Some(5));
+        assert_eq!(told_after(&mut ledger(100, 20_000), long, 10_000), Some(8));
+        assert_eq!(told_after(&mut ledger(100, 20_000), long, 5000), Some(10));
+        assert_eq!(told_after(&mut ledger(100, 10_000), short, u64::MAX), Some(5));
+        assert_eq!(told_after(&mut ledger(10, 20_000), short, u64::MAX), Some(5));
+        let many = Load { frames: 8, ..short };
+        assert_eq!(told_after(&mut ledger(10, 20_000), many, u64::MAX), Some(8));
+    }
+
+    #[test]
+    fn a_drop_leaves_the_watcher_to_the_next_item_that_is_sent() {
+        let mut books = ledger(100, 1000);
+        books.take(item(100)).unwrap();
+        books.take(item(100)).unwrap();
+        assert!(books.watch(300));
+        assert!(!books.count_dropped(item(100)).watcher);
+        assert!(books.count_sent(item(100)).watcher);
+        assert_eq!(books.dropped(), 1);
+        books.count_refused(item(1));
+        assert_eq!(books.dropped(), 2);
+    }
+
+    #[test]
+    fn the_writer_is_told_when_the_last_item_of_a_close_has_left() {
+        let mut books = ledger(100, 1000);
+        books.take(item(1)).unwrap();
+        books.take(item(1)).unwrap();
+        books.close();
+        assert!(!books.count_sent(item(1)).writer && books.count_sent(item(1)).writer);
+    }
+}

@@ -1,0 +1,713 @@
+//! The way out of one connection: what waits, who sends it, and when it ends.
+//!
+//! ```text
+//!  push ──▶ Ledger: taken, or Full, or Closed
+//!             │ taken
+//!             ├──────────────────────▶ channel ──▶ writer thread ─┐ next, sent
+//!             │                                                   ▼
+//!             └ push_now: nothing waited before it ──▶ Sending (Transmit) ──▶ socket
+//! ```
+//!
+//! Three parts, each with one job:
+//!
+//! * The [`Ledger`] under a lock knows what waits, exactly, and in which phase
+//!   the way out is. Every item passes it twice: when it is taken, and when
+//!   the system has it (or it is dropped, or lost).
+//! * A channel joins whoever sends to the writer thread. Its places hold a
+//!   pointer each, so that an idle connection keeps half a kibibyte at most;
+//!   it knows no bound of its own, since the ledger refuses what is too much.
+//!   An empty place (`None`) is a nudge: the writer looks at the ledger.
+//! * [`Sending`] under a second lock is what puts bytes on the socket. The
+//!   writer holds it while it writes, which may block. Others only try it.
+//!
+//! # Why order holds
+//!
+//! The items of one thread leave in the order in which it pushed them:
+//!
+//! 1. Items in the channel are sent by one thread, the writer, in order.
+//! 2. An item goes past the channel only if the ledger counted nothing as
+//!    waiting when it was taken. Whatever the same thread pushed before has
+//!    then left the count, so the system has all of it.
+//! 3. Where the system takes only a part of such an item, its rest stays with
+//!    `Sending`, and the item stays in the count. So later items go through
+//!    the channel, and the writer sends a rest before anything else.
+//!
+//! Between two threads that push at once nobody promised an order.
+
+mod ledger;
+#[cfg(test)]
+pub(super) mod tests;
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use self::ledger::{Ledger, Phase, Refused, Tell};
+use super::flow::Budget;
+use super::halves::{Transmit, Tried};
+use super::outgoing::{Load, Outgoing};
+
+/// How much may wait for one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Frames. Default: 8,388,608, which is 64 MiB of frames without payload.
+    pub frames: u64,
+    /// Bytes of memory: those of the frames, and 128 for each piece that they
+    /// are queued in. Default: 64 MiB. One piece may always wait alone,
+    /// however long.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            frames: 1 << 23,
+            bytes: 64 << 20,
+        }
+    }
+}
+
+/// Why [`Outbox::push`] did not take an item; it comes back.
+#[derive(Debug)]
+pub enum PushError {
+    /// A limit is reached.
+    Full(Outgoing),
+    /// The connection is closed or closing.
+    Closed(Outgoing),
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full(_) => "the queue is full",
+            Self::Closed(_) => "the connection is closed",
+        })
+    }
+}
+
+impl std::error::Error for PushError {}
+
+/// A batch ends once it holds so many bytes: some sixteen TLS records, which
+/// go to the system four at a time, with no short ones between.
+const BATCH_BYTES: u64 = 256 * 1024;
+/// And so many items, which bounds the memory of batches of tiny frames.
+const BATCH_ITEMS: usize = 2048;
+
+/// The way out of one connection.
+///
+/// # Threads
+/// A clone is another handle. `push` never blocks and may be called from any
+/// thread; what one thread pushes keeps its order.
+#[derive(Clone)]
+pub struct Outbox {
+    shared: Arc<OutboxState>,
+}
+
+struct OutboxState {
+    ledger: Mutex<Ledger>,
+    /// Rung for the ledger's sleepers.
+    changed: Condvar,
+    entrance: Sender<Place>,
+    exit: Receiver<Place>,
+    sending: Mutex<Option<Sending>>,
+    /// Bytes that the system has, those of items that it has a part of included.
+    written: Arc<AtomicU64>,
+    budget: Budget,
+}
+
+/// A place in the channel: an item, or a nudge.
+type Place = Option<Box<Outgoing>>;
+
+/// What puts bytes on the socket.
+#[derive(Debug)]
+struct Sending {
+    transmit: Box<dyn Transmit>,
+    /// An item of which the system has a part; the rest is with `transmit`.
+    begun: Option<Load>,
+}
+
+/// What the writer has to do next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// What is in the batch.
+    pub(super) batch: Load,
+    /// The reader left something for the socket.
+    pub(super) flush: bool,
+    /// Nothing is to be sent any more.
+    pub over: bool,
+}
+
+impl fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("ledger", &*self.ledger()).finish()
+    }
+}
+
+impl Outbox {
+    /// An empty way out with a limit of its own.
+    pub fn new(limits: Limits) -> Self {
+        Self::within(limits, Budget::unlimited())
+    }
+
+    /// An empty way out whose memory counts in a budget.
+    pub fn within(limits: Limits, budget: Budget) -> Self {
+        let (entrance, exit) = crossbeam_channel::unbounded();
+        Self {
+            shared: Arc::new(OutboxState {
+                ledger: Mutex::new(Ledger::new(limits)),
+                changed: Condvar::new(),
+                entrance,
+                exit,
+                sending: Mutex::new(None),
+                written: Arc::default(),
+                budget,
+            }),
+        }
+    }
+
+    /// Queues an item. Never blocks.
+    ///
+    /// # Errors
+    /// [`PushError`] with the item when a limit is reached or the connection
+    /// ends.
+    pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
+        match self.take(&item) {
+            Ok(_) => {
+                self.enqueue(item);
+                Ok(())
+            }
+            Err(refused) => Err(refused.with(item)),
+        }
+    }
+
+    /// As [`push`](Self::push), but where nothing waits this thread sends what
+    /// the system takes at once, and the writer is woken for the rest only.
+    /// Waking a thread takes longer than sealing and writing a short item; so
+    /// this is for callers that have nothing else to do. Long items are queued.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
+        let tried = match self.take(&item) {
+            // The module's second rule: only where nothing waited.
+            Ok(true) => self.try_send(&item),
+            Ok(false) => Tried::Not,
+            Err(refused) => return Err(refused.with(item)),
+        };
+        match tried {
+            Tried::Sent => {}
+            // The third rule: the item stays in the count.
+            Tried::Begun => self.nudge(),
+            // After a failure the writer finds nothing to send with, and ends.
+            Tried::Not | Tried::Failed => self.enqueue(item),
+        }
+        Ok(())
+    }
+
+    /// Counts an item in; says whether nothing waited before it.
+    fn take(&self, item: &Outgoing) -> Result<bool, Refused> {
+        interleave();
+        let load = item.load();
+        let mut ledger = self.ledger();
+        let first = ledger.take(load)?;
+        // Under the lock: whoever gives it back finds it counted.
+        self.shared.budget.take(load.memory());
+        Ok(first)
+    }
+
+    fn enqueue(&self, item: Outgoing) {
+        // Both ends are ours, so it is never disconnected.
+        let _ = self.shared.entrance.send(Some(Box::new(item)));
+    }
+
+    fn nudge(&self) {
+        if self.ledger().nudge() {
+            let _ = self.shared.entrance.send(None);
+        }
+    }
+
+    /// Sends what can be sent without waiting for anybody.
+    fn try_send(&self, item: &Outgoing) -> Tried {
+        let mut sending = match self.shared.sending.try_lock() {
+            Ok(sending) => sending,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // The writer flushes what the reader left.
+            Err(TryLockError::WouldBlock) => return Tried::Not,
+        };
+        let Some(Sending {
+            transmit,
+            begun: begun @ None,
+        }) = &mut *sending
+        else {
+            return Tried::Not;
+        };
+        // A fault in one connection must not end the thread that serves all.
+        let tried = catch_unwind(AssertUnwindSafe(|| transmit.try_transmit(item)));
+        match tried {
+            Ok(Tried::Begun) => *begun = Some(item.load()),
+            // Counted before the lock is given back: whoever ends the
+            // connection takes `sending` away first and counts what is left
+            // as lost afterwards, so no item is counted twice. Nobody has
+            // asked to be told of room while nothing waited.
+            Ok(Tried::Sent) => {
+                self.count_sent(item.load());
+            }
+            Ok(Tried::Not) => {}
+            Ok(Tried::Failed) | Err(_) => *sending = None,
+        }
+        tried.unwrap_or(Tried::Failed)
+    }
+
+    /// Whether an item fits, and no more memory than `mark` is taken with it.
+    /// One may always wait alone. Where the way out is closed, whatever comes
+    /// is refused at once, so that nobody has to wait for room in it.
+    pub fn has_room(&self, item: Load, mark: u64) -> bool {
+        interleave();
+        self.ledger().has_room(item, mark)
+    }
+
+    /// As [`has_room`](Self::has_room), and asks the writer to tell, once,
+    /// where there is none: as soon as there is, and no more than half of the
+    /// mark is taken.
+    pub fn ask_for_room(&self, item: Load, mark: u64) -> bool {
+        interleave();
+        self.ledger().ask_for_room(item, mark)
+    }
+
+    /// Asks the writer to tell, once, when at most so much memory is taken and
+    /// half of the frames, or nothing waits. False where that is so already.
+    pub fn watch(&self, memory: u64) -> bool {
+        interleave();
+        self.ledger().watch(memory)
+    }
+
+    /// Queues an item in place of the oldest ones that wait, as many as it
+    /// takes to stay within the limits and the share of the budget. Where all
+    /// that is left is on its way to the system, the item is dropped. Both are
+    /// counted.
+    pub fn push_dropping_oldest(&self, mut item: Outgoing) {
+        loop {
+            let load = item.load();
+            if self.is_closed() || self.has_room(load, self.shared.budget.share()) {
+                item = match self.push(item) {
+                    Ok(()) => return,
+                    Err(PushError::Closed(_)) => return self.count_late(load),
+                    Err(PushError::Full(item)) => item,
+                };
+            }
+            if !self.drop_oldest() {
+                return self.count_refused(load);
+            }
+        }
+    }
+
+    /// An item that there was no room for is dropped.
+    pub fn count_refused(&self, item: Load) {
+        self.ledger().count_refused(item);
+    }
+
+    /// An item that was to be taken found the connection closed.
+    pub fn count_late(&self, item: Load) {
+        self.ledger().count_late(item);
+    }
+
+    /// Drops the oldest item that waits; false where there is none but what is
+    /// being written, or the connection ends.
+    fn drop_oldest(&self) -> bool {
+        let (mut nudged, mut oldest) = (false, None);
+        let _ = self.tell(|ledger| {
+            // Under the lock, and only while open: whatever is in the channel
+            // is still counted as waiting then, and no end counts it as lost.
+            while ledger.is_open() && oldest.is_none() {
+                match self.shared.exit.try_recv() {
+                    Ok(Some(item)) => oldest = Some(item),
+                    Ok(None) => nudged = true,
+                    Err(_) => break,
+                }
+            }
+            match &oldest {
+                Some(item) => ledger.count_dropped(item.load()),
+                None => Tell::default(),
+            }
+        });
+        if nudged {
+            // The nudge was for the writer, wherever it stands in the channel.
+            let _ = self.shared.entrance.send(None);
+        }
+        let Some(item) = oldest else { return false };
+        self.shared.budget.give(item.load().memory());
+        true
+    }
+
+    /// What can be seen of it from outside.
+    pub fn gauge(&self) -> Gauge {
+        Gauge(self.clone())
+    }
+
+    /// What has been taken and not sent.
+    pub fn waiting(&self) -> Load {
+        self.ledger().waiting()
+    }
+
+    /// What the system has taken.
+    pub fn sent(&self) -> Load {
+        self.ledger().sent()
+    }
+
+    /// How far it has come: what the system has taken, and in the bytes what it
+    /// has of an item that it has a part of.
+    pub fn progress(&self) -> Load {
+        let sent = self.sent();
+        Load {
+            bytes: sent.bytes.max(self.shared.written.load(Ordering::Relaxed)),
+            ..sent
+        }
+    }
+
+    /// Frames that were taken and that nobody will send. Final once the
+    /// connection has ended; what was dropped is not among them.
+    pub fn lost(&self) -> u64 {
+        self.ledger().lost()
+    }
+
+    /// Waits until a push of `len` bytes may succeed, or the limit passes;
+    /// false when it passed or the connection ends.
+    pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
+        let item = Load {
+            items: 1,
+            frames: 1,
+            bytes: len as u64,
+        };
+        self.sleep_until(limit.map(super::deadline), |ledger| {
+            ledger.fits(item) || !ledger.is_open()
+        }) && self.ledger().is_open()
+    }
+
+    /// Waits until nothing waits to be sent, or the connection ends, or the
+    /// deadline passes; true when nothing waits.
+    pub fn wait_until_empty(&self, deadline: Instant) -> bool {
+        self.sleep_until(Some(deadline), |ledger| {
+            ledger.waiting().items == 0 || !ledger.is_open()
+        }) && self.ledger().waiting().items == 0
+    }
+
+    /// Waits until it is closed or closing, for at most `limit`; false when
+    /// that has passed.
+    pub fn wait_until_closed(&self, limit: Duration) -> bool {
+        self.sleep_until(Some(super::deadline(limit)), |ledger| !ledger.is_open())
+    }
+
+    /// Waits until the writer has sent its last byte, for at most `limit`;
+    /// false when that has passed.
+    pub(super) fn wait_until_drained(&self, limit: Duration) -> bool {
+        self.sleep_until(Some(super::deadline(limit)), |ledger| {
+            ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
+        })
+    }
+
+    /// Waits until nothing is to be sent any more, for at most `limit`.
+    pub(super) fn wait_until_over(&self, limit: Duration) {
+        self.sleep_until(Some(super::deadline(limit)), Ledger::is_over);
+    }
+
+    fn sleep_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&Ledger) -> bool) -> bool {
+        let mut ledger = self.ledger();
+        ledger.sleepers += 1;
+        let found = loop {
+            if done(&ledger) {
+                break true;
+            }
+            let changed = &self.shared.changed;
+            ledger = match deadline {
+                None => changed.wait(ledger).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(now());
+                    if left.is_zero() {
+                        break false;
+                    }
+                    let waited = changed.wait_timeout(ledger, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        };
+        ledger.sleepers -= 1;
+        found
+    }
+
+    /// Lets the writer send what waits and then end the stream. Later pushes
+    /// are refused.
+    pub fn close(&self) {
+        self.change(Ledger::close);
+    }
+
+    /// Whether it is closed or closing.
+    pub fn is_closed(&self) -> bool {
+        !self.ledger().is_open()
+    }
+
+    /// Makes the writer end at once; what waits is lost.
+    pub fn abort(&self) {
+        self.change(Ledger::abort);
+    }
+
+    /// Writing failed: nothing will leave any more.
+    pub fn fail(&self, error: io::Error) {
+        self.change(|ledger| ledger.fail(error));
+    }
+
+    /// The peer has been told that nothing more comes.
+    pub fn drained(&self) {
+        self.change(Ledger::drained);
+    }
+
+    /// Changes the phase; whoever waits for it, the writer included, looks.
+    fn change(&self, change: impl FnOnce(&mut Ledger)) {
+        let _ = self.tell(|ledger| {
+            change(ledger);
+            Tell {
+                sleepers: ledger.sleepers > 0,
+                ..Tell::default()
+            }
+        });
+        self.nudge();
+    }
+
+    /// Whether it was aborted or has failed.
+    pub fn is_over(&self) -> bool {
+        self.ledger().is_over()
+    }
+
+    /// Why writing failed, where it did.
+    pub fn failure(&self) -> Option<io::Error> {
+        match self.ledger().phase() {
+            Phase::Failed(error) => Some(io::Error::new(error.kind(), error.to_string())),
+            _ => None,
+        }
+    }
+
+    /// Makes the writer send what the reader left for the socket.
+    pub(super) fn flush(&self) {
+        if self.ledger().ask_to_flush() {
+            let _ = self.shared.entrance.send(None);
+        }
+    }
+
+    /// Begins to send with `transmit`.
+    pub fn open(&self, mut transmit: Box<dyn Transmit>) {
+        transmit.count_in(Arc::clone(&self.shared.written));
+        *self.sending() = Some(Sending {
+            transmit,
+            begun: None,
+        });
+    }
+
+    /// Gives buffers and keys back: nothing will be sent any more.
+    pub fn shut(&self) {
+        let sending = self.sending().take();
+        drop(sending);
+    }
+
+    /// Drops everything that waits, so that a dead connection holds nothing.
+    /// What was being written when it ended is lost as well.
+    pub fn discard(&self) {
+        while self.shared.exit.try_recv().is_ok() {}
+        let mut unsent = Load::default();
+        let _ = self.tell(|ledger| {
+            unsent = ledger.waiting();
+            ledger.count_lost(unsent)
+        });
+        self.shared.budget.give(unsent.memory());
+    }
+
+    /// Waits until there is something to do, and moves a batch's worth of
+    /// items into `batch`.
+    pub(super) fn next(&self, batch: &mut Vec<Outgoing>) -> Due {
+        // Both ends are ours: it is never disconnected.
+        self.gather(self.shared.exit.recv().ok(), batch)
+    }
+
+    /// As [`next`](Self::next), but does not wait: `None` where nothing is to
+    /// be done.
+    pub fn try_next(&self, batch: &mut Vec<Outgoing>) -> Option<Due> {
+        let first = self.shared.exit.try_recv().ok()?;
+        Some(self.gather(Some(first), batch))
+    }
+
+    fn gather(&self, first: Option<Place>, batch: &mut Vec<Outgoing>) -> Due {
+        let (mut due, mut nudged, mut place) = (Due::default(), false, first);
+        loop {
+            match place {
+                Some(Some(item)) => {
+                    due.batch += item.load();
+                    batch.push(*item);
+                }
+                Some(None) => nudged = true,
+                None => break,
+            }
+            if due.batch.bytes >= BATCH_BYTES || batch.len() >= BATCH_ITEMS {
+                break;
+            }
+            place = self.shared.exit.try_recv().ok();
+        }
+        let mut ledger = self.ledger();
+        if nudged {
+            ledger.heard_nudge();
+        }
+        due.flush = ledger.take_flush();
+        due.over = ledger.is_over();
+        due
+    }
+
+    /// Sends what is due. True once the peer has been told of the end.
+    /// Says by `room` when somebody asked for that.
+    pub fn send(&self, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
+        let mut sending = self.sending();
+        let Some(Sending { transmit, begun }) = &mut *sending else {
+            return Err(io::Error::other("sending failed on another thread"));
+        };
+        if let Some(load) = *begun {
+            transmit.flush()?;
+            *begun = None;
+            self.sent_by_writer(load, room);
+        }
+        if !batch.is_empty() {
+            transmit.transmit(batch)?;
+            batch.clear();
+            self.sent_by_writer(due.batch, room);
+        }
+        if due.flush {
+            transmit.flush()?;
+        }
+        if self.ledger().is_drained() {
+            transmit.finish()?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Gives buffers back: nothing is to be sent for now.
+    pub fn idle(&self) {
+        if let Some(sending) = &mut *self.sending() {
+            sending.transmit.idle();
+        }
+    }
+
+    fn sent_by_writer(&self, items: Load, room: &dyn Fn()) {
+        if self.count_sent(items) {
+            room();
+        }
+    }
+
+    /// True where the watcher is to be told.
+    fn count_sent(&self, items: Load) -> bool {
+        let tell = self.tell(|ledger| ledger.count_sent(items));
+        self.shared.budget.give(items.memory());
+        tell.watcher
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Ledger) -> Tell) -> Tell {
+        let tell = change(&mut self.ledger());
+        if tell.sleepers {
+            self.shared.changed.notify_all();
+        }
+        // What was sent past the writer may be the last item of a closing way
+        // out: the writer has looked at the close before, and found it waiting.
+        if tell.writer {
+            self.nudge();
+        }
+        tell
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sending(&self) -> MutexGuard<'_, Option<Sending>> {
+        self.shared.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for OutboxState {
+    /// A way out that never had threads may still hold something.
+    fn drop(&mut self) {
+        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.budget.give(ledger.waiting().memory());
+    }
+}
+
+/// The figures of a way out, for a core that decides by them and sends
+/// nothing itself.
+#[derive(Clone, Debug)]
+pub struct Gauge(Outbox);
+
+impl Gauge {
+    /// All that is counted, at one moment.
+    pub fn books(&self) -> Books {
+        let ledger = self.0.ledger();
+        Books {
+            sent: ledger.sent(),
+            waiting: ledger.waiting(),
+            dropped: ledger.dropped(),
+            lost: ledger.lost(),
+        }
+    }
+
+    /// Frames that nobody will send any more. Final once the threads are joined.
+    pub fn lost(&self) -> u64 {
+        self.0.lost()
+    }
+
+    /// An item that there was no room for is dropped.
+    pub fn count_refused(&self, item: Load) {
+        self.0.count_refused(item);
+    }
+
+    /// Whether an item fits behind `before`, which is about to be pushed.
+    pub fn fits(&self, mut item: Load, before: Load) -> bool {
+        let ledger = self.0.ledger();
+        let idle = ledger.waiting().items + before.items == 0;
+        item += before;
+        idle || ledger.fits_more(item)
+    }
+}
+
+/// What a [`Gauge`] shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Books {
+    /// What the system has taken.
+    pub sent: Load,
+    /// What has been taken and not sent.
+    pub waiting: Load,
+    /// Frames that were dropped for lack of room.
+    pub dropped: u64,
+    /// Frames that nobody will send any more.
+    pub lost: u64,
+}
+
+impl Refused {
+    fn with(self, item: Outgoing) -> PushError {
+        match self {
+            Self::Full => PushError::Full(item),
+            Self::Closed => PushError::Closed(item),
+        }
+    }
+}
+
+/// Where a simulation lets the writer come in between: other threads may do
+/// something between any two looks at the ledger.
+#[cfg(not(debug_assertions))]
+fn interleave() {}
+#[cfg(debug_assertions)]
+use self::interleaving::interleave;
+#[cfg(debug_assertions)]
+pub mod interleaving;
+
+#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
+pub(super) fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,582 @@
+//! The writer of these tests is whoever calls [`Wire::write`]: no threads but
+//! where somebody has to sleep.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use super::*;
+use crate::threads;
+
+/// The system under a way out: what it has taken, and what it does next.
+#[derive(Clone, Default)]
+pub(crate) struct Wire(Arc<Mutex<System>>);
+
+#[derive(Default)]
+struct System {
+    /// What happened, in order: items by their bytes, and calls by their names.
+    log: Vec<String>,
+    /// How it answers attempts; `Sent` where nothing is said.
+    answers: VecDeque<Tried>,
+    /// Calls that go well before one fails.
+    fails_after: Option<u32>,
+    /// What another thread does in the middle of an attempt.
+    meanwhile: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wire")
+    }
+}
+
+impl Wire {
+    /// Opens a way out over it.
+    pub(crate) fn open(&self, outbox: &Outbox) {
+        outbox.open(Box::new(self.clone()));
+    }
+
+    /// Does what the writer would do next; `None` where it would sleep. Says
+    /// whether the end was told, and whether the dispatcher was told of room.
+    pub(crate) fn step(outbox: &Outbox) -> Option<io::Result<(bool, bool)>> {
+        let (mut batch, room) = (Vec::new(), Cell::new(false));
+        let due = outbox.try_next(&mut batch)?;
+        let told = outbox.send(due, &mut batch, &|| assert!(!room.replace(true), "told twice"));
+        Some(told.map(|over| (over, room.get())))
+    }
+
+    /// Does what the writer would, until it would sleep. Says whether the
+    /// dispatcher was told of room.
+    pub(crate) fn write(outbox: &Outbox) -> bool {
+        let mut room = false;
+        while let Some(step) = Self::step(outbox) {
+            let (over, told) = step.unwrap();
+            room |= told;
+            if over {
+                break;
+            }
+        }
+        room
+    }
+
+    /// What has happened since it was asked last.
+    pub(crate) fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.system().log)
+    }
+
+    fn system(&self) -> MutexGuard<'_, System> {
+        self.0.lock().unwrap()
+    }
+
+    fn call(&self, what: impl Into<String>) -> io::Result<()> {
+        let mut system = self.system();
+        if let Some(left) = &mut system.fails_after {
+            if *left == 0 {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            *left -= 1;
+        }
+        system.log.push(what.into());
+        Ok(())
+    }
+}
+
+impl Transmit for Wire {
+    fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
+        batch.iter().try_for_each(|item| self.call(text(item)))
+    }
+
+    fn try_transmit(&mut self, item: &Outgoing) -> Tried {
+        let mut system = self.system();
+        let answer = system.answers.pop_front().unwrap_or(Tried::Sent);
+        let meanwhile = system.meanwhile.take();
+        drop(system);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        match answer {
+            Tried::Sent => self.call(format!("{} at once", text(item))).unwrap(),
+            Tried::Begun => self.call(format!("{} begun", text(item))).unwrap(),
+            Tried::Not | Tried::Failed => {}
+        }
+        answer
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.call("flush")
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.call("finish")
+    }
+
+    fn idle(&mut self) {
+        self.call("idle").unwrap();
+    }
+}
+
+/// Short items by their text, long ones by their length.
+fn text(item: &Outgoing) -> String {
+    let bytes = item.parts().collect::<Vec<_>>().concat();
+    if bytes.len() > 100 {
+        return bytes.len().to_string();
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+pub(crate) fn item(text: &str) -> Outgoing {
+    Outgoing::whole(text.to_owned().into(), 1)
+}
+
+pub(crate) fn long(len: usize) -> Outgoing {
+    Outgoing::whole(vec![0; len].into(), 1)
+}
+
+const NO_CALLS: [&str; 0] = [];
+
+fn opened(limits: Limits) -> (Outbox, Wire) {
+    opened_within(limits, Budget::unlimited())
+}
+
+fn opened_within(limits: Limits, budget: Budget) -> (Outbox, Wire) {
+    let (outbox, wire) = (Outbox::within(limits, budget), Wire::default());
+    wire.open(&outbox);
+    (outbox, wire)
+}
+
+fn frames(frames: u64) -> Limits {
+    Limits {
+        frames,
+        ..Limits::default()
+    }
+}
+
+fn bytes(bytes: u64) -> Limits {
+    Limits {
+        bytes,
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
+    let (outbox, wire) = opened(Limits::default());
+    outbox.push_now(item("a")).unwrap();
+    outbox.push(item("b")).unwrap();
+    outbox.push_now(item("c")).unwrap();
+    assert_eq!(wire.log(), ["a at once"], "something waits before c");
+    Wire::write(&outbox);
+    outbox.push_now(item("d")).unwrap();
+    assert_eq!(wire.log(), ["b", "c", "d at once"]);
+    assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 4));
+    assert!(Wire::step(&outbox).is_none(), "the writer was not woken for d");
+}
+
+#[test]
+fn the_rest_of_a_begun_item_goes_before_what_was_pushed_after_it() {
+    let (outbox, wire) = opened(Limits::default());
+    wire.system().answers = [Tried::Begun].into();
+    outbox.push_now(item("a")).unwrap();
+    assert_eq!(outbox.waiting(), item("a").load(), "it is not sent yet");
+    outbox.push_now(item("b")).unwrap();
+    Wire::write(&outbox);
+    outbox.push_now(item("c")).unwrap();
+    assert_eq!(wire.log(), ["a begun", "flush", "b", "c at once"]);
+    assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 3));
+}
+
+#[test]
+fn a_begun_item_alone_wakes_the_writer() {
+    let (outbox, wire) = opened(Limits::default());
+    wire.system().answers = [Tried::Begun].into();
+    outbox.push_now(item("a")).unwrap();
+    assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
+    assert_eq!(wire.log(), ["a begun", "flush"]);
+    assert!(Wire::step(&outbox).is_none());
+    assert_eq!(outbox.waiting(), Load::default());
+}
+
+#[test]
+fn an_item_that_is_not_for_now_goes_to_the_writer() {
+    let (outbox, wire) = opened(Limits::default());
+    wire.system().answers = [Tried::Not].into();
+    outbox.push_now(item("a")).unwrap();
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["a"]);
+    let unopened = Outbox::new(Limits::default());
+    unopened.push_now(item("b")).unwrap();
+    assert_eq!(unopened.waiting().items, 1, "there is nothing to send with yet");
+    wire.open(&unopened);
+    Wire::write(&unopened);
+    assert_eq!(wire.log(), ["b"]);
+}
+
+#[test]
+fn nobody_sends_past_a_writer_that_writes() {
+    let (outbox, wire) = opened(Limits::default());
+    let held = outbox.sending();
+    outbox.push_now(item("a")).unwrap();
+    drop(held);
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["a"]);
+}
+
+#[test]
+fn a_failure_or_panic_past_the_writer_ends_the_writer_and_loses_each_item_once() {
+    for panics in [false, true] {
+        let budget = Budget::new(1 << 20);
+        let (outbox, wire) = opened_within(Limits::default(), budget.clone());
+        if panics {
+            wire.system().meanwhile = Some(Box::new(|| panic!("a fault of this connection")));
+        } else {
+            wire.system().answers = [Tried::Failed].into();
+        }
+        outbox.push_now(item("a")).unwrap();
+        outbox.push_now(item("b")).unwrap();
+        assert!(matches!(Wire::step(&outbox), Some(Err(_))));
+        outbox.fail(io::ErrorKind::BrokenPipe.into());
+        outbox.shut();
+        outbox.discard();
+        assert_eq!((outbox.lost(), outbox.sent().items), (2, 0));
+        assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
+    }
+}
+
+#[test]
+fn what_a_writer_was_at_when_it_failed_is_lost_and_what_it_sent_before_is_sent() {
+    let budget = Budget::new(1 << 20);
+    let (outbox, wire) = opened_within(Limits::default(), budget.clone());
+    wire.system().answers = [Tried::Begun].into();
+    outbox.push_now(item("a")).unwrap();
+    outbox.push(item("b")).unwrap();
+    outbox.push(item("c")).unwrap();
+    wire.system().fails_after = Some(2);
+    assert!(matches!(Wire::step(&outbox), Some(Err(_))));
+    assert_eq!(wire.log(), ["a begun", "flush", "b"]);
+    outbox.fail(io::ErrorKind::BrokenPipe.into());
+    outbox.shut();
+    outbox.discard();
+    assert_eq!((outbox.sent().items, outbox.lost(), budget.used()), (1, 2, 0));
+    assert!(matches!(outbox.push(item("d")), Err(PushError::Closed(_))));
+}
+
+#[test]
+fn a_batch_ends_at_its_bytes_and_at_its_items() {
+    let (outbox, wire) = opened(Limits::default());
+    let half = usize::try_from(BATCH_BYTES / 2).unwrap();
+    for len in [half, half - 1, 1, 1] {
+        outbox.push(long(len)).unwrap();
+    }
+    let mut batch = Vec::new();
+    let due = outbox.try_next(&mut batch).unwrap();
+    assert_eq!(
+        (batch.len(), due.batch.bytes, due.batch.items),
+        (3, BATCH_BYTES, 3)
+    );
+    outbox.send(due, &mut batch, &|| ()).unwrap();
+    assert!(batch.is_empty());
+    Wire::write(&outbox);
+    assert_eq!(wire.log().len(), 4);
+    for _ in 0..=BATCH_ITEMS {
+        outbox.push(item("")).unwrap();
+    }
+    outbox.try_next(&mut batch).unwrap();
+    assert_eq!(batch.len(), BATCH_ITEMS);
+}
+
+#[test]
+fn what_the_reader_left_is_flushed_once_and_after_what_waits() {
+    let (outbox, wire) = opened(Limits::default());
+    outbox.push(item("a")).unwrap();
+    outbox.flush();
+    outbox.flush();
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["a", "flush"]);
+    outbox.flush();
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["flush"], "once a nudge was heard, another is sent");
+}
+
+#[test]
+fn a_close_sends_what_waits_before_it_tells_the_end() {
+    let (outbox, wire) = opened(Limits::default());
+    outbox.push(item("a")).unwrap();
+    outbox.close();
+    assert!(outbox.is_closed() && !outbox.is_over());
+    assert!(matches!(outbox.push(item("b")), Err(PushError::Closed(_))));
+    assert!(matches!(Wire::step(&outbox), Some(Ok((true, false)))));
+    assert_eq!(wire.log(), ["a", "finish"]);
+}
+
+#[test]
+fn a_close_waits_for_a_push_that_is_under_way() {
+    let (outbox, wire) = opened(Limits::default());
+    // Counted, and not in the channel yet.
+    outbox.take(&item("a")).unwrap();
+    outbox.close();
+    assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
+    outbox.enqueue(item("a"));
+    assert!(matches!(Wire::step(&outbox), Some(Ok((true, false)))));
+    assert_eq!(wire.log(), ["a", "finish"]);
+}
+
+#[test]
+fn whoever_sends_the_last_item_of_a_closing_way_out_wakes_the_writer() {
+    let (outbox, wire) = opened(Limits::default());
+    let closing = outbox.clone();
+    wire.system().meanwhile = Some(Box::new(move || {
+        closing.close();
+        // The writer has heard of it, and found an item waiting.
+        assert!(closing.try_next(&mut Vec::new()).is_some());
+    }));
+    outbox.push_now(item("a")).unwrap();
+    assert!(matches!(Wire::step(&outbox), Some(Ok((true, false)))));
+    assert_eq!(wire.log(), ["a at once", "finish"]);
+}
+
+#[test]
+fn an_end_makes_the_writer_stop_before_what_waits() {
+    let (outbox, wire) = opened(Limits::default());
+    outbox.push(item("a")).unwrap();
+    outbox.abort();
+    let due = outbox.try_next(&mut Vec::new()).unwrap();
+    assert!(due.over && outbox.is_over() && outbox.failure().is_none());
+    assert_eq!(wire.log(), NO_CALLS);
+    let (outbox, _) = opened(Limits::default());
+    outbox.fail(io::ErrorKind::TimedOut.into());
+    assert!(outbox.try_next(&mut Vec::new()).unwrap().over);
+    assert_eq!(outbox.failure().unwrap().kind(), io::ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
+    let budget = Budget::new(1 << 20);
+    let (outbox, _) = opened_within(Limits::default(), budget.clone());
+    outbox.take(&item("a")).unwrap();
+    assert_eq!(budget.used(), item("a").load().memory());
+    outbox.abort();
+    outbox.shut();
+    outbox.discard();
+    outbox.enqueue(item("a"));
+    // Nobody counts it a second time, whoever finds it in the channel.
+    assert!(!outbox.drop_oldest());
+    outbox.discard();
+    assert_eq!((outbox.lost(), outbox.gauge().books().dropped), (1, 0));
+    assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
+    drop(outbox);
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn a_way_out_that_never_had_threads_gives_its_memory_back() {
+    let budget = Budget::new(1 << 20);
+    let outbox = Outbox::within(Limits::default(), budget.clone());
+    outbox.push(item("a")).unwrap();
+    assert_eq!(budget.used(), outbox.waiting().memory());
+    drop(outbox);
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn the_oldest_items_make_room_as_many_as_it_takes() {
+    let budget = Budget::new(1 << 20);
+    let (outbox, wire) = opened_within(bytes(1000), budget.clone());
+    for name in ["a", "b", "c"] {
+        outbox.push(item(name)).unwrap();
+    }
+    outbox.push_dropping_oldest(long(600));
+    assert_eq!(outbox.gauge().books().dropped, 1, "two short items fit beside it");
+    outbox.push_dropping_oldest(item("d"));
+    assert_eq!(outbox.gauge().books().dropped, 2);
+    assert_eq!(budget.used(), outbox.waiting().memory());
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["c", "600", "d"]);
+    assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
+}
+
+#[test]
+fn an_item_without_room_beside_what_is_being_written_is_dropped() {
+    let (outbox, _) = opened(frames(1));
+    outbox.push(item("a")).unwrap();
+    let mut batch = Vec::new();
+    let due = outbox.try_next(&mut batch).unwrap();
+    outbox.push_dropping_oldest(item("b"));
+    assert_eq!(outbox.gauge().books().dropped, 1);
+    outbox.send(due, &mut batch, &|| ()).unwrap();
+    assert_eq!((outbox.waiting().items, outbox.sent().items), (0, 1));
+}
+
+#[test]
+fn a_closed_way_out_drops_nothing_for_a_newer_item() {
+    let (outbox, wire) = opened(frames(1));
+    outbox.push(item("a")).unwrap();
+    outbox.close();
+    outbox.push_dropping_oldest(item("b"));
+    assert_eq!(outbox.gauge().books().dropped, 0);
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["a", "finish"]);
+}
+
+#[test]
+fn a_nudge_is_not_lost_among_dropped_items() {
+    let (outbox, wire) = opened(frames(2));
+    outbox.flush();
+    outbox.push(item("a")).unwrap();
+    outbox.push(item("b")).unwrap();
+    outbox.push_dropping_oldest(item("c"));
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["b", "c", "flush"]);
+    outbox.flush();
+    assert!(Wire::step(&outbox).is_some(), "the next one is sent");
+}
+
+#[test]
+fn the_oldest_items_make_room_within_the_share_of_the_budget() {
+    let (outbox, wire) = opened_within(Limits::default(), Budget::new(100));
+    outbox.push_dropping_oldest(long(40 << 10));
+    outbox.push_dropping_oldest(long(30 << 10));
+    assert_eq!(outbox.gauge().books().dropped, 1);
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), [(30 << 10).to_string()]);
+}
+
+#[test]
+fn the_watcher_is_told_of_what_a_drop_freed_when_the_next_item_is_sent() {
+    let (outbox, _) = opened(bytes(10_000));
+    outbox.push(long(8000)).unwrap();
+    outbox.push(item("a")).unwrap();
+    assert!(outbox.watch(2500));
+    outbox.push_dropping_oldest(long(2000));
+    assert_eq!(outbox.gauge().books().dropped, 1);
+    assert!(Wire::write(&outbox));
+}
+
+#[test]
+fn room_is_up_to_the_mark_and_one_may_wait_alone() {
+    let (outbox, _) = opened(bytes(10_000));
+    assert!(outbox.has_room(long(5000).load(), 0), "nothing waits");
+    outbox.push(long(1000 - 128)).unwrap();
+    let (fits, not) = (long(1000 - 128).load(), long(1001 - 128).load());
+    assert!(outbox.has_room(fits, 2000) && !outbox.has_room(not, 2000));
+    assert!(!outbox.has_room(long(9000).load(), u64::MAX), "the limit stays");
+    assert!(outbox.ask_for_room(fits, 2000) && !outbox.ask_for_room(not, 2000));
+    assert!(Wire::write(&outbox));
+    outbox.push(item("a")).unwrap();
+    assert!(!Wire::write(&outbox), "it is told once");
+}
+
+/// Sleeps in other threads, and waits until they do.
+fn asleep<T: Send + 'static>(
+    outbox: &Outbox,
+    waits: impl IntoIterator<Item = fn(&Outbox) -> T>,
+) -> Vec<std::thread::JoinHandle<T>> {
+    let sleepers: Vec<_> = waits
+        .into_iter()
+        .map(|wait| {
+            let outbox = outbox.clone();
+            threads::spawn("sleeper", move || wait(&outbox)).unwrap()
+        })
+        .collect();
+    while (outbox.ledger().sleepers as usize) < sleepers.len() {
+        std::thread::yield_now();
+    }
+    sleepers
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+#[test]
+fn every_sleeper_wakes_when_it_becomes_roomy() {
+    let (outbox, _) = opened(bytes(1000));
+    outbox.push(long(800)).unwrap();
+    let wait: fn(&Outbox) -> bool = |outbox| outbox.wait_for_room(100, None);
+    let sleepers = asleep(&outbox, [wait; 3]);
+    Wire::write(&outbox);
+    assert!(sleepers.into_iter().all(|sleeper| sleeper.join().unwrap()));
+    assert_eq!(outbox.ledger().sleepers, 0);
+}
+
+#[test]
+fn an_end_wakes_every_sleeper() {
+    let (outbox, _) = opened(bytes(1000));
+    outbox.push(long(800)).unwrap();
+    let waits: [fn(&Outbox) -> bool; 3] = [
+        |outbox| !outbox.wait_for_room(900, None),
+        |outbox| !outbox.wait_until_empty(now() + LONG),
+        |outbox| outbox.wait_until_closed(LONG),
+    ];
+    let sleepers = asleep(&outbox, waits);
+    outbox.close();
+    assert!(sleepers.into_iter().all(|sleeper| sleeper.join().unwrap()));
+}
+
+#[test]
+fn a_writer_that_lingers_waits_for_the_end_and_not_for_the_close() {
+    let (outbox, _) = opened(bytes(1000));
+    outbox.close();
+    let wait: fn(&Outbox) -> bool = |outbox| {
+        outbox.wait_until_over(LONG);
+        outbox.is_over()
+    };
+    let sleepers = asleep(&outbox, [wait]);
+    outbox.abort();
+    assert!(sleepers.into_iter().all(|sleeper| sleeper.join().unwrap()));
+}
+
+#[test]
+fn a_wait_ends_at_its_limit_and_at_once_where_there_is_nothing_to_wait_for() {
+    let (outbox, _) = opened(bytes(1000));
+    let none = Duration::ZERO;
+    assert!(outbox.wait_for_room(5000, None) && outbox.wait_until_empty(now()));
+    outbox.push(long(800)).unwrap();
+    assert!(!outbox.wait_for_room(100, Some(none)) && !outbox.wait_until_empty(now()));
+    assert!(!outbox.wait_until_closed(none) && !outbox.wait_until_drained(none));
+    outbox.close();
+    assert!(outbox.wait_until_closed(LONG) && !outbox.wait_for_room(1, None));
+    assert!(!outbox.wait_until_drained(none), "it has something to send");
+    Wire::write(&outbox);
+    outbox.drained();
+    assert!(outbox.wait_until_drained(LONG) && outbox.wait_until_empty(now()));
+    outbox.abort();
+    outbox.wait_until_over(LONG);
+    let (outbox, _) = opened(bytes(1000));
+    outbox.abort();
+    assert!(outbox.wait_until_drained(LONG), "nobody will drain it");
+}
+
+#[test]
+fn a_gauge_counts_what_is_about_to_be_pushed() {
+    let (outbox, _) = opened(frames(2));
+    let gauge = outbox.gauge();
+    let one = item("a").load();
+    let mut two = one;
+    two += one;
+    let mut three = two;
+    three += one;
+    assert!(gauge.fits(one, one) && !gauge.fits(one, two));
+    assert!(gauge.fits(three, Load::default()), "one may wait alone");
+    outbox.push(item("a")).unwrap();
+    assert!(gauge.fits(one, Load::default()) && !gauge.fits(one, one));
+    assert_eq!((gauge.books().waiting, gauge.books().sent.items), (one, 0));
+    Wire::write(&outbox);
+    assert_eq!((gauge.books().waiting.items, gauge.books().sent), (0, one));
+}
+
+#[test]
+fn buffers_go_back_when_the_writer_idles_and_keys_when_it_ends() {
+    let (outbox, wire) = opened(Limits::default());
+    outbox.idle();
+    assert_eq!(wire.log(), ["idle"]);
+    outbox.shut();
+    outbox.idle();
+    assert_eq!(wire.log(), NO_CALLS);
+    assert_eq!(Arc::strong_count(&wire.0), 1);
+}
+
+#[test]
+fn a_refusal_says_why() {
+    assert_eq!(PushError::Full(item("a")).to_string(), "the queue is full");
+    assert_eq!(
+        PushError::Closed(item("a")).to_string(),
+        "the connection is closed"
+    );
+}

@@ -1,0 +1,638 @@
+//! The facts that a certificate states about its holder.
+
+use std::borrow::{Borrow, Cow};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::CertificateDer;
+use uuid::Uuid;
+use x509_parser::asn1_rs::Header;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::FromDer;
+use x509_parser::public_key::PublicKey;
+use x509_parser::time::ASN1Time;
+use x509_parser::x509::{SubjectPublicKeyInfo, X509Name};
+
+use super::{Fault, Host, eku, provider};
+use crate::Role;
+use crate::printable::printable;
+
+const UUID_SCHEME: &str = "urn:uuid:";
+
+/// The facts in one certificate, read and not judged: whether a trusted
+/// authority stands behind them is for [`Trust::verify`](super::Trust::verify)
+/// to say. What does not show in their texts is escaped.
+///
+/// Two certificates are the same when their [`der`](Self::der) bytes are;
+/// that is also what `==` compares.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CertificateInfo {
+    /// Whose certificate it is, as in `CN=agent-7`.
+    pub subject: String,
+    /// Who issued it.
+    pub issuer: String,
+    /// The serial number in hexadecimal, bytes joined with colons.
+    pub serial: String,
+    /// The roles it gives, [`Role::NONE`] where it gives none.
+    pub roles: Role,
+    /// The UUID of its `urn:uuid:` SAN, where it has one. Its holder may
+    /// connect with no other (docs/protocol.md, "Handshake").
+    pub uuid: Option<Uuid>,
+    /// The DNS names and IP addresses in its SANs, in their order.
+    pub hosts: Vec<Host>,
+    /// Every other SAN as `kind:text`.
+    pub other_names: Vec<String>,
+    /// The first moment at which it is valid.
+    pub not_before: SystemTime,
+    /// The last moment at which it is valid.
+    pub not_after: SystemTime,
+    /// The kind of its key: `P-256`, `RSA 2048`, `Ed25519`, or an object
+    /// identifier.
+    pub key: String,
+    /// Whether it is an authority's.
+    pub is_authority: bool,
+    /// Whether TLS lets its holder be a server (serverAuth).
+    pub server_auth: bool,
+    /// Whether TLS lets its holder be a client (clientAuth).
+    pub client_auth: bool,
+    /// The SHA-256 digest of the DER in hexadecimal, bytes joined with
+    /// colons; missing where the crate was built without cryptography.
+    pub fingerprint: Option<String>,
+    /// The certificate itself.
+    pub der: CertificateDer<'static>,
+}
+
+impl CertificateInfo {
+    /// Reads a certificate.
+    ///
+    /// # Errors
+    /// [`Fault::BadCertificate`] when the bytes are no certificate, or a part
+    /// of it that is read here is broken; [`Fault::BadUuid`] when a
+    /// `urn:uuid:` SAN is not a UUID in RFC 9562 form, is nil, or differs
+    /// from another one.
+    pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Fault> {
+        let parsed = parse(certificate)?;
+        let bad = |what: &str, error: &dyn std::fmt::Display| {
+            Fault::BadCertificate(format!("{what}: {}", printable(&error.to_string())))
+        };
+        let usages = eku::usages(&parsed)?;
+        let constraints = parsed
+            .basic_constraints()
+            .map_err(|error| bad("basic constraints", &error))?;
+        let alternatives = parsed
+            .subject_alternative_name()
+            .map_err(|error| bad("subject alternative names", &error))?;
+        let names = match &alternatives {
+            Some(extension) => Names::read(&extension.value.general_names)?,
+            None => Names::default(),
+        };
+        let validity = parsed.validity();
+        Ok(Self {
+            subject: distinguished_name(parsed.subject()),
+            issuer: distinguished_name(parsed.issuer()),
+            serial: hexadecimal(parsed.raw_serial()),
+            roles: usages.map_or(Role::NONE, eku::roles),
+            uuid: names.uuid,
+            hosts: names.hosts,
+            other_names: names.others,
+            not_before: moment(&validity.not_before)?,
+            not_after: moment(&validity.not_after)?,
+            key: key_kind(parsed.public_key()),
+            is_authority: constraints.is_some_and(|extension| extension.value.ca),
+            // No extended key usage at all means that TLS allows any.
+            server_auth: usages.is_none_or(|usages| usages.server_auth),
+            client_auth: usages.is_none_or(|usages| usages.client_auth),
+            fingerprint: provider::sha256(certificate).map(|digest| hexadecimal(&digest)),
+            der: certificate.clone().into_owned(),
+        })
+    }
+
+    /// A certificate that states nothing, and was never valid.
+    pub fn nothing(certificate: &CertificateDer<'_>) -> Self {
+        Self {
+            subject: String::new(),
+            issuer: String::new(),
+            serial: String::new(),
+            roles: Role::NONE,
+            uuid: None,
+            hosts: Vec::new(),
+            other_names: Vec::new(),
+            not_before: UNIX_EPOCH,
+            not_after: UNIX_EPOCH,
+            key: String::new(),
+            is_authority: false,
+            server_auth: false,
+            client_auth: false,
+            fingerprint: None,
+            der: certificate.clone().into_owned(),
+        }
+    }
+
+    /// The DNS names among [`hosts`](Self::hosts).
+    pub fn dns_names(&self) -> impl Iterator<Item = &str> {
+        self.hosts.iter().filter_map(|host| match host {
+            Host::Name(name) => Some(name.as_str()),
+            Host::Address(_) => None,
+        })
+    }
+
+    /// The addresses among [`hosts`](Self::hosts).
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.hosts.iter().filter_map(|host| match host {
+            Host::Name(_) => None,
+            Host::Address(address) => Some(*address),
+        })
+    }
+
+    /// Whether one authority issued both: the issuers' names are the same,
+    /// byte for byte, and so are the identifiers of the authorities' keys,
+    /// where the certificates carry them.
+    ///
+    /// An authority whose certificate was renewed with its old key is still
+    /// the same one. Nothing is verified here: that is for
+    /// [`Trust::verify`](super::Trust::verify).
+    pub fn has_same_issuer(&self, other: &Self) -> bool {
+        // Read again, since few certificates are ever compared.
+        match (parse(&self.der), parse(&other.der)) {
+            (Ok(one), Ok(other)) => {
+                one.issuer().as_raw() == other.issuer().as_raw()
+                    && authority_key(&one) == authority_key(&other)
+            }
+            _ => false,
+        }
+    }
+
+    /// [`not_before`](Self::not_before) in RFC 3339 form, as in
+    /// `2026-01-31T00:00:00Z`.
+    pub fn not_before_text(&self) -> String {
+        rfc3339(self.not_before)
+    }
+
+    /// [`not_after`](Self::not_after) in RFC 3339 form.
+    pub fn not_after_text(&self) -> String {
+        rfc3339(self.not_after)
+    }
+
+    /// How many whole days of its lifetime are left at that time: 0 on its last
+    /// day, and less once it has expired.
+    pub fn days_left(&self, at: SystemTime) -> i64 {
+        let days = |distance: Duration| i64::try_from(distance.as_secs() / 86_400).unwrap_or(i64::MAX);
+        match self.not_after.duration_since(at) {
+            Ok(left) => days(left),
+            Err(since) => -1 - days(since.duration()),
+        }
+    }
+
+    /// Whether the certificate is valid at that time.
+    ///
+    /// # Errors
+    /// [`Fault::NotYetValid`] or [`Fault::Expired`].
+    pub fn check_validity(&self, at: SystemTime) -> Result<(), Fault> {
+        if at < self.not_before {
+            let not_before = self.not_before_text();
+            return Err(Fault::NotYetValid { not_before });
+        }
+        // The second that not_after names belongs to the lifetime.
+        if at >= self.not_after + Duration::from_secs(1) {
+            let not_after = self.not_after_text();
+            return Err(Fault::Expired { not_after });
+        }
+        Ok(())
+    }
+}
+
+impl PartialEq for CertificateInfo {
+    fn eq(&self, other: &Self) -> bool {
+        self.der == other.der
+    }
+}
+
+impl Eq for CertificateInfo {}
+
+/// A certificate that has been read, kept as its DER: less than half of what
+/// the facts take. They are read again once somebody asks. With it are those between
+/// it and a trusted authority, where its holder showed any. Clones share all of it,
+/// and two that are equal have the same DER.
+#[derive(Clone)]
+pub struct KeptCertificate(Arc<Kept>);
+
+struct Kept {
+    der: Box<[u8]>,
+    facts: OnceLock<Box<CertificateInfo>>,
+    intermediates: Option<Arc<[CertificateDer<'static>]>>,
+}
+
+impl KeptCertificate {
+    pub fn new(certificate: &CertificateInfo, intermediates: Option<Arc<[CertificateDer<'static>]>>) -> Self {
+        Self(Arc::new(Kept {
+            der: Box::from(&certificate.der[..]),
+            facts: OnceLock::new(),
+            intermediates,
+        }))
+    }
+
+    /// It and those that its holder showed with it.
+    pub fn chain(&self) -> Vec<CertificateDer<'_>> {
+        let intermediates = self
+            .0
+            .intermediates
+            .iter()
+            .flat_map(|shown| shown.iter().cloned());
+        let leaf = CertificateDer::from(&self.0.der[..]);
+        std::iter::once(leaf).chain(intermediates).collect()
+    }
+
+    /// Whether it is the same one.
+    pub fn is(&self, other: &CertificateInfo) -> bool {
+        *self.0.der == *other.der
+    }
+
+    pub fn info(&self) -> &CertificateInfo {
+        self.0.facts.get_or_init(|| Box::new(self.read()))
+    }
+
+    /// The same without keeping it: for who goes through the certificates of all
+    /// sessions.
+    pub fn glance(&self) -> Cow<'_, CertificateInfo> {
+        match self.0.facts.get() {
+            Some(info) => Cow::Borrowed(info),
+            None => Cow::Owned(self.read()),
+        }
+    }
+
+    fn read(&self) -> CertificateInfo {
+        let der = CertificateDer::from(&self.0.der[..]);
+        // The same bytes were read before.
+        CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
+    }
+
+    /// The bytes of its serial number. Nothing else is read, since whoever looks
+    /// for one goes through thousands.
+    pub fn serial(&self) -> Option<&[u8]> {
+        let inside = |bytes| Header::from_der(bytes).ok();
+        let (certificate, _) = inside(&self.0.der)?;
+        let (to_be_signed, _) = inside(certificate)?;
+        let (mut first, mut header) = inside(to_be_signed)?;
+        // The version, which the oldest certificates do not have.
+        if header.is_contextspecific() {
+            let len = header.length().definite().ok()?;
+            (first, header) = inside(first.get(len..)?)?;
+        }
+        first.get(..header.length().definite().ok()?)
+    }
+}
+
+// A table of certificates is searched by DER, so that whoever looks one up
+// need not make a `KeptCertificate` of it first.
+impl Borrow<[u8]> for KeptCertificate {
+    fn borrow(&self) -> &[u8] {
+        &self.0.der
+    }
+}
+
+impl PartialEq for KeptCertificate {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.der == other.0.der
+    }
+}
+
+impl Eq for KeptCertificate {}
+
+impl Hash for KeptCertificate {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.der.hash(state);
+    }
+}
+
+impl fmt::Debug for KeptCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.info(), f)
+    }
+}
+
+/// What the SANs of a certificate say.
+#[derive(Default)]
+struct Names {
+    uuid: Option<Uuid>,
+    hosts: Vec<Host>,
+    others: Vec<String>,
+}
+
+impl Names {
+    fn read(names: &[GeneralName<'_>]) -> Result<Self, Fault> {
+        let mut read = Self::default();
+        for name in names {
+            match name {
+                GeneralName::DNSName(text) => match text.parse() {
+                    Ok(host @ Host::Name(_)) => read.hosts.push(host),
+                    _ => read.others.push(format!("dns:{}", printable(text))),
+                },
+                GeneralName::IPAddress(bytes) => match address(bytes) {
+                    Some(address) => read.hosts.push(Host::Address(address)),
+                    None => read.others.push(format!("ip:{}", hexadecimal(bytes))),
+                },
+                GeneralName::URI(uri) => read.uri(uri)?,
+                GeneralName::RFC822Name(text) => read.others.push(format!("email:{}", printable(text))),
+                GeneralName::DirectoryName(name) => {
+                    read.others
+                        .push(format!("directory:{}", distinguished_name(name)));
+                }
+                other => read
+                    .others
+                    .push(format!("other:{}", printable(&format!("{other:?}")))),
+            }
+        }
+        Ok(read)
+    }
+
+    /// A `urn:uuid:` URI is an identity, so that a broken one is an error
+    /// and not merely another name.
+    fn uri(&mut self, uri: &str) -> Result<(), Fault> {
+        let scheme = uri.get(..UUID_SCHEME.len()).unwrap_or_default();
+        if !scheme.eq_ignore_ascii_case(UUID_SCHEME) {
+            self.others.push(format!("uri:{}", printable(uri)));
+            return Ok(());
+        }
+        let text = &uri[UUID_SCHEME.len()..];
+        // The parser takes more forms than the 36 characters of RFC 9562.
+        let uuid = match Uuid::try_parse(text) {
+            Ok(uuid) if text.len() == 36 && !uuid.is_nil() => uuid,
+            _ => return Err(Fault::BadUuid(printable(uri))),
+        };
+        match self.uuid.replace(uuid) {
+            Some(before) if before != uuid => Err(Fault::BadUuid(printable(uri))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Parses a certificate and nothing behind it.
+pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Fault> {
+    if is_pem(certificate) {
+        return Err(Fault::NotDer);
+    }
+    match X509Certificate::from_der(certificate) {
+        Ok(([], parsed)) => Ok(parsed),
+        Ok((rest, _)) => Err(Fault::BadCertificate(format!(
+            "{} bytes too many at its end",
+            rest.len()
+        ))),
+        Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
+    }
+}
+
+/// Whether bytes that should be DER are a PEM text.
+pub(super) fn is_pem(der: &[u8]) -> bool {
+    der.trim_ascii_start().starts_with(b"-----BEGIN ")
+}
+
+/// The identifier of the key that signed the certificate, where it says so.
+fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    certificate
+        .extensions()
+        .iter()
+        .find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref(),
+            _ => None,
+        })
+        .map(|identifier| identifier.0)
+}
+
+/// The present time, by which lifetimes are judged.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are valid at a time of day"
+)]
+pub(super) fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
+        return Some(bytes.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+pub(super) fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+    let seconds = time.timestamp();
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    let moment = if seconds < 0 {
+        UNIX_EPOCH.checked_sub(distance)
+    } else {
+        UNIX_EPOCH.checked_add(distance)
+    };
+    moment.ok_or_else(|| Fault::BadCertificate(format!("a lifetime at {time}")))
+}
+
+/// For times of certificates and of sessions: whole seconds from the year 0 to
+/// 9999 are enough.
+pub fn rfc3339(time: SystemTime) -> String {
+    let seconds = match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
+    };
+    match ASN1Time::from_timestamp(seconds) {
+        Ok(time) => {
+            let time = time.to_datetime();
+            format!(
+                "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+                time.year(),
+                u8::from(time.month()),
+                time.day(),
+                time.hour(),
+                time.minute(),
+                time.second()
+            )
+        }
+        Err(_) => format!("{seconds} seconds since 1970"),
+    }
+}
+
+pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
+    printable(&name.to_string())
+}
+
+/// In one piece: a server reads a certificate in each handshake, and many small
+/// strings would be left as holes in its memory.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(3 * bytes.len());
+    for (at, byte) in bytes.iter().enumerate() {
+        if at > 0 {
+            text.push(':');
+        }
+        let digit = |value: u8| char::from_digit(value.into(), 16);
+        text.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
+    }
+    text
+}
+
+fn key_kind(key: &SubjectPublicKeyInfo<'_>) -> String {
+    let algorithm = key.algorithm.algorithm.to_id_string();
+    match algorithm.as_str() {
+        "1.2.840.113549.1.1.1" => match key.parsed() {
+            Ok(PublicKey::RSA(rsa)) => format!("RSA {}", rsa.key_size()),
+            _ => "RSA".to_owned(),
+        },
+        "1.2.840.10045.2.1" => {
+            let curve = key.algorithm.parameters.as_ref().and_then(|p| p.as_oid().ok());
+            match curve.map(|curve| curve.to_id_string()).as_deref() {
+                Some("1.2.840.10045.3.1.7") => "P-256".to_owned(),
+                Some("1.3.132.0.34") => "P-384".to_owned(),
+                Some("1.3.132.0.35") => "P-521".to_owned(),
+                Some(other) => format!("EC {other}"),
+                None => "EC".to_owned(),
+            }
+        }
+        "1.3.101.112" => "Ed25519".to_owned(),
+        _ => algorithm,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uuid_of(uris: &[&str]) -> Result<Option<Uuid>, Fault> {
+        let names: Vec<_> = uris.iter().map(|uri| GeneralName::URI(uri)).collect();
+        Names::read(&names).map(|names| names.uuid)
+    }
+
+    #[test]
+    fn a_uuid_san_is_read_in_rfc_9562_form_only() {
+        const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+        let uuid = Uuid::parse_str(UUID).unwrap();
+        let good = format!("urn:uuid:{UUID}");
+        let upper = format!("URN:UUID:{}", UUID.to_uppercase());
+        assert_eq!(uuid_of(&[&good]), Ok(Some(uuid)));
+        assert_eq!(uuid_of(&[&good, &upper]), Ok(Some(uuid)));
+        assert_eq!(uuid_of(&["spiffe://x", "urn:other"]), Ok(None));
+
+        let simple = format!("urn:uuid:{}", uuid.simple());
+        let braced = format!("urn:uuid:{{{UUID}}}");
+        let nil = format!("urn:uuid:{}", Uuid::nil());
+        let other = format!("urn:uuid:{}", Uuid::max());
+        for bad in [
+            "urn:uuid:",
+            "urn:uuid:agent-7",
+            "Urn:Uuid:\u{1b}[31m",
+            &simple,
+            &braced,
+            &nil,
+        ] {
+            assert!(matches!(uuid_of(&[bad]), Err(Fault::BadUuid(_))), "{bad}");
+        }
+        assert_eq!(uuid_of(&[&good, &other]), Err(Fault::BadUuid(other.clone())));
+    }
+
+    #[test]
+    fn names_that_are_no_host_are_kept_apart() {
+        let names = [
+            GeneralName::DNSName("a.example"),
+            GeneralName::DNSName("no name\u{7}"),
+            GeneralName::DNSName("127.0.0.1"),
+            GeneralName::IPAddress(&[127, 0, 0, 1]),
+            GeneralName::IPAddress(&[1, 2, 3]),
+            GeneralName::RFC822Name("a@example"),
+            GeneralName::URI("x:\u{202e}\u{200b}\n\u{85}"),
+        ];
+        let names = Names::read(&names).unwrap();
+        let hosts = [Host::Name("a.example".to_owned()), "127.0.0.1".parse().unwrap()];
+        assert_eq!(names.hosts, hosts);
+        let others = [
+            "dns:no name\\u{7}",
+            "dns:127.0.0.1",
+            "ip:01:02:03",
+            "email:a@example",
+            "uri:x:\\u{202e}\\u{200b}\\n\\u{85}",
+        ];
+        assert_eq!(names.others, others);
+    }
+
+    #[cfg(feature = "issue")]
+    #[test]
+    fn a_kept_certificate_states_what_it_stated_when_it_was_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = || {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
+        };
+        let (one, other) = (issue(), issue());
+        let kept = KeptCertificate::new(&one, None);
+        assert!(kept.is(&one) && !kept.is(&other));
+        // Every fact of it, where `==` looks at the DER alone.
+        assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
+        assert_eq!(kept.info().roles, Role::AGENT);
+    }
+
+    #[cfg(feature = "issue")]
+    #[test]
+    fn a_kept_certificate_tells_its_serial_number_without_being_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        for _ in 0..20 {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            let kept = KeptCertificate::new(issued.info(), None);
+            assert_eq!(
+                kept.serial().map(hexadecimal).as_ref(),
+                Some(&issued.info().serial)
+            );
+            assert!(kept.0.facts.get().is_none());
+            assert_eq!(*kept.glance(), *issued.info());
+            assert!(kept.0.facts.get().is_none());
+        }
+        for der in [
+            &[][..],
+            &[0x30],
+            &[0x30, 0x80],
+            &[0x30, 3, 0x30, 1, 0xa0],
+            &[0xff; 40],
+        ] {
+            let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
+            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
+        }
+    }
+
+    #[cfg(feature = "issue")]
+    #[test]
+    fn certificates_of_one_authority_are_told_from_those_of_another_of_its_name() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = || Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = |authority: &Authority| {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            issued.info().clone()
+        };
+        let (here, there) = (authority(), authority());
+        let (one, other) = (issue(&here), issue(&here));
+        let stranger = issue(&there);
+        assert_eq!(one.issuer, stranger.issuer, "by name alone they are the same");
+        assert!(one.has_same_issuer(&other) && one.has_same_issuer(&one));
+        assert!(!one.has_same_issuer(&stranger));
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
+        assert!(!nothing.has_same_issuer(&nothing));
+    }
+
+    #[test]
+    fn what_is_no_certificate_states_nothing() {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
+        let kept = KeptCertificate::new(&nothing, None);
+        assert_eq!(kept.info().roles, Role::NONE);
+        assert!(kept.info().check_validity(now()).is_err());
+    }
+
+    #[test]
+    fn times_print_in_rfc_3339_form() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(rfc3339(UNIX_EPOCH), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(at(951_782_399)), "2000-02-28T23:59:59Z");
+        assert_eq!(rfc3339(at(253_402_300_799)), "9999-12-31T23:59:59Z");
+        let before = UNIX_EPOCH - Duration::from_secs(1);
+        assert_eq!(rfc3339(before), "1969-12-31T23:59:59Z");
+    }
+}

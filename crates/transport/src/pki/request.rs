@@ -1,0 +1,249 @@
+//! What can be asked of an authority.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use uuid::Uuid;
+
+use super::{BadRequest, Host};
+use crate::Role;
+
+/// The kind of a private key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyKind {
+    /// ECDSA on the curve P-256, the default: small and quick.
+    #[default]
+    P256,
+    /// RSA with 2048 bits; needs the feature `aws-lc-rs`.
+    Rsa2048,
+    /// RSA with 4096 bits; needs the feature `aws-lc-rs`, and seconds to make.
+    Rsa4096,
+    /// Ed25519.
+    Ed25519,
+}
+
+impl KeyKind {
+    const TABLE: [(Self, &'static str); 4] = [
+        (Self::P256, "p256"),
+        (Self::Rsa2048, "rsa2048"),
+        (Self::Rsa4096, "rsa4096"),
+        (Self::Ed25519, "ed25519"),
+    ];
+}
+
+impl fmt::Display for KeyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::TABLE.into_iter().find(|(kind, _)| kind == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for KeyKind {
+    type Err = BadRequest;
+
+    /// Reads `p256`, `rsa2048`, `rsa4096` or `ed25519` in any case.
+    fn from_str(text: &str) -> Result<Self, BadRequest> {
+        Self::TABLE
+            .into_iter()
+            .find(|(_, name)| name.eq_ignore_ascii_case(text))
+            .map(|(kind, _)| kind)
+            .ok_or_else(|| BadRequest::UnknownKey(text.to_owned()))
+    }
+}
+
+/// What a new authority should be like.
+///
+/// ```
+/// use ssntp_transport::pki::AuthorityRequest;
+///
+/// let request = AuthorityRequest::default().name("Example").days(30);
+/// assert_eq!(request.name, "Example");
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AuthorityRequest {
+    /// The organization, 1 to 64 characters.
+    /// Default: `ssntp`.
+    pub name: String,
+    /// Where clients may look for a server, see [`Trust::names`](super::Trust::names).
+    /// Default: nowhere.
+    pub hosts: Vec<Host>,
+    /// The kind of its key.
+    /// Default: P-256.
+    pub key: KeyKind,
+    /// Its lifetime from the start on, 1 to 36,500 days.
+    /// Default: 3650.
+    pub days: u32,
+    /// When its lifetime starts.
+    /// Default: ten minutes ago, the days counted from now on.
+    pub valid_from: Option<SystemTime>,
+}
+
+impl Default for AuthorityRequest {
+    fn default() -> Self {
+        Self {
+            name: "ssntp".to_owned(),
+            hosts: Vec::new(),
+            key: KeyKind::default(),
+            days: 3650,
+            valid_from: None,
+        }
+    }
+}
+
+impl AuthorityRequest {
+    /// Sets the organization.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Adds a place to look for a server.
+    #[must_use]
+    pub fn host(mut self, host: Host) -> Self {
+        self.hosts.push(host);
+        self
+    }
+
+    /// Sets the kind of key.
+    #[must_use]
+    pub fn key(mut self, key: KeyKind) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// Sets the lifetime.
+    #[must_use]
+    pub fn days(mut self, days: u32) -> Self {
+        self.days = days;
+        self
+    }
+
+    /// Sets the start of the lifetime.
+    #[must_use]
+    pub fn valid_from(mut self, start: SystemTime) -> Self {
+        self.valid_from = Some(start);
+        self
+    }
+}
+
+/// What a certificate to be issued should say.
+///
+/// ```
+/// use ssntp_transport::Role;
+/// use ssntp_transport::pki::CertificateRequest;
+///
+/// let request = CertificateRequest::new(Role::SCHEDULER).host("sched.example".parse()?).days(90);
+/// assert_eq!(request.name, "scheduler");
+/// # Ok::<(), ssntp_transport::pki::ParseHostError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CertificateRequest {
+    /// The roles that it gives. None is allowed, for tests of peers that
+    /// have none.
+    pub roles: Role,
+    /// Its holder's name, 1 to 64 characters.
+    /// Default: the roles' names, joined with `-`.
+    pub name: String,
+    /// The DNS names and addresses of a server.
+    /// Default: for a server or scheduler `localhost`, 127.0.0.1, ::1 and
+    /// this machine's own name; none for the others.
+    pub hosts: Vec<Host>,
+    /// The UUID to bind its holder to, not nil.
+    /// Default: any UUID may be used with it.
+    pub uuid: Option<Uuid>,
+    /// The kind of its key.
+    /// Default: P-256.
+    pub key: KeyKind,
+    /// Its lifetime from the start on, 1 to 36,500 days; cut where the
+    /// authority's own ends.
+    /// Default: 365.
+    pub days: u32,
+    /// When its lifetime starts.
+    /// Default: ten minutes ago, the days counted from now on.
+    pub valid_from: Option<SystemTime>,
+}
+
+impl CertificateRequest {
+    /// A certificate with these roles and the defaults elsewhere.
+    pub fn new(roles: Role) -> Self {
+        Self {
+            roles,
+            name: roles.to_string().replace(',', "-"),
+            hosts: Vec::new(),
+            uuid: None,
+            key: KeyKind::default(),
+            days: 365,
+            valid_from: None,
+        }
+    }
+
+    /// Sets the name.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Adds a DNS name or an address, in place of the default ones.
+    #[must_use]
+    pub fn host(mut self, host: Host) -> Self {
+        self.hosts.push(host);
+        self
+    }
+
+    /// Binds the holder to a UUID.
+    #[must_use]
+    pub fn uuid(mut self, uuid: Uuid) -> Self {
+        self.uuid = Some(uuid);
+        self
+    }
+
+    /// Sets the kind of key.
+    #[must_use]
+    pub fn key(mut self, key: KeyKind) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// Sets the lifetime.
+    #[must_use]
+    pub fn days(mut self, days: u32) -> Self {
+        self.days = days;
+        self
+    }
+
+    /// Sets the start of the lifetime.
+    #[must_use]
+    pub fn valid_from(mut self, start: SystemTime) -> Self {
+        self.valid_from = Some(start);
+        self
+    }
+
+    pub(super) fn is_server(&self) -> bool {
+        self.roles.intersects(Role::SERVER | Role::SCHEDULER)
+    }
+
+    /// The hosts asked for, or the default ones.
+    pub(super) fn all_hosts(&self) -> Vec<Host> {
+        if self.hosts.is_empty() && self.is_server() {
+            default_hosts()
+        } else {
+            self.hosts.clone()
+        }
+    }
+}
+
+fn default_hosts() -> Vec<Host> {
+    let this_machine = rustix::system::uname();
+    let this_machine = this_machine.nodename().to_str().unwrap_or_default();
+    ["localhost", "127.0.0.1", "::1", this_machine]
+        .into_iter()
+        // A machine may be called anything, even what no certificate can say.
+        .filter_map(|host| host.parse().ok())
+        .collect()
+}

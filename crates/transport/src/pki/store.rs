@@ -1,0 +1,262 @@
+//! PEM text and files: the one place that knows how certificates and keys
+//! are written down.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls_pemfile::{Item, read_one_from_slice};
+
+use super::{Error, Fault};
+
+/// Far above any certificate bundle; it stops at a device or a log file that
+/// was named by mistake.
+const MAX_FILE_LEN: u64 = 16 << 20;
+
+/// What the sections of a PEM text hold. Sections of other kinds (parameters,
+/// requests) are passed over.
+#[derive(Default)]
+pub(super) struct Sections {
+    pub(super) certificates: Vec<CertificateDer<'static>>,
+    pub(super) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
+    keys: Vec<PrivateKeyDer<'static>>,
+    encrypted: bool,
+    /// The encrypted keys, as PEM.
+    sealed: Vec<String>,
+}
+
+impl Sections {
+    /// Splits a PEM text.
+    pub(super) fn read(pem: &[u8]) -> Result<Self, Fault> {
+        if !contains(pem, b"-----BEGIN ") {
+            return Err(Fault::NotPem);
+        }
+        let mut sections = Self {
+            encrypted: contains(pem, b"ENCRYPTED"),
+            sealed: sealed(pem),
+            ..Self::default()
+        };
+        let mut rest = pem;
+        loop {
+            match read_one_from_slice(rest) {
+                Ok(Some((item, behind))) => {
+                    sections.add(item);
+                    rest = behind;
+                }
+                Ok(None) => return Ok(sections),
+                // The lines of an old-style encrypted key begin with headers,
+                // which are no base64.
+                Err(_) if sections.encrypted => return Err(Fault::EncryptedKey),
+                Err(error) => return Err(Fault::BadPem(reason(error))),
+            }
+        }
+    }
+
+    fn add(&mut self, item: Item) {
+        match item {
+            Item::X509Certificate(certificate) => self.certificates.push(certificate),
+            Item::Crl(list) => self.revocation_lists.push(list),
+            Item::Pkcs8Key(key) => self.keys.push(key.into()),
+            Item::Pkcs1Key(key) => self.keys.push(key.into()),
+            Item::Sec1Key(key) => self.keys.push(key.into()),
+            _ => {}
+        }
+    }
+
+    /// The certificates, at least one.
+    pub(super) fn certificates(&self) -> Result<&[CertificateDer<'static>], Fault> {
+        if self.certificates.is_empty() {
+            return Err(Fault::NoCertificate);
+        }
+        Ok(&self.certificates)
+    }
+
+    /// The one private key.
+    pub(super) fn key(&self) -> Result<PrivateKeyDer<'static>, Fault> {
+        match self.keys.as_slice() {
+            [key] => Ok(key.clone_key()),
+            [] if self.encrypted => Err(Fault::EncryptedKey),
+            [] => Err(Fault::NoKey),
+            several => Err(Fault::SeveralKeys(several.len())),
+        }
+    }
+}
+
+impl Sections {
+    /// The one private key, decrypted where it is encrypted.
+    pub(super) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
+        match (passphrase, self.sealed.as_slice()) {
+            (Some(passphrase), [sealed]) if self.keys.is_empty() => open(sealed, passphrase),
+            (Some(_), [_, _, ..]) => Err(Fault::SeveralKeys(self.sealed.len())),
+            _ => self.key(),
+        }
+    }
+}
+
+/// The sections of encrypted keys, which are of no kind that rustls knows.
+fn sealed(pem: &[u8]) -> Vec<String> {
+    const BEGIN: &str = "-----BEGIN ENCRYPTED PRIVATE KEY-----";
+    const END: &str = "-----END ENCRYPTED PRIVATE KEY-----";
+    let text = String::from_utf8_lossy(pem);
+    let begun = text.match_indices(BEGIN).map(|(at, _)| &text[at..]);
+    begun
+        .filter_map(|section| Some(section[..section.find(END)? + END.len()].to_owned() + "\n"))
+        .collect()
+}
+
+#[cfg(feature = "encrypted-keys")]
+fn open(sealed: &str, passphrase: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    use pkcs8::{EncryptedPrivateKeyInfo, SecretDocument};
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+
+    let (_, der) = SecretDocument::from_pem(sealed).map_err(|e| Fault::BadPem(e.to_string()))?;
+    let opened = EncryptedPrivateKeyInfo::try_from(der.as_bytes())
+        .map_err(|e| Fault::WrongPassphrase(e.to_string()))
+        .and_then(|info| {
+            info.decrypt(passphrase)
+                .map_err(|e| Fault::WrongPassphrase(e.to_string()))
+        })?;
+    Ok(PrivatePkcs8KeyDer::from(opened.as_bytes().to_vec()).into())
+}
+
+#[cfg(not(feature = "encrypted-keys"))]
+fn open(_: &str, _: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    Err(Fault::WrongPassphrase(
+        "built without the feature encrypted-keys".to_owned(),
+    ))
+}
+
+/// The certificates of a PEM file in their order; what else is in it is
+/// passed over. The certificates themselves are not looked at. Blocks while
+/// the file is read.
+///
+/// # Errors
+/// [`Error::Read`], or [`Error::Content`] with [`Fault::NotPem`],
+/// [`Fault::BadPem`] or [`Fault::NoCertificate`].
+pub fn load_certificates(path: impl AsRef<Path>) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let path = path.as_ref();
+    let sections = load(path)?;
+    let certificates = sections.certificates().map(<[_]>::to_vec);
+    certificates.map_err(Error::content(origin(path)))
+}
+
+/// Reads and splits a PEM file.
+pub(super) fn load(path: &Path) -> Result<Sections, Error> {
+    Sections::read(&read(path)?).map_err(Error::content(origin(path)))
+}
+
+/// A whole file, unless it is far too long.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let whole = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MAX_FILE_LEN + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MAX_FILE_LEN {
+            return Err(std::io::Error::other("too long for a PEM file"));
+        }
+        Ok(bytes)
+    };
+    whole().map_err(|source| Error::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// How errors call a file.
+pub(super) fn origin(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Puts a file in place in one step, readable with `mode` alone from the
+/// first moment: a new file is filled beside it, then renamed.
+#[cfg(feature = "issue")]
+pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
+    use std::ffi::OsString;
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}", uuid::Uuid::new_v4().simple()));
+    let beside = path.with_file_name(name);
+    let fill = || {
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&beside)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    fill().map_err(|source| {
+        // It may not be there; the first error is the one to tell.
+        let _ = fs::remove_file(&beside);
+        Error::Write {
+            path: path.to_owned(),
+            source,
+        }
+    })
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+fn reason(error: rustls_pemfile::Error) -> String {
+    use rustls_pemfile::Error as E;
+    match error {
+        E::MissingSectionEnd { end_marker } => {
+            format!("no end of section {:?}", String::from_utf8_lossy(&end_marker))
+        }
+        E::IllegalSectionStart { line } => {
+            format!("bad first line {:?}", String::from_utf8_lossy(&line))
+        }
+        E::Base64Decode(_) => "a section is not base64".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(pem: &str) -> Fault {
+        let sections = Sections::read(pem.as_bytes());
+        sections
+            .and_then(|sections| sections.key().map(drop))
+            .unwrap_err()
+    }
+
+    #[test]
+    fn each_kind_of_broken_pem_is_named() {
+        assert_eq!(fault(""), Fault::NotPem);
+        assert_eq!(fault("\u{0}\u{1}binary"), Fault::NotPem);
+        assert!(matches!(
+            fault("-----BEGIN CERTIFICATE-----\nAAAA\n"),
+            Fault::BadPem(_)
+        ));
+        assert!(matches!(
+            fault("-----BEGIN CERTIFICATE\nAAAA\n"),
+            Fault::BadPem(_)
+        ));
+        let no_base64 = "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n";
+        assert_eq!(
+            fault(no_base64),
+            Fault::BadPem("a section is not base64".to_owned())
+        );
+    }
+
+    #[test]
+    fn an_encrypted_key_is_told_from_none_and_many() {
+        let new = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nAAAA\n\
+                   -----END RSA PRIVATE KEY-----\n";
+        assert_eq!(fault(new), Fault::EncryptedKey);
+        assert_eq!(fault(old), Fault::EncryptedKey);
+        let parameters = "-----BEGIN EC PARAMETERS-----\nAAAA\n-----END EC PARAMETERS-----\n";
+        assert_eq!(fault(parameters), Fault::NoKey);
+        let key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+        assert_eq!(fault(&key.repeat(2)), Fault::SeveralKeys(2));
+    }
+}

@@ -1,0 +1,304 @@
+//! Whom we believe: the authorities, and the check of a peer's chain.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{CertificateError, RootCertStore};
+
+use super::limits::{self, PathLength};
+use super::revocation::{Revocation, RevocationList, RevocationLists};
+use super::{CertificateInfo, Error, Fault, Host, inspect, provider, store};
+use crate::Role;
+
+/// The certificates of the trusted authorities.
+///
+/// # Threads
+/// A clone is cheap and shares everything; `Send` and `Sync`. Only
+/// [`load`](Self::load) blocks, on the disk.
+#[derive(Clone, Debug)]
+pub struct Trust(Arc<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
+    roots: Arc<RootCertStore>,
+    authorities: Vec<CertificateInfo>,
+    names: Vec<Host>,
+    path_lengths: Vec<PathLength>,
+    revocation: Option<Revocation>,
+}
+
+impl Trust {
+    /// Loads a PEM file with the certificates of one or more authorities.
+    /// One that is not valid at present is passed over with a warning in the
+    /// log, so that a bundle may hold the old and the new authority. Blocks
+    /// while the file is read.
+    ///
+    /// # Errors
+    /// [`Error::Read`], and [`Error::Content`] when the file is not PEM, has no
+    /// certificate, has one that is broken or not an authority's, or has none
+    /// that is valid at present.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        Self::from_pem(&store::read(path)?, &store::origin(path))
+    }
+
+    /// Reads a PEM text as [`load`](Self::load) reads a file. `origin` is
+    /// what errors call it.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) without [`Error::Read`].
+    pub fn from_pem(pem: &[u8], origin: &str) -> Result<Self, Error> {
+        let read = || Self::of_valid(store::Sections::read(pem)?.certificates()?, origin);
+        read().map_err(Error::content(origin))
+    }
+
+    /// Takes the certificates of the authorities in their binary form, as
+    /// [`load`](Self::load) takes those of a file. Errors call them `the
+    /// authorities`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
+    /// [`Fault::NotDer`].
+    pub fn from_der(authorities: &[CertificateDer<'_>]) -> Result<Self, Error> {
+        let origin = "the authorities";
+        Self::of_valid(authorities, origin).map_err(Error::content(origin))
+    }
+
+    /// Trusts those that are valid at present, at least one.
+    fn of_valid(certificates: &[CertificateDer<'_>], origin: &str) -> Result<Self, Fault> {
+        let now = inspect::now();
+        let mut valid = Vec::new();
+        let mut fault = Fault::NoCertificate;
+        for certificate in certificates {
+            let info = CertificateInfo::from_der(certificate)?;
+            match info.check_validity(now) {
+                Ok(()) => valid.push(info),
+                Err(outside) => {
+                    log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
+                    fault = outside;
+                }
+            }
+        }
+        if valid.is_empty() {
+            return Err(fault);
+        }
+        Self::new(valid)
+    }
+
+    /// Trusts these, whatever their lifetime is.
+    pub(super) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
+        let mut roots = RootCertStore::empty();
+        let mut names: Vec<Host> = Vec::new();
+        let mut path_lengths = Vec::new();
+        for authority in &authorities {
+            if !authority.is_authority {
+                let subject = authority.subject.clone();
+                return Err(Fault::NotAuthority { subject });
+            }
+            let bad = |error: rustls::Error| Fault::BadCertificate(error.to_string());
+            roots.add(authority.der.clone()).map_err(bad)?;
+            path_lengths.extend(PathLength::of(authority)?);
+            for host in &authority.hosts {
+                if !names.contains(host) {
+                    names.push(host.clone());
+                }
+            }
+        }
+        Ok(Self(Arc::new(Inner {
+            roots: Arc::new(roots),
+            authorities,
+            names,
+            path_lengths,
+            revocation: None,
+        })))
+    }
+
+    /// The same trust, which counts these lists in place of any it had: wherever a
+    /// peer's certificate is checked, one that is revoked is refused, and so is one
+    /// below an authority that is. Certificates of an authority that has no list
+    /// are not refused for that. A list past its next update is warned of in the
+    /// log; see [`RevocationLists::enforce_expiry`].
+    ///
+    /// A list whose issuer is not trusted here is warned of as well: it counts where
+    /// a peer shows the issuer's certificate, as one between its own and a trusted
+    /// authority's.
+    ///
+    /// # Errors
+    /// [`Error::Content`] when a list has a trusted authority's name and not its
+    /// signature, or that authority's key usage does not let it sign lists; and
+    /// when one is overdue where that is enforced.
+    pub fn with_revocation_lists(&self, lists: &RevocationLists) -> Result<Self, Error> {
+        let revocation = Revocation::new(lists, &self.0.authorities);
+        let revocation = revocation.map_err(Error::content(lists.origin()))?;
+        Ok(Self(Arc::new(Inner {
+            revocation: Some(revocation),
+            ..Inner::clone(&self.0)
+        })))
+    }
+
+    /// The revocation lists that count, with their facts.
+    pub fn revocation_lists(&self) -> &[RevocationList] {
+        let revocation = self.0.revocation.as_ref();
+        revocation.map_or(&[], |revocation| revocation.lists().lists())
+    }
+
+    /// The authorities as rustls wants them.
+    pub fn roots(&self) -> &Arc<RootCertStore> {
+        &self.0.roots
+    }
+
+    /// The DNS names and addresses in the authorities' own SANs, in their
+    /// order and each once: where a client that was told nothing else may
+    /// look for a server.
+    pub fn names(&self) -> &[Host] {
+        &self.0.names
+    }
+
+    /// The facts in the authorities' certificates.
+    pub fn authorities(&self) -> &[CertificateInfo] {
+        &self.0.authorities
+    }
+
+    /// Checks a peer's certificates, its own first, at the present time as a
+    /// TLS peer would: the signatures up to a trusted authority, the
+    /// lifetimes, and the usages that the roles need (serverAuth and a name
+    /// for servers and schedulers, clientAuth for the others); that it gives a
+    /// role at all, and only roles that the extended key usages of the issuers
+    /// in between allow; that its key may sign; the trusted authority's path length; and
+    /// that no revocation list holds any of them. Which name a server is dialled by is
+    /// not known here and not checked. Returns the facts in the first certificate.
+    ///
+    /// # Errors
+    /// The first [`Fault`] that was found.
+    pub fn verify(&self, chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, Fault> {
+        self.verify_at(chain, inspect::now())
+    }
+
+    /// As [`verify`](Self::verify), at another time.
+    ///
+    /// # Errors
+    /// The first [`Fault`] that was found.
+    pub fn verify_at(
+        &self,
+        chain: &[CertificateDer<'static>],
+        at: SystemTime,
+    ) -> Result<CertificateInfo, Fault> {
+        let (first, intermediates) = chain.split_first().ok_or(Fault::NoCertificate)?;
+        let info = CertificateInfo::from_der(first)?;
+        if info.is_authority {
+            return Err(Fault::AuthorityAsPeer);
+        }
+        info.check_validity(at)?;
+        if info.roles.is_empty() {
+            return Err(Fault::NoRole);
+        }
+        let server = Role::SERVER | Role::SCHEDULER;
+        let is_server = info.roles.intersects(server);
+        let is_client = !server.contains(info.roles);
+        let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = UnixTime::since_unix_epoch(since);
+        let explain = |error| explain(error, &info);
+        if is_server {
+            if info.hosts.is_empty() {
+                return Err(Fault::NoHost);
+            }
+            self.check_server(first, intermediates, time, &provider)
+                .map_err(explain)?;
+        }
+        if is_client {
+            self.check_client(first, intermediates, time, provider)
+                .map_err(explain)?;
+        }
+        self.check_limits(first, intermediates)?;
+        self.check_revocation(first, intermediates, at)?;
+        Ok(info)
+    }
+
+    /// The part of [`verify`](Self::verify) that TLS libraries leave out: that
+    /// the certificate's key may sign, that the extended key usages of issuers
+    /// in between allow its roles, and that there are no more of these than the
+    /// trusted authority allows. The signatures are for the caller to check.
+    pub fn check_limits(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), Fault> {
+        limits::check(first, &self.between(intermediates), &self.0.path_lengths)
+    }
+
+    /// The other part of [`verify`](Self::verify) that is left to us: that neither the
+    /// certificate nor one in between is revoked.
+    pub fn check_revocation(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        at: SystemTime,
+    ) -> Result<(), Fault> {
+        match &self.0.revocation {
+            Some(revocation) => revocation.check(first, &self.between(intermediates), at),
+            None => Ok(()),
+        }
+    }
+
+    /// Some peers show the trusted authority's own certificate as well.
+    fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
+        let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
+        shown.iter().filter(|der| !trusted(der)).collect()
+    }
+
+    fn check_server(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        at: UnixTime,
+        provider: &CryptoProvider,
+    ) -> Result<(), rustls::Error> {
+        let parsed = ParsedCertificate::try_from(first)?;
+        let algorithms = provider.signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&parsed, self.roots(), intermediates, at, algorithms)
+    }
+
+    fn check_client(
+        &self,
+        first: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        at: UnixTime,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<(), rustls::Error> {
+        let roots = Arc::clone(self.roots());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        verifier.verify_client_cert(first, intermediates, at).map(drop)
+    }
+}
+
+/// What rustls found, in our terms.
+fn explain(error: rustls::Error, info: &CertificateInfo) -> Fault {
+    let rustls::Error::InvalidCertificate(error) = error else {
+        return Fault::Refused(error.to_string());
+    };
+    match error {
+        CertificateError::UnknownIssuer => Fault::UnknownIssuer {
+            issuer: info.issuer.clone(),
+        },
+        CertificateError::BadSignature => Fault::BadSignature,
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            // The usages of intermediate certificates count as well.
+            if !info.server_auth && info.roles.intersects(Role::SERVER | Role::SCHEDULER) {
+                Fault::NotForServers
+            } else if !info.client_auth {
+                Fault::NotForClients
+            } else {
+                Fault::Refused(error.to_string())
+            }
+        }
+        other => Fault::Refused(other.to_string()),
+    }
+}

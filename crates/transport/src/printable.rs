@@ -1,0 +1,185 @@
+//! Texts of peers and certificates, as terminals, logs and programs may get
+//! them: nothing in them moves the cursor, ends a line, turns the direction of
+//! writing or hides.
+
+use std::fmt::{self, Display, Write};
+
+/// How much of a peer's text a log line repeats, in characters.
+const EXCERPT: usize = 200;
+
+/// A text in one line, with everything in it that does not show escaped as in
+/// `\u{202e}`.
+pub fn printable(text: &str) -> String {
+    escaped(text, does_not_show, |c, out| out.extend(c.escape_default()))
+}
+
+/// JSON text with the same characters escaped as JSON does it, as in
+/// `\u202e`. Line ends, which can only stand between its values, stay.
+pub fn printable_json(json: &str) -> String {
+    escaped(
+        json,
+        |c| does_not_show(c) && c != '\n',
+        |c, out| {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                // Writing to a string does not fail.
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        },
+    )
+}
+
+/// The beginning of what a peer said, in one line of bounded length.
+pub fn excerpt<T: Display>(said: T) -> Excerpt<T> {
+    Excerpt(said)
+}
+
+/// The same of bytes that may be no text.
+pub fn excerpt_bytes(said: &[u8]) -> Excerpt<std::borrow::Cow<'_, str>> {
+    // No character has more than four bytes: what is cut here is not shown.
+    let most = said.len().min(4 * (EXCERPT + 1));
+    Excerpt(String::from_utf8_lossy(&said[..most]))
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Excerpt<T>(T);
+
+impl<T: Display> Display for Excerpt<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cut = Cut {
+            to: f,
+            left: EXCERPT,
+            over: false,
+        };
+        match write!(cut, "{}", self.0) {
+            Err(fmt::Error) if cut.over => cut.to.write_char('…'),
+            result => result,
+        }
+    }
+}
+
+/// Passes on so many characters, escaped, and then fails.
+struct Cut<'a, 'b> {
+    to: &'a mut fmt::Formatter<'b>,
+    left: usize,
+    over: bool,
+}
+
+impl Write for Cut<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = text.char_indices().nth(self.left).map(|(end, _)| end);
+        let shown = &text[..end.unwrap_or(text.len())];
+        self.left -= shown.chars().count();
+        self.to.write_str(&printable(shown))?;
+        match end {
+            Some(_) => {
+                self.over = true;
+                Err(fmt::Error)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn escaped(text: &str, which: impl Fn(char) -> bool, escape: impl Fn(char, &mut String)) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match which(c) {
+            true => escape(c, &mut out),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+/// Controls, line and paragraph separators, and what Unicode lists as
+/// Default_Ignorable_Code_Point: the marks of direction, joiners, fillers,
+/// selectors and tags, which change what is shown without being shown.
+fn does_not_show(c: char) -> bool {
+    matches!(c,
+        '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{ad}' | '\u{34f}' | '\u{61c}'
+        | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some of each class that is escaped.
+    const HIDDEN: [(&str, &str); 8] = [
+        ("C0 and line ends", "\0\u{7}\t\n\r\u{1b}"),
+        ("DEL and C1", "\u{7f}\u{80}\u{85}\u{9b}\u{9f}"),
+        (
+            "embeddings and overrides",
+            "\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}",
+        ),
+        ("isolates", "\u{2066}\u{2067}\u{2068}\u{2069}"),
+        ("marks of direction", "\u{200e}\u{200f}\u{61c}"),
+        (
+            "zero width",
+            "\u{200b}\u{200c}\u{200d}\u{2060}\u{feff}\u{ad}\u{34f}",
+        ),
+        ("separators", "\u{2028}\u{2029}"),
+        (
+            "fillers, selectors and tags",
+            "\u{115f}\u{3164}\u{fe0f}\u{e0001}\u{e007f}",
+        ),
+    ];
+
+    #[test]
+    fn what_does_not_show_is_escaped_class_by_class() {
+        for (class, characters) in HIDDEN {
+            for c in characters.chars() {
+                let shown = printable(&format!("a{c}b"));
+                assert_eq!(shown, format!("a{}b", c.escape_default()), "{class}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_shows_stays_as_it_is() {
+        let text = "a b ~ \\ \" ' ü é e\u{301} 漢字 עברית हिन्दी → █ 😀 \u{a0}";
+        assert_eq!(printable(text), text);
+    }
+
+    #[test]
+    fn json_keeps_its_meaning_and_hides_nothing() {
+        for (class, characters) in HIDDEN {
+            let value = serde_json::json!({ characters: [characters, "ü"] });
+            for json in [value.to_string(), format!("{value:#}")] {
+                let shown = printable_json(&json);
+                assert!(
+                    !shown.chars().any(|c| c != '\n' && does_not_show(c)),
+                    "{class}: {shown}"
+                );
+                assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+            }
+        }
+        assert_eq!(printable_json("\"\u{202e}\u{e0001}\""), r#""\u202e\udb40\udc01""#);
+    }
+
+    #[test]
+    fn an_excerpt_is_short_and_in_one_line() {
+        assert_eq!(excerpt("two\nlines").to_string(), "two\\nlines");
+        let exact = "ü".repeat(EXCERPT);
+        assert_eq!(excerpt(&exact).to_string(), exact);
+        for long in [format!("{exact}x"), format!("{exact}{exact}")] {
+            assert_eq!(excerpt(&long).to_string(), format!("{exact}…"));
+        }
+        let pieces = excerpt(format_args!("{exact}{}{}", 1, 2)).to_string();
+        assert_eq!(pieces, format!("{exact}…"));
+    }
+
+    #[test]
+    fn an_excerpt_of_bytes_shows_no_cut_character() {
+        let long = "😀".repeat(10_000);
+        assert_eq!(
+            excerpt_bytes(long.as_bytes()).to_string(),
+            format!("{}…", "😀".repeat(EXCERPT))
+        );
+        assert_eq!(excerpt_bytes(&[b'a', 0xff, b'\n']).to_string(), "a\u{fffd}\\n");
+    }
+}

@@ -1,0 +1,96 @@
+//! The handshake, on one thread, under a deadline.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustls::pki_types::{ServerName, UnixTime};
+
+use super::receive::{Incoming, TlsReceive};
+use super::resumption::Recheck;
+use super::split::{Agreed, Opener, Sealer};
+use super::transmit::TlsTransmit;
+use super::{Secured, TlsError};
+use crate::duplex::write_all;
+use crate::{BufferPool, Duplex, Halves, Inbox, Transmit, left};
+
+/// Runs a handshake, and gives its connection to both directions. `recheck`
+/// verifies the chain of a peer whose session resumes; `name` is what a server
+/// has to prove.
+pub(super) fn handshake(
+    stream: Arc<dyn Duplex>,
+    (mut sealer, mut opener): (Sealer, Opener),
+    pool: &BufferPool,
+    deadline: Instant,
+    recheck: Option<&Recheck>,
+    name: Option<&ServerName<'_>>,
+) -> Result<Secured, TlsError> {
+    let mut incoming = Incoming::new(pool.clone());
+    let mut inbox = Inbox::new(pool.clone());
+    let agreed = agree(
+        &*stream,
+        &mut sealer,
+        &mut opener,
+        &mut incoming,
+        &mut inbox,
+        deadline,
+    )?;
+    let mut transmit = TlsTransmit::new(Arc::clone(&stream), sealer, pool.clone());
+    if agreed.resumed
+        && let Some(recheck) = recheck
+        && let Err(e) = recheck.check(&agreed.peer, name, UnixTime::now())
+    {
+        // For rustls the handshake has succeeded, so it makes no alert: all
+        // that the peer can be told is that the session ends.
+        let _ = transmit.finish();
+        return Err(TlsError::Tls(e));
+    }
+    let receive = TlsReceive {
+        stream: Arc::clone(&stream),
+        opener,
+        incoming,
+    };
+    let halves = Halves {
+        stream,
+        receive: Box::new(receive),
+        transmit: Box::new(transmit),
+        inbox,
+    };
+    Ok(Secured {
+        halves,
+        peer: agreed.peer,
+        version: agreed.version,
+        resumed: agreed.resumed,
+    })
+}
+
+/// Exchanges flights until both sides agree. What of the peer's bytes came
+/// after the handshake is then in `incoming`, and in `inbox` where it was
+/// opened.
+pub(super) fn agree(
+    stream: &dyn Duplex,
+    sealer: &mut Sealer,
+    opener: &mut Opener,
+    incoming: &mut Incoming,
+    inbox: &mut Inbox,
+    deadline: Instant,
+) -> Result<Agreed, TlsError> {
+    stream.set_write_timeout(Some(left(deadline)?))?;
+    loop {
+        let opened = incoming.open(opener, inbox);
+        // Sent even where opening failed: then this is the alert that tells
+        // the peer why.
+        write_all(stream, &sealer.take_pending()?, |_| {})?;
+        opened?;
+        if let Some(agreed) = opener.agreed()? {
+            return Ok(agreed);
+        }
+        if opener.noted()?.end {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        if incoming.read(stream, false)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+    }
+}

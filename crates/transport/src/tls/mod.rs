@@ -1,0 +1,327 @@
+//! TLS split by direction.
+//!
+//! ```text
+//!            reader thread                        writer thread
+//!  socket ─▶ pooled buffer ─▶ Opener ┐          ┌ Sealer ◀─ staging ◀─ batch
+//!                  inbox ◀──────┘    ├─ session ┤    └──▶ pooled buffer ─▶ socket
+//!                                    └ (a lock) ┘
+//! ```
+//!
+//! The lock is held for one record at a time, or for the two or three of an
+//! item that goes past the writer, and never over I/O, so each direction makes
+//! progress while the other waits for its peer. What the reading side has for
+//! the socket (alerts, key updates) goes into `pending`, and whoever has the
+//! sending direction sends it before its own next record: one thread at a time
+//! decides the order of records. A poisoned lock ends the session.
+//!
+//! Buffers are borrowed from a [`BufferPool`] while a direction is busy; an idle
+//! one has none.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `split` | the two halves of a TLS connection, and all that is used of rustls's connection API |
+//! | `handshake` | the handshake |
+//! | `receive`, `transmit` | the two directions |
+//! | `verifier` | how each side checks the other's certificate |
+//! | `resumption` | tickets of returning clients |
+//! | `error` | [`TlsError`] |
+
+mod error;
+mod handshake;
+mod receive;
+mod resumption;
+mod split;
+#[cfg(all(test, feature = "issue"))]
+mod testing;
+mod transmit;
+mod verifier;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::SingleCertAndKey;
+use rustls::{CertificateError, ClientConfig, ServerConfig};
+
+pub use self::error::TlsError;
+use self::handshake::handshake;
+use self::resumption::{Kept, Recheck};
+use super::{BufferPool, Duplex, Halves};
+use crate::pki::{self, Identity, Trust};
+
+/// What a server needs to accept TLS: its identity and whom it trusts. A
+/// clone shares it.
+#[derive(Clone, Debug)]
+pub struct Acceptor {
+    config: Arc<ServerConfig>,
+    /// The same with tickets, where they are allowed.
+    resuming: Option<Arc<ServerConfig>>,
+    recheck: Option<Recheck>,
+}
+
+impl Acceptor {
+    /// Mutual TLS: every client has to prove a certificate of `trust`.
+    /// TLS 1.3, and 1.2 for older peers. Without
+    /// [`resumption`](Self::resumption) every handshake is a full one.
+    ///
+    /// # Errors
+    /// [`TlsError::Configuration`]: no cryptography was compiled in.
+    pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        Self::verifying(identity, trust, false)
+    }
+
+    /// As [`mutual`](Self::mutual), for protocols without roles: clients may
+    /// show a certificate of X.509 version 1 as well, which an authority of
+    /// `trust` has to have issued itself. Its signature and lifetime are
+    /// checked; it has no usages and no names that could be.
+    ///
+    /// # Errors
+    /// As [`mutual`](Self::mutual).
+    pub fn mutual_of_any_version(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        Self::verifying(identity, trust, true)
+    }
+
+    fn verifying(identity: &Identity, trust: &Trust, version_1: bool) -> Result<Self, TlsError> {
+        let provider = provider()?;
+        let verifier = verifier::of_clients(trust, version_1, &provider)?;
+        let config = server_config(provider, Arc::clone(&verifier), identity)?;
+        Ok(Self {
+            recheck: Some(Recheck::Client(verifier)),
+            ..Self::with_config(Arc::new(config))
+        })
+    }
+
+    /// TLS where only the server has a certificate; clients are asked for
+    /// none, and prove nothing. Otherwise as [`mutual`](Self::mutual).
+    ///
+    /// # Errors
+    /// As [`mutual`](Self::mutual).
+    pub fn server_only(identity: &Identity) -> Result<Self, TlsError> {
+        let config = server_config(provider()?, WebPkiClientVerifier::no_client_auth(), identity)?;
+        Ok(Self::with_config(Arc::new(config)))
+    }
+
+    /// TLS as configured elsewhere.
+    pub fn with_config(config: Arc<ServerConfig>) -> Self {
+        Self {
+            config,
+            resuming: None,
+            recheck: None,
+        }
+    }
+
+    /// Whether clients get tickets, by which they resume a session without
+    /// signatures: about half the work, for at most twelve hours. Their
+    /// certificates are verified again each time. Default: false, which leaves
+    /// the configuration as it was made.
+    ///
+    /// # Errors
+    /// No key for the tickets could be made.
+    pub fn resumption(mut self, allowed: bool) -> Result<Self, TlsError> {
+        self.resuming = None;
+        if allowed {
+            let mut config = ServerConfig::clone(&self.config);
+            config.send_tls13_tickets = 1;
+            config.ticketer = pki::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
+            self.resuming = Some(Arc::new(config));
+        }
+        Ok(self)
+    }
+
+    /// What a handshake at that time would have against a client with these
+    /// certificates, its own first. Nothing where it asks for none, was configured
+    /// elsewhere, or cannot judge them.
+    pub fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let checked = self
+            .recheck
+            .as_ref()?
+            .check(chain, None, UnixTime::since_unix_epoch(since));
+        error::objection(&checked.err()?)
+    }
+
+    /// Runs the server's side of a TLS handshake. Blocks until it is done or
+    /// `deadline` has passed.
+    ///
+    /// # Errors
+    /// [`TlsError`]; an alert that says why has been sent where one could be.
+    pub fn accept(
+        &self,
+        stream: Arc<dyn Duplex>,
+        pool: &BufferPool,
+        deadline: Instant,
+    ) -> Result<Secured, TlsError> {
+        let config = self.resuming.as_ref().unwrap_or(&self.config);
+        let connection = split::server(Arc::clone(config))?;
+        handshake(stream, connection, pool, deadline, self.recheck.as_ref(), None)
+    }
+}
+
+fn provider() -> Result<Arc<CryptoProvider>, TlsError> {
+    pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))
+}
+
+/// A server that gives no tickets.
+fn server_config(
+    provider: Arc<CryptoProvider>,
+    verifier: Arc<dyn ClientCertVerifier>,
+    identity: &Identity,
+) -> Result<ServerConfig, TlsError> {
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
+}
+
+/// What a client needs to connect with TLS. A clone shares it.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    config: Arc<ClientConfig>,
+    recheck: Option<Recheck>,
+    kept: Option<Kept>,
+}
+
+impl Connector {
+    /// Mutual TLS: proves `identity`, and takes servers of `trust` only whose
+    /// certificate holds the name that is connected to.
+    ///
+    /// # Errors
+    /// As [`Acceptor::mutual`].
+    pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
+        Self::checking(ServerCheck::Name(trust), Some(identity))
+    }
+
+    /// TLS with as much of a check of the server as is asked for, proving
+    /// `identity` to servers that ask for one.
+    ///
+    /// # Errors
+    /// As [`Acceptor::mutual`].
+    pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
+        let provider = provider()?;
+        let verifier = verifier::of_servers(check, &provider)?;
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::clone(&verifier));
+        let mut config = match identity {
+            Some(identity) => {
+                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())))
+            }
+            None => config.with_no_client_auth(),
+        };
+        config.resumption = Resumption::disabled();
+        Ok(Self {
+            config: Arc::new(config),
+            recheck: Some(Recheck::Server(verifier)),
+            kept: None,
+        })
+    }
+
+    /// TLS as configured elsewhere.
+    pub fn with_config(config: Arc<ClientConfig>) -> Self {
+        Self {
+            config,
+            recheck: None,
+            kept: None,
+        }
+    }
+
+    /// Whether tickets of servers are kept in memory and used to resume
+    /// sessions; a clone shares them. A server's certificate is verified
+    /// again each time. Default: false.
+    #[must_use]
+    pub fn resumption(mut self, wanted: bool) -> Self {
+        let mut config = ClientConfig::clone(&self.config);
+        self.kept = wanted.then(Kept::new);
+        config.resumption = match &self.kept {
+            Some(kept) => kept.resumption(),
+            None => Resumption::disabled(),
+        };
+        self.config = Arc::new(config);
+        self
+    }
+
+    /// Makes the next handshake with `name` a full one, for servers that took
+    /// a ticket and then refused the client.
+    pub fn forget(&self, name: &str) {
+        if let (Some(kept), Ok(name)) = (&self.kept, ServerName::try_from(name)) {
+            kept.forget(&name);
+        }
+    }
+
+    /// What a handshake would have now against a server that has proved `name`
+    /// with these certificates, its own first, and whether that is a revocation:
+    /// for a session that began under another trust. Nothing where it was
+    /// configured elsewhere, or cannot judge them.
+    pub fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
+        let name = ServerName::try_from(name).ok()?;
+        let checked = self.recheck.as_ref()?.check(chain, Some(&name), UnixTime::now());
+        let fault = checked.err()?;
+        let revoked = fault == rustls::Error::InvalidCertificate(CertificateError::Revoked);
+        Some((error::objection(&fault)?, revoked))
+    }
+
+    /// Runs the client's side of a TLS handshake with a server that has to
+    /// prove `name`, a DNS name or IP address. Blocks until it is done or
+    /// `deadline` has passed.
+    ///
+    /// In TLS 1.3 a server may refuse the client's certificate only after
+    /// this: then the first read fails with its alert.
+    ///
+    /// # Errors
+    /// [`TlsError`]; an alert that says why has been sent where one could be.
+    pub fn connect(
+        &self,
+        stream: Arc<dyn Duplex>,
+        name: &str,
+        pool: &BufferPool,
+        deadline: Instant,
+    ) -> Result<Secured, TlsError> {
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
+        let connection = split::client(Arc::clone(&self.config), name.clone())?;
+        handshake(
+            stream,
+            connection,
+            pool,
+            deadline,
+            self.recheck.as_ref(),
+            Some(&name),
+        )
+    }
+}
+
+/// What a client wants to know of a server.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum ServerCheck<'a> {
+    /// Its certificate comes from an authority of this trust, and holds the
+    /// name that is connected to.
+    Name(&'a Trust),
+    /// Its certificate comes from an authority of this trust. Whoever holds
+    /// any server certificate of it can stand in for the server; one of X.509
+    /// version 1 is taken too, and says not even whether it is a server's.
+    Authority(&'a Trust),
+    /// Nothing. What is sent is encrypted, but whoever can come between the
+    /// two reads it all the same.
+    Nothing,
+}
+
+/// A stream whose TLS handshake is done.
+#[derive(Debug)]
+pub struct Secured {
+    /// Both directions, for a link or for a handshake on this thread.
+    pub halves: Halves,
+    /// The peer's certificates, its own first; empty where none was asked for.
+    pub peer: Vec<CertificateDer<'static>>,
+    /// `TLSv1.3` or `TLSv1.2`.
+    pub version: &'static str,
+    /// Whether an earlier session was resumed.
+    pub resumed: bool,
+}

@@ -1,0 +1,181 @@
+//! The receiving direction: records are opened as they arrive.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use super::split::Opener;
+use crate::{BufferPool, Duplex, Inbox, Receive, Received};
+
+/// Ciphertext that has been received and not opened yet, in a pooled buffer
+/// while there is some.
+pub(super) struct Incoming {
+    pool: BufferPool,
+    buffer: Option<Box<[u8]>>,
+    start: usize,
+    end: usize,
+    /// The last read filled the buffer: more is likely there.
+    more: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(pool: BufferPool) -> Self {
+        Self {
+            pool,
+            buffer: None,
+            start: 0,
+            end: 0,
+            more: false,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Opens every complete record that is there.
+    pub(super) fn open(&mut self, opener: &mut Opener, inbox: &mut Inbox) -> io::Result<()> {
+        let bytes = match &mut self.buffer {
+            Some(buffer) => &mut buffer[self.start..self.end],
+            None => &mut [],
+        };
+        self.start += opener.open(bytes, inbox)?;
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+            if !self.more {
+                self.release();
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads once; blocks for it unless `ready` says that bytes are there.
+    pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool) -> io::Result<usize> {
+        let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
+        if self.start > 0 {
+            buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        // There is always room: what is left in the buffer is less than one
+        // record, a record is at most a fifth of the buffer, and a longer one
+        // is refused at its header.
+        let room = &mut buffer[self.end..];
+        let n = if ready {
+            stream.try_read(room)?
+        } else {
+            stream.read(room)?
+        };
+        self.more = n == room.len();
+        self.end += n;
+        Ok(n)
+    }
+
+    fn release(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
+        }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+pub(super) struct TlsReceive {
+    pub(super) stream: Arc<dyn Duplex>,
+    pub(super) opener: Opener,
+    pub(super) incoming: Incoming,
+}
+
+impl fmt::Debug for TlsReceive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsReceive")
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TlsReceive {
+    /// Opens what is there. Not inlined: an idle reader sleeps in the caller,
+    /// and would keep the stack that opening takes.
+    #[inline(never)]
+    fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+        self.incoming.open(&mut self.opener, inbox)?;
+        self.opener.noted()
+    }
+}
+
+impl Receive for TlsReceive {
+    fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+        let before = inbox.bytes.len();
+        // The last read of the handshake may have brought records that follow
+        // it; nothing more may come, so they are opened before any wait.
+        let first = if self.incoming.is_empty() {
+            self.opener.noted()?
+        } else {
+            self.open(inbox)?
+        };
+        if first.end || first.flush || inbox.bytes.len() > before {
+            return Ok(first);
+        }
+        if self.incoming.buffer.is_some() && self.incoming.more {
+            match self.incoming.read(&*self.stream, true) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => return self.open(inbox),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.incoming.more = false,
+                Err(e) => return Err(e),
+            }
+        }
+        // An idle stream holds no buffer: wait for bytes without one. Part of
+        // a record keeps its buffer, for at most as long as the record takes.
+        if self.incoming.is_empty() {
+            self.incoming.release();
+            inbox.release();
+        }
+        self.stream.wait_readable()?;
+        match self.incoming.read(&*self.stream, true) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => self.open(inbox),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received {
+                end: false,
+                flush: false,
+            }),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::testing::{Ends, ends};
+    use super::*;
+    use crate::duplex::is_timeout;
+
+    #[test]
+    fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {
+        let Ends {
+            here: stream,
+            opener,
+            incoming,
+            mut inbox,
+            peer: _peer,
+            ..
+        } = ends();
+        // An alert that waits for the writer, as rustls makes it when it
+        // refuses to renegotiate in TLS 1.2.
+        opener.hold().pending = vec![0; 31];
+        let mut receive = TlsReceive {
+            stream: Arc::clone(&stream),
+            opener,
+            incoming,
+        };
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        assert!(receive.receive(&mut inbox).unwrap().flush);
+        let again = receive.receive(&mut inbox);
+        assert!(again.is_err_and(|e| is_timeout(&e)), "it waits for its peer");
+    }
+}

@@ -1,0 +1,209 @@
+//! Session resumption: what a returning client may skip, and what is looked
+//! at again all the same.
+//!
+//! ```text
+//!  client                                          server
+//!    full handshake ────────────────────────────▶  both chains are verified
+//!    Kept: ticket, server's chain  ◀─ one ticket ─ the secret and the client's
+//!                                                  chain, sealed
+//!    handshake with the ticket ─────────────────▶  no signature, no certificate
+//!    server's chain: verified again                client's chain: verified again
+//! ```
+//!
+//! The server keeps nothing for a session: its ticket holds everything, under
+//! keys that this acceptor alone has, and that rustls's ticketer changes every
+//! six hours. So another process, or an acceptor made anew with another trust,
+//! takes no ticket of this one, and its clients do a full handshake. A client keeps its tickets
+//! in memory, with the connector that holds its identity, and uses each once.
+//! There is no early data.
+
+use std::sync::Arc;
+
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12Resumption};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
+
+/// Servers that one client keeps tickets of; the oldest is forgotten.
+const SERVERS: usize = 8;
+
+/// The tickets that a client holds.
+#[derive(Clone, Debug)]
+pub(super) struct Kept(Arc<ClientSessionMemoryCache>);
+
+impl Kept {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(ClientSessionMemoryCache::new(SERVERS)))
+    }
+
+    /// What makes a client use them. TLS 1.3 only: there each ticket is used
+    /// once, and the secrets of later sessions do not follow from it.
+    pub(super) fn resumption(&self) -> Resumption {
+        let store: Arc<dyn ClientSessionStore> = Arc::<ClientSessionMemoryCache>::clone(&self.0);
+        Resumption::store(store).tls12_resumption(Tls12Resumption::Disabled)
+    }
+
+    /// Forgets those of one server, so that the next handshake is a full one.
+    pub(super) fn forget(&self, name: &ServerName<'_>) {
+        while self.0.take_tls13_ticket(&name.to_owned()).is_some() {}
+    }
+}
+
+/// How a peer's chain is verified a second time, when its session resumes: it
+/// may have expired since.
+#[derive(Clone, Debug)]
+pub(super) enum Recheck {
+    Client(Arc<dyn ClientCertVerifier>),
+    Server(Arc<dyn ServerCertVerifier>),
+}
+
+impl Recheck {
+    /// Verifies the chain of a peer; `name` is what a server has to prove.
+    pub(super) fn check(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: Option<&ServerName<'_>>,
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let Some((first, rest)) = chain.split_first() else {
+            return Err(rustls::Error::NoCertificatesPresented);
+        };
+        match (self, name) {
+            (Self::Client(verifier), _) => verifier.verify_client_cert(first, rest, now).map(drop),
+            (Self::Server(verifier), Some(name)) => {
+                verifier.verify_server_cert(first, rest, name, &[], now).map(drop)
+            }
+            (Self::Server(_), None) => Err(rustls::Error::NoCertificatesPresented),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "issue"))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::{Acceptor, Connector, Secured};
+    use super::*;
+    use crate::Role;
+    use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
+    use crate::{BufferPool, Inbox, memory, threads};
+
+    struct Cloud {
+        authority: Authority,
+        acceptor: Acceptor,
+    }
+
+    impl Cloud {
+        fn new() -> Self {
+            let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+            let acceptor = acceptor(&authority);
+            Self { authority, acceptor }
+        }
+
+        fn identity(&self, role: Role) -> Identity {
+            self.authority
+                .issue(&CertificateRequest::new(role))
+                .unwrap()
+                .identity()
+        }
+
+        fn connector(&self, identity: &Identity) -> Connector {
+            Connector::mutual(identity, &self.authority.trust())
+                .unwrap()
+                .resumption(true)
+        }
+    }
+
+    fn acceptor(authority: &Authority) -> Acceptor {
+        let server = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
+        let acceptor = Acceptor::mutual(&server.identity(), &authority.trust()).unwrap();
+        acceptor.resumption(true).unwrap()
+    }
+
+    /// A handshake and one byte from the server, with which its ticket came:
+    /// the server's view and the client's.
+    fn session(acceptor: &Acceptor, connector: &Connector) -> (Secured, Secured) {
+        let (here, there) = memory::pair();
+        #[expect(clippy::disallowed_methods, reason = "a deadline")]
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let connector = connector.clone();
+        let client = threads::spawn("client", move || {
+            let mut secured = connector
+                .connect(Arc::new(there), "localhost", &BufferPool::new(), deadline)
+                .unwrap();
+            let mut inbox = Inbox::default();
+            while inbox.is_empty() {
+                secured.halves.receive.receive(&mut inbox).unwrap();
+            }
+            secured
+        });
+        let mut secured = acceptor
+            .accept(Arc::new(here), &BufferPool::new(), deadline)
+            .unwrap();
+        let byte = crate::Outgoing::whole(vec![1].into(), 1);
+        secured.halves.transmit.transmit(&[byte]).unwrap();
+        (secured, client.unwrap().join().unwrap())
+    }
+
+    #[test]
+    fn a_resumed_session_has_the_same_certificates_as_the_first() {
+        let cloud = Cloud::new();
+        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        let (first, first_client) = session(&cloud.acceptor, &connector);
+        assert!(!first.resumed && !first_client.resumed);
+        for _ in 0..2 {
+            let (again, client) = session(&cloud.acceptor, &connector);
+            assert!(again.resumed && client.resumed);
+            assert_eq!(again.peer, first.peer);
+            assert_eq!(client.peer, first_client.peer);
+        }
+    }
+
+    #[test]
+    fn nobody_resumes_the_session_of_another_identity() {
+        let cloud = Cloud::new();
+        let (agent, controller) = (cloud.identity(Role::AGENT), cloud.identity(Role::CONTROLLER));
+        session(&cloud.acceptor, &cloud.connector(&agent));
+        let (other, _) = session(&cloud.acceptor, &cloud.connector(&controller));
+        assert!(!other.resumed);
+        assert_eq!(other.peer, controller.chain());
+    }
+
+    #[test]
+    fn a_server_that_was_started_anew_has_a_full_handshake_and_so_has_one_forgotten() {
+        let cloud = Cloud::new();
+        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        session(&cloud.acceptor, &connector);
+        assert!(!session(&acceptor(&cloud.authority), &connector).0.resumed);
+        session(&cloud.acceptor, &connector);
+        connector.forget("localhost");
+        assert!(!session(&cloud.acceptor, &connector).0.resumed);
+    }
+
+    #[test]
+    fn an_acceptor_that_was_told_otherwise_later_gives_no_tickets() {
+        let mut cloud = Cloud::new();
+        cloud.acceptor = cloud.acceptor.resumption(false).unwrap();
+        let connector = cloud.connector(&cloud.identity(Role::AGENT));
+        session(&cloud.acceptor, &connector);
+        assert!(!session(&cloud.acceptor, &connector).0.resumed);
+    }
+
+    #[test]
+    fn a_chain_that_has_expired_or_lost_its_authority_does_not_resume() {
+        let (cloud, other) = (Cloud::new(), Cloud::new());
+        let chain = cloud.identity(Role::AGENT).chain().to_vec();
+        let check = |acceptor: &Acceptor, at| acceptor.recheck.as_ref().unwrap().check(&chain, None, at);
+        let today = UnixTime::now();
+        check(&cloud.acceptor, today).unwrap();
+        assert!(check(&other.acceptor, today).is_err(), "not its authority");
+        let centuries = Duration::from_secs(today.as_secs()) + Duration::from_secs(300 * 365 * 86_400);
+        let expired = check(&cloud.acceptor, UnixTime::since_unix_epoch(centuries));
+        assert!(
+            matches!(expired, Err(rustls::Error::InvalidCertificate(_))),
+            "{expired:?}"
+        );
+        let none = cloud.acceptor.recheck.as_ref().unwrap().check(&[], None, today);
+        assert!(none.is_err(), "a ticket without a certificate");
+    }
+}

@@ -1,0 +1,430 @@
+//! One TLS connection as two halves, which is all that this crate uses of
+//! rustls's connection API.
+//!
+//! ```text
+//!  Opener ──┐   ┌─ Mutex<Session> ──────────────┐   ┌── Sealer
+//!  reader   └──▶│ one record at a time          │◀──┘   writer
+//!               │ pending: ciphertext for the   │
+//!               │ writer that no write asked for│
+//!               └───────────────────────────────┘
+//! ```
+//!
+//! rustls 0.23 has no halves of its own: its unbuffered connection is one
+//! state machine, stepped here under a lock by whichever half has something
+//! to do. Where rustls's own halves come (`SendTraffic` and `ReceiveTraffic`
+//! in its next version), they replace this file's inside.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
+
+use crate::{Inbox, Received};
+
+/// The most plaintext that one TLS record holds.
+pub(super) const RECORD: usize = 16 * 1024;
+
+/// The room that a sealed record takes beyond its data at most: its header,
+/// nonce, tag and padding, and a key update before it.
+pub(super) const OVERHEAD: usize = 256;
+
+/// Both halves of a client's connection whose handshake has not begun.
+pub(super) fn client(
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+) -> Result<(Sealer, Opener), rustls::Error> {
+    UnbufferedClientConnection::new(config, name).map(|c| split(Connection::Client(c)))
+}
+
+/// Both halves of a server's connection whose handshake has not begun.
+pub(super) fn server(config: Arc<ServerConfig>) -> Result<(Sealer, Opener), rustls::Error> {
+    UnbufferedServerConnection::new(config).map(|c| split(Connection::Server(c)))
+}
+
+/// The sending half.
+#[derive(Debug)]
+pub(super) struct Sealer(Arc<Mutex<Session>>);
+
+/// What [`Sealer::seal`] made.
+pub(super) struct Sealed {
+    /// How many bytes of the buffer hold sealed records.
+    pub(super) len: usize,
+    /// What the receiving half left for the socket; it goes out before them.
+    pub(super) before: Vec<u8>,
+}
+
+impl Sealer {
+    /// Seals data into records at the front of `out`, which needs room for
+    /// the data and [`OVERHEAD`] for each record of it.
+    ///
+    /// # Errors
+    /// What TLS says, `BrokenPipe` where it takes no data any more.
+    pub(super) fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
+        lock(&self.0)?.seal(data, out)
+    }
+
+    /// As [`seal`](Self::seal), but none where the receiving half is busy at
+    /// this moment.
+    pub(super) fn try_seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Option<Sealed>> {
+        match self.0.try_lock() {
+            Ok(mut session) => session.seal(data, out).map(Some),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Poisoned(_)) => Err(poisoned()),
+        }
+    }
+
+    /// Takes what the receiving half left for the socket.
+    pub(super) fn take_pending(&mut self) -> io::Result<Vec<u8>> {
+        Ok(lock(&self.0)?.take_pending())
+    }
+
+    /// The last bytes for the socket: what the receiving half left, then a
+    /// close_notify unless an alert has ended the connection before.
+    pub(super) fn close_notify(&mut self) -> io::Result<Vec<u8>> {
+        let mut out = [0; OVERHEAD];
+        let mut session = lock(&self.0)?;
+        let sealed = session.send(&mut Task::CloseNotify(&mut out));
+        let mut last = session.take_pending();
+        // After an error rustls makes no close_notify. The alert that is
+        // pending and the end of the stream tell the peer instead.
+        if let Ok(Some(len)) = sealed {
+            last.extend_from_slice(&out[..len]);
+        }
+        Ok(last)
+    }
+}
+
+/// The receiving half. It also makes the handshake, with [`Sealer::take_pending`]
+/// for the flights that it answers.
+#[derive(Debug)]
+pub(super) struct Opener(Arc<Mutex<Session>>);
+
+impl Opener {
+    /// Opens every complete record at the front of `bytes` into the inbox, and
+    /// says how many bytes are done with. The others have to stand at the
+    /// front the next time. Each record takes the lock anew, so that the
+    /// sending half never waits for more than one.
+    ///
+    /// # Errors
+    /// What TLS says: the connection is over, and the alert that tells the
+    /// peer is left to the sending half.
+    pub(super) fn open(&mut self, bytes: &mut [u8], inbox: &mut Inbox) -> io::Result<usize> {
+        let mut used = 0;
+        loop {
+            let rest = &mut bytes[used..];
+            let mut task = Task::Open {
+                expected: rest.len(),
+                inbox,
+            };
+            let mut session = lock(&self.0)?;
+            let (done, step) = session.step(rest, &mut task);
+            used += done;
+            match step {
+                Ok(Step::Again) => {}
+                Ok(Step::Idle | Step::Sealed(_)) => return Ok(used),
+                Err(e) => {
+                    session.collect_alert(&mut bytes[used..]);
+                    return Err(invalid(e));
+                }
+            }
+        }
+    }
+
+    /// What has been found beside data: the peer's end, and bytes for the
+    /// socket. The sending half is asked for these once, since it may be
+    /// waiting for the peer and would be asked for the same ones over and over.
+    pub(super) fn noted(&mut self) -> io::Result<Received> {
+        let mut session = lock(&self.0)?;
+        let flush = session.pending.len() > session.asked;
+        session.asked = session.pending.len();
+        Ok(Received {
+            end: session.peer_closed,
+            flush,
+        })
+    }
+
+    /// What the handshake agreed on, once it is complete.
+    pub(super) fn agreed(&self) -> io::Result<Option<Agreed>> {
+        let session = lock(&self.0)?;
+        let state = session.connection.state();
+        if state.is_handshaking() {
+            return Ok(None);
+        }
+        let chain = state.peer_certificates().unwrap_or_default();
+        Ok(Some(Agreed {
+            peer: chain.iter().map(|c| c.clone().into_owned()).collect(),
+            version: match state.protocol_version() {
+                Some(rustls::ProtocolVersion::TLSv1_3) => "TLSv1.3",
+                Some(rustls::ProtocolVersion::TLSv1_2) => "TLSv1.2",
+                _ => "TLS",
+            },
+            resumed: state.handshake_kind() == Some(HandshakeKind::Resumed),
+        }))
+    }
+
+    /// Keeps the other half out, and lets a test look at and change what is
+    /// pending.
+    #[cfg(all(test, feature = "issue"))]
+    pub(super) fn hold(&self) -> MutexGuard<'_, Session> {
+        self.0.lock().unwrap()
+    }
+}
+
+/// What a handshake agreed on.
+pub(super) struct Agreed {
+    /// The peer's certificates, its own first; empty where none was asked for.
+    pub(super) peer: Vec<CertificateDer<'static>>,
+    pub(super) version: &'static str,
+    /// Whether a ticket stood for the peer's certificate.
+    pub(super) resumed: bool,
+}
+
+fn split(connection: Connection) -> (Sealer, Opener) {
+    let session = Arc::new(Mutex::new(Session {
+        connection,
+        pending: Vec::new(),
+        asked: 0,
+        peer_closed: false,
+        part: false,
+    }));
+    (Sealer(Arc::clone(&session)), Opener(session))
+}
+
+fn lock(session: &Mutex<Session>) -> io::Result<MutexGuard<'_, Session>> {
+    session.lock().map_err(|_| poisoned())
+}
+
+fn poisoned() -> io::Error {
+    io::Error::other("the TLS session is unusable after a panic")
+}
+
+fn invalid(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// What both halves share.
+pub(super) struct Session {
+    connection: Connection,
+    /// Ciphertext that the receiving half made and the sending half has to put
+    /// on the socket: flights of the handshake, alerts, key updates.
+    pub(super) pending: Vec<u8>,
+    /// How much of it the sending half has been asked to send.
+    asked: usize,
+    peer_closed: bool,
+    /// The peer has sent a part of a handshake message, and its rest is still
+    /// to come. rustls remembers where in the receiving half's buffer the part
+    /// stands, and panics when it is stepped without that buffer. So nothing
+    /// can be sealed meanwhile; a peer that splits a message over records and
+    /// lets time pass between them loses its connection.
+    part: bool,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session")
+    }
+}
+
+enum Connection {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+impl Connection {
+    fn state(&self) -> &CommonState {
+        match self {
+            Self::Client(c) => c,
+            Self::Server(c) => c,
+        }
+    }
+}
+
+/// What a step is for.
+enum Task<'a> {
+    /// Received data goes to an inbox, about so many bytes of it.
+    Open { inbox: &'a mut Inbox, expected: usize },
+    /// Data to be sealed, and where its records go.
+    Seal { data: &'a [u8], out: &'a mut [u8] },
+    /// Where the record of a close_notify goes.
+    CloseNotify(&'a mut [u8]),
+    /// An alert becomes pending; nothing else is done.
+    CollectAlert,
+}
+
+/// What one step of the state machine did.
+enum Step {
+    /// Something: there may be more to do.
+    Again,
+    /// Nothing, and without further bytes there is nothing.
+    Idle,
+    /// It sealed records of that length.
+    Sealed(usize),
+}
+
+impl Session {
+    fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
+        match self.send(&mut Task::Seal { data, out }).map_err(invalid)? {
+            // Taken under the same lock as the sealing: TLS numbers records,
+            // and whatever the receiving half adds later has a higher number,
+            // so it has to be sent later.
+            Some(len) => Ok(Sealed {
+                len,
+                before: self.take_pending(),
+            }),
+            None => Err(io::Error::new(io::ErrorKind::BrokenPipe, "TLS has ended")),
+        }
+    }
+
+    /// Steps until the task has sealed something, none where it cannot.
+    fn send(&mut self, task: &mut Task<'_>) -> Result<Option<usize>, rustls::Error> {
+        loop {
+            match self.step(&mut [], task).1? {
+                Step::Again => {}
+                Step::Idle => return Ok(None),
+                Step::Sealed(len) => return Ok(Some(len)),
+            }
+        }
+    }
+
+    fn take_pending(&mut self) -> Vec<u8> {
+        self.asked = 0;
+        std::mem::take(&mut self.pending)
+    }
+
+    /// One step on `incoming`; says how many bytes of it are done with.
+    fn step(&mut self, incoming: &mut [u8], task: &mut Task<'_>) -> (usize, Result<Step, rustls::Error>) {
+        if self.part && incoming.is_empty() {
+            let why = "the peer has sent a part of a handshake message only";
+            return (0, Err(rustls::Error::General(why.into())));
+        }
+        let (pending, closed) = (&mut self.pending, &mut self.peer_closed);
+        let (done, result) = match &mut self.connection {
+            Connection::Client(c) => {
+                advance::<ClientConnectionData>(c.process_tls_records(incoming), pending, closed, task)
+            }
+            Connection::Server(c) => {
+                advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, closed, task)
+            }
+        };
+        // rustls leaves a whole record untaken in two cases: it ends with a part
+        // of a handshake message, or it comes after the peer's close_notify and
+        // is not looked at any more. Only the first is noted.
+        let idle = matches!(result, Ok(Step::Idle));
+        self.part = idle && !self.peer_closed && begins_with_record(&incoming[done..]);
+        (done, result)
+    }
+
+    /// After an error: the alert that tells the peer becomes pending.
+    /// `incoming` is what the error left, since rustls may still refer to it.
+    ///
+    /// A further step after the alert would look at the refused record again
+    /// and make a second alert, which rustls takes for a bug of its own and
+    /// panics where assertions are on. So this ends with the first alert.
+    fn collect_alert(&mut self, mut incoming: &mut [u8]) {
+        loop {
+            let before = self.pending.len();
+            let (done, Ok(Step::Again)) = self.step(incoming, &mut Task::CollectAlert) else {
+                return;
+            };
+            if is_alert(&self.pending[before..]) {
+                return;
+            }
+            incoming = &mut incoming[done..];
+        }
+    }
+}
+
+/// Whether a record that rustls made by itself is an alert. TLS 1.3 hides the
+/// kind of a record, but what else rustls makes by itself is longer.
+fn is_alert(record: &[u8]) -> bool {
+    const ALERT: u8 = 21;
+    const HIDDEN: u8 = 23;
+    // 5 bytes of header, 3 of level, description and hidden kind, and 16 of
+    // authentication tag.
+    const HIDDEN_LEN: usize = 5 + 3 + 16;
+    match record.first() {
+        Some(&ALERT) => true,
+        Some(&HIDDEN) => record.len() == HIDDEN_LEN,
+        _ => false,
+    }
+}
+
+/// Whether the bytes begin with a whole TLS record.
+fn begins_with_record(bytes: &[u8]) -> bool {
+    const HEADER: usize = 5;
+    bytes.get(3..HEADER).is_some_and(|length| {
+        let length = u16::from_be_bytes([length[0], length[1]]);
+        bytes.len() >= HEADER + usize::from(length)
+    })
+}
+
+/// Does what rustls wants to be done in its state.
+fn advance<D>(
+    status: UnbufferedStatus<'_, '_, D>,
+    pending: &mut Vec<u8>,
+    peer_closed: &mut bool,
+    task: &mut Task<'_>,
+) -> (usize, Result<Step, rustls::Error>) {
+    let UnbufferedStatus { mut discard, state } = status;
+    let state = match state {
+        Ok(state) => state,
+        Err(e) => return (discard, Err(e)),
+    };
+    let step = match state {
+        ConnectionState::ReadTraffic(mut traffic) => {
+            while let Some(record) = traffic.next_record() {
+                let record = match record {
+                    Ok(record) => record,
+                    Err(e) => return (discard, Err(e)),
+                };
+                discard += record.discard;
+                if let Task::Open { inbox, expected } = task {
+                    inbox.append(record.payload, *expected);
+                    *expected = expected.saturating_sub(record.payload.len());
+                }
+            }
+            Ok(Step::Again)
+        }
+        ConnectionState::EncodeTlsData(mut data) => {
+            let at = pending.len();
+            let needed = match data.encode(&mut []) {
+                Err(EncodeError::InsufficientSize(size)) => size.required_size,
+                Ok(_) | Err(EncodeError::AlreadyEncoded) => 0,
+            };
+            pending.resize(at + needed, 0);
+            // This cannot fail: rustls has just said how many bytes it needs.
+            let written = data.encode(&mut pending[at..]).unwrap_or(0);
+            pending.truncate(at + written);
+            Ok(Step::Again)
+        }
+        ConnectionState::TransmitTlsData(data) => {
+            // What is pending is sent before anything else.
+            data.done();
+            Ok(Step::Again)
+        }
+        ConnectionState::PeerClosed => {
+            *peer_closed = true;
+            Ok(Step::Again)
+        }
+        ConnectionState::WriteTraffic(mut traffic) => match task {
+            Task::Seal { data, out } => sealed(traffic.encrypt(data, out)),
+            Task::CloseNotify(out) => sealed(traffic.queue_close_notify(out)),
+            Task::Open { .. } | Task::CollectAlert => Ok(Step::Idle),
+        },
+        _ => Ok(Step::Idle),
+    };
+    (discard, step)
+}
+
+fn sealed(result: Result<usize, EncryptError>) -> Result<Step, rustls::Error> {
+    match result {
+        Ok(len) => Ok(Step::Sealed(len)),
+        Err(EncryptError::EncryptExhausted) => Err(rustls::Error::EncryptError),
+        Err(e) => Err(rustls::Error::General(e.to_string())),
+    }
+}

@@ -1,0 +1,65 @@
+//! For tests: both ends of a connection after its handshake.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::handshake::agree;
+use super::receive::Incoming;
+use super::split::{self, Opener, Sealer};
+use super::{Acceptor, Connector};
+use crate::Role;
+use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+use crate::{BufferPool, Duplex, Halves, Inbox, memory, threads};
+
+/// A server's end in its parts, and its peer.
+pub(super) struct Ends {
+    pub(super) here: Arc<dyn Duplex>,
+    pub(super) sealer: Sealer,
+    pub(super) opener: Opener,
+    pub(super) incoming: Incoming,
+    pub(super) inbox: Inbox,
+    /// The peer's raw stream.
+    pub(super) there: Arc<dyn Duplex>,
+    pub(super) peer: Halves,
+}
+
+pub(super) fn ends() -> Ends {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let identity = |role| {
+        authority
+            .issue(&CertificateRequest::new(role))
+            .unwrap()
+            .identity()
+    };
+    let acceptor = Acceptor::mutual(&identity(Role::SERVER), &authority.trust()).unwrap();
+    let connector = Connector::mutual(&identity(Role::AGENT), &authority.trust()).unwrap();
+    #[expect(clippy::disallowed_methods, reason = "a deadline")]
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let (here, there) = memory::pair();
+    let there: Arc<dyn Duplex> = Arc::new(there);
+    let far = Arc::clone(&there);
+    let peer = threads::spawn("peer", move || {
+        connector.connect(far, "localhost", &BufferPool::new(), deadline)
+    });
+    let (mut sealer, mut opener) = split::server(acceptor.config).unwrap();
+    let mut incoming = Incoming::new(BufferPool::new());
+    let mut inbox = Inbox::default();
+    agree(
+        &here,
+        &mut sealer,
+        &mut opener,
+        &mut incoming,
+        &mut inbox,
+        deadline,
+    )
+    .unwrap();
+    Ends {
+        here: Arc::new(here),
+        sealer,
+        opener,
+        incoming,
+        inbox,
+        there,
+        peer: peer.unwrap().join().unwrap().unwrap().halves,
+    }
+}

@@ -1,0 +1,284 @@
+//! The sending direction: data is staged, sealed and written.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::split::{OVERHEAD, RECORD, Sealed, Sealer};
+use crate::duplex::WriteHalf;
+use crate::halves::{AT_ONCE, Tried};
+use crate::{BufferPool, Duplex, Outgoing, Transmit};
+
+pub(super) struct TlsTransmit {
+    stream: WriteHalf,
+    sealer: Sealer,
+    pool: BufferPool,
+    /// In two: its front is staging, where short parts become one record; the
+    /// rest is for sealed records that wait for the socket.
+    buffer: Option<Box<[u8]>>,
+    /// Ciphertext of an item sent past the writer, and of what goes before it,
+    /// that the system has not taken yet. It is sent before anything else.
+    rest: Vec<u8>,
+}
+
+impl fmt::Debug for TlsTransmit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsTransmit")
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cuts parts into the data of records, all but the last of them full. What
+/// lies in one part is not copied.
+fn each_record<'a>(
+    parts: impl Iterator<Item = &'a [u8]>,
+    staging: &mut [u8],
+    mut send: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut parts = parts.peekable();
+    let mut staged = 0;
+    while let Some(mut part) = parts.next() {
+        let last = parts.peek().is_none();
+        while !part.is_empty() {
+            if staged == 0 && (last || part.len() >= RECORD) {
+                let (record, rest) = part.split_at(part.len().min(RECORD));
+                send(record)?;
+                part = rest;
+                continue;
+            }
+            let n = part.len().min(RECORD - staged);
+            staging[staged..staged + n].copy_from_slice(&part[..n]);
+            staged += n;
+            part = &part[n..];
+            if staged == RECORD {
+                send(staging)?;
+                staged = 0;
+            }
+        }
+    }
+    if staged > 0 {
+        send(&staging[..staged])?;
+    }
+    Ok(())
+}
+
+impl TlsTransmit {
+    pub(super) fn new(stream: Arc<dyn Duplex>, sealer: Sealer, pool: BufferPool) -> Self {
+        Self {
+            stream: WriteHalf::new(stream),
+            sealer,
+            pool,
+            buffer: None,
+            rest: Vec::new(),
+        }
+    }
+
+    fn take_buffer(&mut self) -> Box<[u8]> {
+        self.buffer.take().unwrap_or_else(|| self.pool.take())
+    }
+
+    fn send_rest(&mut self) -> io::Result<()> {
+        let rest = std::mem::take(&mut self.rest);
+        self.stream.write_all(&rest)
+    }
+
+    /// Seals a short item and sends what the system takes of it; the rest of
+    /// it stays. The item is sealed in one go, so that it is sealed as a whole
+    /// or not at all.
+    fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> Tried {
+        let (staging, out) = buffer.split_at_mut(AT_ONCE);
+        let data = in_one_piece(item, staging);
+        // Nothing is sealed while the receiving half holds the lock to open a
+        // record, nor after an error. The writer then sends the item instead,
+        // and meets the error again.
+        let Ok(Some(Sealed { len, before })) = self.sealer.try_seal(data, out) else {
+            return Tried::Not;
+        };
+        let sent = if before.is_empty() {
+            self.stream.try_write_all(&out[..len])
+        } else {
+            0
+        };
+        self.rest = before;
+        self.rest.extend_from_slice(&out[sent..len]);
+        if self.rest.is_empty() {
+            Tried::Sent
+        } else {
+            Tried::Begun
+        }
+    }
+}
+
+/// The bytes of an item, copied only where it has several parts. It must not
+/// be longer than `staging`.
+fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
+    let mut parts = item.parts();
+    match (parts.next(), parts.next()) {
+        (Some(part), None) => return part,
+        (None, _) => return &[],
+        _ => {}
+    }
+    let mut len = 0;
+    for part in item.parts() {
+        staging[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    &staging[..len]
+}
+
+impl Transmit for TlsTransmit {
+    fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
+        self.send_rest()?;
+        let mut buffer = self.take_buffer();
+        let (staging, out) = buffer.split_at_mut(RECORD);
+        let mut used = 0;
+        each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
+            if out.len() - used < RECORD + OVERHEAD {
+                self.stream.write_all(&out[..used])?;
+                used = 0;
+            }
+            let sealed = self.sealer.seal(data, &mut out[used..])?;
+            if !sealed.before.is_empty() {
+                self.stream.write_all(&out[..used])?;
+                self.stream.write_all(&sealed.before)?;
+                out.copy_within(used..used + sealed.len, 0);
+                used = 0;
+            }
+            used += sealed.len;
+            Ok(())
+        })?;
+        self.stream.write_all(&out[..used])?;
+        self.buffer = Some(buffer);
+        Ok(())
+    }
+
+    fn try_transmit(&mut self, item: &Outgoing) -> Tried {
+        if item.len() > AT_ONCE || !self.rest.is_empty() {
+            return Tried::Not;
+        }
+        let mut buffer = self.take_buffer();
+        let tried = self.begin(item, &mut buffer);
+        self.pool.give(buffer);
+        tried
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send_rest()?;
+        self.stream.write_all(&self.sealer.take_pending()?)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.send_rest()?;
+        self.stream.write_all(&self.sealer.close_notify()?)?;
+        self.stream.finish()
+    }
+
+    fn count_in(&mut self, written: Arc<AtomicU64>) {
+        self.stream.count_in(written);
+    }
+
+    fn idle(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
+        }
+    }
+}
+
+impl Drop for TlsTransmit {
+    fn drop(&mut self) {
+        self.idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_become_full_records_and_whole_ones_are_not_copied() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|n| n.to_le_bytes()[1]).collect();
+        for lengths in [
+            &[100_000][..],
+            &[10, 90_000, 9990],
+            &[16_384, 16_384],
+            &[8, 100, 8, 16_268, 1],
+            &[40_000, 5],
+            &[],
+        ] {
+            let (mut at, mut parts) = (0, Vec::new());
+            for len in lengths {
+                parts.push(&bytes[at..at + len]);
+                at += len;
+            }
+            let mut staging = vec![0; RECORD];
+            let (mut got, mut records) = (Vec::new(), Vec::new());
+            let result = each_record(parts.iter().copied(), &mut staging, |record| {
+                records.push(record.len());
+                got.extend_from_slice(record);
+                Ok(())
+            });
+            result.unwrap();
+            assert!(got == bytes[..at], "{lengths:?}");
+            let (last, full) = records.split_last().unwrap_or((&0, &[]));
+            assert!(full.iter().all(|len| *len == RECORD), "{records:?}");
+            assert!(*last <= RECORD && (*last > 0 || lengths.is_empty()));
+            if let [_] = lengths {
+                assert!(staging.iter().all(|byte| *byte == 0), "{lengths:?} was copied");
+            }
+        }
+    }
+
+    #[cfg(feature = "issue")]
+    #[test]
+    fn what_goes_out_at_once_comes_after_what_the_reader_left_and_waits_for_nobody() {
+        use super::super::testing::{Ends, ends};
+        use crate::threads;
+
+        let Ends {
+            here,
+            sealer,
+            opener,
+            there,
+            mut peer,
+            ..
+        } = ends();
+        let mut transmit = TlsTransmit::new(here, sealer, BufferPool::new());
+        let item = |len: usize| Outgoing::whole(vec![7; len].into(), 1);
+        assert_eq!(transmit.try_transmit(&item(AT_ONCE + 1)), Tried::Not, "too long");
+        let opening = opener.hold();
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "the reader opens");
+        drop(opening);
+        assert_eq!(transmit.try_transmit(&item(AT_ONCE)), Tried::Sent);
+        while peer.inbox.bytes_mut().len() < AT_ONCE {
+            peer.receive.receive(&mut peer.inbox).unwrap();
+        }
+
+        opener.hold().pending = b"left by the reader".to_vec();
+        assert_eq!(transmit.try_transmit(&item(20_000)), Tried::Begun);
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "something is begun");
+        transmit.flush().unwrap();
+        let mut first = [0; 18];
+        assert_eq!(there.read(&mut first).unwrap(), first.len());
+        assert_eq!(first, *b"left by the reader");
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Sent);
+        peer.inbox.bytes_mut().clear();
+        while peer.inbox.bytes_mut().len() < 20_001 {
+            peer.receive.receive(&mut peer.inbox).unwrap();
+        }
+
+        // What the stream did not take is sent before what comes later.
+        let mut sent = 0;
+        while transmit.try_transmit(&item(30_000)) == Tried::Sent {
+            sent += 30_000;
+        }
+        let last = threads::spawn("last", move || transmit.transmit(&[item(1)]));
+        peer.inbox.bytes_mut().clear();
+        while peer.inbox.bytes_mut().len() < sent + 30_001 {
+            peer.receive.receive(&mut peer.inbox).unwrap();
+        }
+        last.unwrap().join().unwrap().unwrap();
+        assert!(peer.inbox.bytes_mut().iter().all(|byte| *byte == 7));
+    }
+}

@@ -1,0 +1,179 @@
+//! One attempt at one server: connect, TLS, CONNECT, CONNECTED.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::event::Facts;
+use super::{ClientConfig, DialError, DialFault, ServerInfo};
+use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
+use crate::wire::outgoing;
+use ssntp_transport::pki::{CertificateDer, CertificateInfo};
+use ssntp_transport::tls::{Connector, Secured};
+use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, deadline, refuse};
+
+/// How long a server that we refuse may take to read why.
+const PARTING: Duration = Duration::from_millis(500);
+
+/// Everything an attempt needs, the server's place and credentials excepted.
+#[derive(Debug)]
+pub(super) struct Dialer {
+    connect: Connect,
+    server_name: Option<String>,
+    max_payload: u32,
+    connect_timeout: Duration,
+    handshake_timeout: Duration,
+    tcp: TcpOptions,
+    pool: BufferPool,
+    cancel: Cancel,
+}
+
+/// A server that said CONNECTED.
+#[derive(Debug)]
+pub(super) struct Established {
+    pub(super) halves: Halves,
+    pub(super) server: ServerInfo,
+    pub(super) configuration: Bytes,
+    /// The server's certificates, its own first, and the name that they prove.
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) name: String,
+}
+
+impl Dialer {
+    pub(super) fn new(config: &ClientConfig, uuid: uuid::Uuid, cancel: Cancel) -> Self {
+        Self {
+            connect: Connect::new(config.role, uuid, config.tracing),
+            server_name: config.server_name.clone(),
+            max_payload: config.max_payload,
+            connect_timeout: config.connect_timeout,
+            handshake_timeout: config.handshake_timeout,
+            tcp: config.tcp,
+            pool: BufferPool::new(),
+            cancel,
+        }
+    }
+
+    /// Blocks until the session stands or the attempt has failed, which is at
+    /// once when the client is closed.
+    pub(super) fn dial(&self, target: &Target, connector: &Connector) -> Result<Established, DialError> {
+        self.attempt(target, connector).map_err(|fault| DialError {
+            server: target.to_string(),
+            fault,
+        })
+    }
+
+    fn attempt(&self, target: &Target, connector: &Connector) -> Result<Established, DialFault> {
+        let stream = target
+            .connect(&self.tcp, self.connect_timeout, &self.cancel)
+            .map_err(|e| DialFault::Connect(Arc::new(e)))?;
+        let deadline = deadline(self.handshake_timeout);
+        // Closing the client shuts the stream down, which ends every read and
+        // write below.
+        let _watch = self.cancel.watch(&stream);
+        let address = stream.peer();
+        let name = self
+            .server_name
+            .as_deref()
+            .unwrap_or_else(|| target.server_name());
+        let secured = connector
+            .connect(stream, name, &self.pool, deadline)
+            .map_err(DialFault::of_tls)?;
+        let Secured {
+            mut halves,
+            peer,
+            version,
+            resumed,
+        } = secured;
+        let first = peer
+            .first()
+            .ok_or_else(|| DialFault::ServerCertificate("there is none".into()))?;
+        let certificate = CertificateInfo::from_der(first)?;
+        let handshake = ClientHandshake::new(
+            self.connect,
+            certificate.roles,
+            certificate.uuid,
+            self.max_payload,
+        );
+        let connected = match exchange(&mut halves, &handshake, deadline) {
+            Ok(connected) => connected,
+            Err(fault) => {
+                if resumed {
+                    // The resumed session may be what the server dislikes. So the next
+                    // attempt makes a full handshake, in which it can say what it is.
+                    connector.forget(name);
+                }
+                if let DialFault::Refused(refusal) = &fault {
+                    part(&mut halves, refusal);
+                }
+                return Err(fault);
+            }
+        };
+        let server = ServerInfo::new(Facts {
+            uuid: connected.server,
+            role: connected.role,
+            name: target.to_string(),
+            address,
+            certificate,
+            tracing: connected.trace,
+            tls: version,
+            resumed,
+        });
+        Ok(Established {
+            halves,
+            server,
+            configuration: connected.payload,
+            name: name.to_owned(),
+            chain: peer,
+        })
+    }
+}
+
+/// Says CONNECT and waits for the answer.
+fn exchange(
+    halves: &mut Halves,
+    handshake: &ClientHandshake,
+    deadline: Instant,
+) -> Result<Connected, DialFault> {
+    let connect = Outgoing::whole(Bytes::copy_from_slice(&handshake.connect()), 1);
+    // A server that has refused our certificate may be gone already, and then
+    // writing fails; why it did so is still there to be read.
+    let written = halves.transmit.transmit(&[connect]);
+    loop {
+        match handshake.receive(halves.inbox.bytes_mut()) {
+            Ok(Some(connected)) => return Ok(connected),
+            Ok(None) => {}
+            Err(refusal) => return Err(DialFault::Refused(refusal)),
+        }
+        let before = halves.inbox.bytes_mut().len();
+        match halves.receive_until(deadline) {
+            Ok(received) => {
+                if received.end && halves.inbox.bytes_mut().len() == before {
+                    return Err(DialFault::of_io(io::ErrorKind::UnexpectedEof.into()));
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+                return Err(DialFault::Refused(Refusal::Deadline));
+            }
+            Err(read) => {
+                return Err(match (DialFault::of_io(read), written) {
+                    (DialFault::Lost(_), Err(write)) => DialFault::of_io(write),
+                    (fault, _) => fault,
+                });
+            }
+        }
+    }
+}
+
+/// Tells the server that and why there will be no session, where the protocol
+/// has words for it, and lets it read that.
+fn part(halves: &mut Halves, refusal: &Refusal) {
+    let answer = ClientHandshake::answer(refusal).map(|code| outgoing(&Frame::new(code), false));
+    refuse(halves, answer, PARTING);
+}
+
+/// Ends the stream in order.
+pub(super) fn say_goodbye(halves: &mut Halves) {
+    refuse(halves, None, PARTING);
+}

@@ -1,0 +1,587 @@
+//! What any thread may do with a client, and the state that all of its
+//! threads share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use uuid::Uuid;
+
+use super::credentials::Credentials;
+use super::inbound::Inbound;
+use super::uplink::{Obstacle, Uplink};
+use super::{
+    ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault, DisconnectReason,
+    SendError, SendFault, ServerInfo,
+};
+use crate::payload::Content;
+use crate::proto::{Frame, FrameKind, Operands};
+use crate::request::{Outstanding, Request, RequestError};
+use ssntp_transport::Role;
+use ssntp_transport::pki::{Identity, Trust};
+use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
+
+/// Sends, tells how things stand, and closes. Receiving is for the
+/// [`Client`](super::Client) alone.
+///
+/// # Threads
+/// A clone is cheap and another handle of the same client; `Send` and `Sync`.
+/// Frames that one thread sends keep their order. `send`, `send_timeout`,
+/// `flush` and `wait_connected` block, and end at once when the client is
+/// closed; nothing else does. Dropping a handle does nothing, and a handle
+/// does not keep its client alive.
+#[derive(Clone)]
+pub struct ClientHandle {
+    state: Arc<ClientState>,
+}
+
+impl fmt::Debug for ClientHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientHandle")
+            .field("uuid", &self.uuid())
+            .field("role", &self.role())
+            .field("server", &self.server())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClientHandle {
+    pub(super) fn new(state: Arc<ClientState>) -> Self {
+        Self { state }
+    }
+
+    #[cfg(test)]
+    pub(super) fn state(&self) -> &Arc<ClientState> {
+        &self.state
+    }
+
+    /// Sends a frame: it waits in the session's queue when this returns, and
+    /// goes out at once, together with whatever else waits there. When the
+    /// queue is full, this blocks until there is room, for at most the
+    /// configured time. A trace is stamped and sent where the session agreed
+    /// on tracing, and left out elsewhere.
+    ///
+    /// # Errors
+    /// [`SendError`], which gives the frame back: no session stands, no room
+    /// in time, a kind that cannot be sent, too long, or the client ended.
+    pub fn send(&self, frame: Frame) -> Result<(), SendError> {
+        self.state.send(frame, Patience::For(self.state.send_timeout))
+    }
+
+    /// Sends the frame that carries `payload`, of the kind that its schema
+    /// belongs to. As [`send`](Self::send) otherwise.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
+        match Frame::try_of(payload) {
+            Ok(frame) => self.send(frame),
+            Err(e) => Err(SendError::new(Frame::new(T::FRAME), SendFault::Payload(e))),
+        }
+    }
+
+    /// As [`send`](Self::send), but fails at once when the queue is full.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn try_send(&self, frame: Frame) -> Result<(), SendError> {
+        self.state.send(frame, Patience::None)
+    }
+
+    /// As [`send`](Self::send), but blocks for at most `limit`.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
+        self.state.send(frame, Patience::For(Some(limit)))
+    }
+
+    /// Asks the server: sends a frame of a kind that is registered as a request
+    /// ([`ClientConfig::operands`](super::ClientConfig::operands)) and blocks
+    /// until its answer has come, for at most `limit`. Who answers is for the
+    /// server to say: its rules for the kind, or else its handler. The answer's
+    /// payload is what the application there replied with.
+    ///
+    /// Answers come past the channel of events, in any order, but not past the
+    /// limit of that channel: while nobody receives and it is full, nothing is
+    /// read from the session.
+    ///
+    /// # Errors
+    /// [`RequestError`]. It is never sent twice, nor on a later session.
+    pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.state.request(Uuid::nil(), &frame, limit)
+    }
+
+    /// As [`request`](Self::request), to an entity that is connected to the same
+    /// server, which passes the request on to it and the answer back.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        self.state.request(whom, &frame, limit)
+    }
+
+    /// Answers a request. One whose asker has gone, or waits no more, is dropped
+    /// on its way.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was sent.
+    pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
+        let limit = self.state.send_timeout;
+        self.state.exchange(&request.reply(payload.into()), limit)
+    }
+
+    /// Says that there will be no answer, and why, in at most 256 bytes.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was sent.
+    pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
+        self.state
+            .exchange(&request.refusal(why), self.state.send_timeout)
+    }
+
+    /// Replaces what this client shows and whom it trusts. Does not wait.
+    ///
+    /// Later handshakes use the new ones, and tickets of former sessions are
+    /// forgotten. Servers that were ruled out are tried again, and a pause between
+    /// attempts ends now. Of a session that stands:
+    ///
+    /// * Where the server's certificate is not trusted any more, it ends at once,
+    ///   with [`DisconnectReason::Certificate`], and the client connects again. The
+    ///   server has a second for what was sent before, and nothing where its
+    ///   certificate is revoked.
+    /// * Otherwise, where the identity is another one, the session is replaced
+    ///   within [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread),
+    ///   before the old certificate ends, with [`DisconnectReason::Renewed`]. A
+    ///   client that does not [reconnect](super::ClientConfig::reconnect) keeps it.
+    /// * Otherwise nothing happens to it.
+    ///
+    /// A server may not take the new certificate yet, where its authority is new
+    /// as well. Then the old one is used again until it ends, and the new one is
+    /// tried first in every later attempt, and now and then.
+    ///
+    /// # Errors
+    /// [`ClientError::Role`]: the certificate does not hold the roles that this
+    /// client advertises; [`ClientError::BorrowedUuid`]: it is bound to another
+    /// UUID; [`ClientError::Tls`]; and why the client has ended, if it has. Nothing
+    /// has changed then.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.state.renew(identity, trust)
+    }
+
+    /// What this client shows: in the session that stands, else in the next
+    /// attempt. [`Identity::info`] says until when it is valid.
+    pub fn identity(&self) -> Identity {
+        let in_use = lock(&self.state.in_use).clone();
+        in_use.unwrap_or_else(|| lock(&self.state.credentials).identity.clone())
+    }
+
+    /// Blocks until no sent frame waits any more: the system has taken each,
+    /// or its session was lost. False when `limit` has passed before, or the
+    /// client has ended.
+    pub fn flush(&self, limit: Duration) -> bool {
+        self.state.uplink.flush(deadline(limit))
+    }
+
+    /// Blocks until a session stands, for at most `limit` (`None`: as long
+    /// as it takes); false when none does by then.
+    ///
+    /// # Errors
+    /// Why the client ended instead.
+    pub fn wait_connected(&self, limit: Option<Duration>) -> Result<bool, ClientError> {
+        self.state.uplink.wait_up(limit.map(deadline))
+    }
+
+    /// The client's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.state.uuid
+    }
+
+    /// The roles that it advertises.
+    pub fn role(&self) -> Role {
+        self.state.role
+    }
+
+    /// Whether a session stands at present.
+    pub fn is_connected(&self) -> bool {
+        self.server().is_some()
+    }
+
+    /// The server of the present session, if one stands.
+    pub fn server(&self) -> Option<ServerInfo> {
+        self.state.uplink.server()
+    }
+
+    /// The latest cluster configuration as YAML: what CONNECTED carried,
+    /// replaced by each CONFIGURE since. It is kept while no session stands.
+    /// `None` before the first session, and where the server has none.
+    pub fn configuration(&self) -> Option<Bytes> {
+        lock(&self.state.configuration).clone()
+    }
+
+    /// What has been carried so far.
+    pub fn counters(&self) -> ClientCounters {
+        ClientCounters {
+            late_replies: lock(&self.state.requests).late(),
+            ..self.state.counts.read()
+        }
+    }
+
+    /// What the client knows about itself, at one moment. Does not wait.
+    pub fn figures(&self) -> ClientFigures {
+        let counts = &self.state.counts;
+        let waiting = self.state.uplink.waiting();
+        let passed = now().saturating_duration_since(counts.since());
+        let now = wall_clock();
+        ClientFigures {
+            server: self.server(),
+            since: now.checked_sub(passed).unwrap_or(now),
+            counters: self.counters(),
+            failures: lock(&counts.failures).clone(),
+            frames_waiting: waiting.frames,
+            bytes_waiting: waiting.bytes,
+        }
+    }
+
+    /// Why no session stands: what went wrong at each server in the latest
+    /// round of attempts. Empty before the first round is over, and once a
+    /// session stands.
+    pub fn failures(&self) -> Vec<DialError> {
+        lock(&self.state.failures).clone()
+    }
+
+    /// Why the client ended, once it has.
+    pub fn ended(&self) -> Option<ClientError> {
+        self.state.uplink.ended()
+    }
+
+    /// Closes the client, as [`Client::close`](super::Client::close) does,
+    /// without waiting for its threads: for signal handlers and the like.
+    pub fn close(&self) {
+        self.state.close();
+    }
+}
+
+/// How long a sender waits for room.
+enum Patience {
+    None,
+    For(Option<Duration>),
+}
+
+/// What all threads of a client see.
+#[derive(Debug)]
+pub(super) struct ClientState {
+    pub(super) uuid: Uuid,
+    pub(super) role: Role,
+    pub(super) max_payload: u32,
+    pub(super) operands: Operands,
+    pub(super) requests: Mutex<Outstanding>,
+    pub(super) send_timeout: Option<Duration>,
+    pub(super) uplink: Uplink,
+    pub(super) resumption: bool,
+    /// Of the next attempt.
+    pub(super) credentials: Mutex<Credentials>,
+    /// Of the session that stands.
+    pub(super) in_use: Mutex<Option<Identity>>,
+    /// Tells the supervisor that the credentials were replaced.
+    pub(super) news: Sender<()>,
+    /// `None` once the client has ended.
+    pub(super) inbound: Mutex<Option<Inbound>>,
+    pub(super) configuration: Mutex<Option<Bytes>>,
+    /// Of the latest round of attempts.
+    pub(super) failures: Mutex<Vec<DialError>>,
+    pub(super) counts: Counts,
+    pub(super) cancel: Cancel,
+}
+
+impl ClientState {
+    fn send(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
+        let len = frame.payload_bytes().len();
+        if !self.operands.may_be_sent(frame.kind()) {
+            let fault = SendFault::Kind(frame.kind());
+            return Err(SendError::new(frame, fault));
+        }
+        if u32::try_from(len).is_ok_and(|len| len <= self.max_payload) {
+            self.send_fitting(frame, patience)
+        } else {
+            let limit = self.max_payload;
+            Err(SendError::new(frame, SendFault::TooLong { len, limit }))
+        }
+    }
+
+    fn send_fitting(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
+        // Set when there is something to wait for, so that sending without a
+        // wait does not read the clock.
+        let mut until = None;
+        loop {
+            let obstacle = match self.uplink.offer(&frame) {
+                Ok(()) => return Ok(()),
+                Err(Obstacle::Fault(fault)) => return Err(SendError::new(frame, fault)),
+                Err(obstacle) => obstacle,
+            };
+            let Patience::For(limit) = patience else {
+                return Err(SendError::new(frame, SendFault::Full));
+            };
+            let until = *until.get_or_insert_with(|| limit.map(deadline));
+            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
+                return Err(SendError::new(frame, SendFault::Full));
+            }
+        }
+    }
+
+    fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
+        if dispatch::is_dispatcher() {
+            return Err(RequestError::OnDispatcher);
+        }
+        if !self.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        let deadline = deadline(limit);
+        let (id, asking, answered) = loop {
+            let rung = self.uplink.rung();
+            let mut requests = lock(&self.requests);
+            if !requests.is_held() {
+                break requests.ask(whom, frame)?;
+            }
+            drop(requests);
+            if self.uplink.ended().is_some() {
+                return Err(RequestError::Ended);
+            }
+            if !self.uplink.wait_for_change(rung, deadline) {
+                return Err(RequestError::NotConnected);
+            }
+        };
+        let result = self.exchange(&asking, Some(limit)).and_then(|()| {
+            let answer = answered.recv_deadline(deadline);
+            answer.map_err(|_| RequestError::TimedOut(limit)).flatten()
+        });
+        if result.is_err() {
+            lock(&self.requests).forget(id);
+        }
+        result
+    }
+
+    fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        if let Some(reason) = self.uplink.ended() {
+            return Err(reason);
+        }
+        let (advertised, certified) = (self.role, identity.roles());
+        if !advertised.may_be_advertised_with(certified) {
+            return Err(ClientError::Role {
+                advertised,
+                certified,
+            });
+        }
+        if let Some(bound) = identity.uuid().filter(|bound| *bound != self.uuid) {
+            return Err(ClientError::BorrowedUuid {
+                given: self.uuid,
+                bound,
+            });
+        }
+        *lock(&self.credentials) = Credentials::new(identity, trust, self.resumption)?;
+        // One that waits to be taken tells of these as well.
+        let _ = self.news.try_send(());
+        Ok(())
+    }
+
+    /// Sends a request or an answer on the session that stands.
+    fn exchange(&self, frame: &Frame, limit: Option<Duration>) -> Result<(), RequestError> {
+        let (len, max) = (frame.payload_bytes().len(), self.max_payload);
+        if u32::try_from(len).map_or(true, |len| len > max) {
+            return Err(RequestError::TooLong { len, limit: max });
+        }
+        let until = limit.map(deadline);
+        loop {
+            let obstacle = match self.uplink.offer_to_session(frame) {
+                Ok(()) => return Ok(()),
+                Err(Obstacle::Fault(SendFault::Ended(_))) => return Err(RequestError::Ended),
+                Err(Obstacle::Fault(_)) => return Err(RequestError::NotConnected),
+                Err(obstacle) => obstacle,
+            };
+            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
+                return Err(RequestError::QueueFull);
+            }
+        }
+    }
+
+    /// The server takes no frames of that kind.
+    pub(super) fn refused_kind(&self, kind: FrameKind) {
+        lock(&self.requests).unsupported(kind);
+    }
+
+    /// Whether new requests are to wait for the next session.
+    pub(super) fn hold_requests(&self, held: bool) {
+        lock(&self.requests).hold(held);
+    }
+
+    /// The session is over: nothing that was asked on it is answered any more.
+    pub(super) fn cancel_requests(&self) {
+        lock(&self.requests).cancel(None);
+    }
+
+    /// Ends the client from outside: every wait ends at once, the supervisor
+    /// sees to the rest.
+    pub(super) fn close(&self) {
+        let end = self.uplink.end(ClientError::Closed);
+        self.cancel.cancel();
+        self.cancel_requests();
+        // A reader that waits for the application holds this lock; the cancel
+        // above has ended its wait.
+        let inbound = lock(&self.inbound).take();
+        if let (Some(mut inbound), Some(reason)) = (inbound, self.uplink.ended()) {
+            if end.as_ref().is_some_and(|end| end.connected) {
+                inbound.offer(ClientEvent::Disconnected {
+                    reason: DisconnectReason::Closed,
+                    retrying: false,
+                });
+            }
+            inbound.offer(ClientEvent::Closed(reason));
+        }
+        if let Some(end) = end {
+            self.counts.lose(end.lost);
+        }
+    }
+
+    /// Ends the client from inside.
+    pub(super) fn end(&self, reason: ClientError) {
+        if let Some(end) = self.uplink.end(reason.clone()) {
+            self.counts.lose(end.lost);
+        }
+        self.cancel_requests();
+        let inbound = lock(&self.inbound).take();
+        if let Some(mut inbound) = inbound {
+            inbound.deliver(ClientEvent::Closed(reason), 0);
+        }
+    }
+
+    /// Puts an event into the channel; waits for room.
+    pub(super) fn deliver(&self, event: ClientEvent) {
+        if let Some(inbound) = &mut *lock(&self.inbound) {
+            inbound.deliver(event, 0);
+        }
+    }
+
+    /// Keeps a configuration. It is copied, so that it does not keep the
+    /// whole buffer alive in which it was received.
+    pub(super) fn configure(&self, yaml: &Bytes) {
+        let kept = (!yaml.is_empty()).then(|| Bytes::copy_from_slice(yaml));
+        *lock(&self.configuration) = kept;
+    }
+}
+
+/// What is counted, see [`ClientCounters`].
+#[derive(Debug)]
+pub(super) struct Counts {
+    pub(super) failed_attempts: AtomicU64,
+    /// These, by the word for the reason.
+    failures: Mutex<BTreeMap<&'static str, u64>>,
+    pub(super) received_frames: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) unsupported: AtomicU64,
+    pub(super) bad_traces: AtomicU64,
+    sent: Mutex<Sent>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    /// Since when a session stands, or none.
+    since: Instant,
+    sessions: u64,
+    frames: u64,
+    bytes: u64,
+    lost: u64,
+    /// The outbox of the present session counts for itself.
+    present: Option<Outbox>,
+}
+
+impl Counts {
+    pub(super) fn new() -> Self {
+        Self {
+            failed_attempts: AtomicU64::new(0),
+            failures: Mutex::default(),
+            received_frames: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            unsupported: AtomicU64::new(0),
+            bad_traces: AtomicU64::new(0),
+            sent: Mutex::new(Sent {
+                since: now(),
+                sessions: 0,
+                frames: 0,
+                bytes: 0,
+                lost: 0,
+                present: None,
+            }),
+        }
+    }
+
+    /// An attempt has failed.
+    pub(super) fn failed(&self, fault: &DialFault) {
+        self.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.failures).entry(fault.word()).or_default() += 1;
+    }
+
+    fn since(&self) -> Instant {
+        lock(&self.sent).since
+    }
+
+    pub(super) fn begin(&self, outbox: &Outbox) {
+        let mut sent = lock(&self.sent);
+        sent.since = now();
+        sent.sessions += 1;
+        sent.present = Some(outbox.clone());
+    }
+
+    /// The present session's threads have ended.
+    pub(super) fn finish(&self) {
+        let mut sent = lock(&self.sent);
+        if let Some(outbox) = sent.present.take() {
+            sent.since = now();
+            let present = outbox.sent();
+            sent.frames += present.frames;
+            sent.bytes += present.bytes;
+            sent.lost += outbox.lost();
+        }
+    }
+
+    pub(super) fn lose(&self, frames: u64) {
+        lock(&self.sent).lost += frames;
+    }
+
+    fn read(&self) -> ClientCounters {
+        let sent = lock(&self.sent);
+        let present = sent.present.as_ref().map(Outbox::sent).unwrap_or_default();
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ClientCounters {
+            sessions: sent.sessions,
+            failed_attempts: read(&self.failed_attempts),
+            received_frames: read(&self.received_frames),
+            received_bytes: read(&self.received_bytes),
+            sent_frames: sent.frames + present.frames,
+            sent_bytes: sent.bytes + present.bytes,
+            lost_frames: sent.lost,
+            unsupported: read(&self.unsupported),
+            bad_traces: read(&self.bad_traces),
+            late_replies: 0,
+        }
+    }
+}
+
+/// What a panicking thread left behind is still whole: every change under
+/// these locks is one assignment.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "when something was, for people")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}

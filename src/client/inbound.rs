@@ -1,0 +1,172 @@
+//! The bounded channel of events, from whoever has something to tell to the
+//! application.
+//!
+//! It is bounded in events by the channel itself, and in bytes by a ledger of
+//! what was put in: whoever holds the channel's other end need not take part
+//! in that. One thread at a time puts events in: the supervisor before and
+//! after a session, the reader during it.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+
+use super::ClientEvent;
+use ssntp_transport::Limits;
+
+#[derive(Debug)]
+pub(super) struct Inbound {
+    events: Sender<ClientEvent>,
+    /// Disconnected when the client is closed.
+    done: Receiver<Infallible>,
+    capacity: usize,
+    limit: u64,
+    /// The bytes of each event put in, oldest first; those that have been
+    /// taken out meanwhile are forgotten now and then.
+    ledger: VecDeque<u32>,
+    bytes: u64,
+}
+
+/// The channel takes memory for all its events at once.
+const MOST_EVENTS: usize = 1 << 20;
+
+/// Between two looks at whether an application that has fallen behind by the
+/// limit of bytes has caught up; the channel tells of room for events only.
+const LOOK: Duration = Duration::from_millis(1);
+const LONGEST_LOOK: Duration = Duration::from_millis(16);
+
+impl Inbound {
+    pub(super) fn new(limits: Limits, done: Receiver<Infallible>) -> (Self, Receiver<ClientEvent>) {
+        // Room for one at least: the last event of a client that is closed is
+        // offered without waiting, which a channel of zero never takes.
+        let capacity = usize::try_from(limits.frames).unwrap_or(usize::MAX);
+        let capacity = capacity.clamp(1, MOST_EVENTS);
+        let (events, receiver) = crossbeam_channel::bounded(capacity);
+        let inbound = Self {
+            events,
+            done,
+            capacity,
+            limit: limits.bytes,
+            ledger: VecDeque::new(),
+            bytes: 0,
+        };
+        (inbound, receiver)
+    }
+
+    /// Puts in an event that holds so many bytes; waits for room. False when
+    /// the client was closed instead.
+    pub(super) fn deliver(&mut self, event: ClientEvent, bytes: usize) -> bool {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if self.bytes + u64::from(bytes) > self.limit && !self.wait_for_room(bytes) {
+            return false;
+        }
+        match self.events.try_send(event) {
+            Ok(()) => {}
+            Err(TrySendError::Full(event)) => {
+                let sent = crossbeam_channel::select! {
+                    send(self.events, event) -> sent => sent.is_ok(),
+                    recv(self.done) -> _ => false,
+                };
+                if !sent {
+                    return false;
+                }
+            }
+            Err(TrySendError::Disconnected(_)) => return false,
+        }
+        self.bytes += u64::from(bytes);
+        self.ledger.push_back(bytes);
+        if self.ledger.len() > 2 * self.capacity {
+            self.forget_taken();
+        }
+        true
+    }
+
+    /// Puts in an event if there is room.
+    pub(super) fn offer(&mut self, event: ClientEvent) {
+        // Where there is no room the application sees the channel end.
+        let _ = self.events.try_send(event);
+    }
+
+    fn wait_for_room(&mut self, bytes: u32) -> bool {
+        let mut look = LOOK;
+        loop {
+            self.forget_taken();
+            if self.bytes == 0 || self.bytes + u64::from(bytes) <= self.limit {
+                return true;
+            }
+            if self.done.recv_timeout(look) == Err(crossbeam_channel::RecvTimeoutError::Disconnected) {
+                return false;
+            }
+            look = (look * 2).min(LONGEST_LOOK);
+        }
+    }
+
+    fn forget_taken(&mut self) {
+        let waiting = self.events.len();
+        while self.ledger.len() > waiting {
+            let taken = self.ledger.pop_front().unwrap_or_default();
+            self.bytes -= u64::from(taken);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Command, Frame};
+    use ssntp_transport::{Cancel, threads};
+
+    fn event(len: usize) -> ClientEvent {
+        ClientEvent::Frame(Frame::with_payload(Command::STATS, vec![0; len]))
+    }
+
+    fn inbound(frames: u64, bytes: u64) -> (Inbound, Receiver<ClientEvent>, Cancel) {
+        let cancel = Cancel::new();
+        let (inbound, events) = Inbound::new(Limits { frames, bytes }, cancel.done().clone());
+        (inbound, events, cancel)
+    }
+
+    #[test]
+    fn events_and_bytes_are_bounded_until_the_application_takes_some() {
+        for (frames, bytes) in [(4, u64::MAX), (1000, 400)] {
+            let (mut inbound, events, _cancel) = inbound(frames, bytes);
+            let waiting = events.clone();
+            let thread = threads::spawn("t", move || {
+                for _ in 0..200 {
+                    assert!(inbound.deliver(event(100), 100));
+                    assert!(waiting.len() <= 4);
+                }
+            });
+            let received = events.iter().count();
+            thread.unwrap().join().unwrap();
+            assert_eq!(received, 200);
+        }
+    }
+
+    #[test]
+    fn no_limit_is_some_limit() {
+        let (mut inbound, events, _cancel) = inbound(u64::MAX, u64::MAX);
+        assert!(inbound.deliver(event(100), 100));
+        assert_eq!((events.len(), events.capacity()), (1, Some(MOST_EVENTS)));
+    }
+
+    #[test]
+    fn one_long_event_may_wait_alone() {
+        let (mut inbound, events, _cancel) = inbound(10, 100);
+        assert!(inbound.deliver(event(1000), 1000));
+        events.recv().unwrap();
+        assert!(inbound.deliver(event(1000), 1000));
+    }
+
+    #[test]
+    fn closing_ends_both_kinds_of_waiting() {
+        for (frames, bytes) in [(1, u64::MAX), (1000, 100)] {
+            let (mut inbound, _events, cancel) = inbound(frames, bytes);
+            assert!(inbound.deliver(event(100), 100));
+            let thread = threads::spawn("t", move || inbound.deliver(event(100), 100));
+            cancel.cancel();
+            assert!(!thread.unwrap().join().unwrap());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What the reader of a session does with what the server sends.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::BytesMut;
+use crossbeam_channel::Sender;
+use log::{debug, warn};
+
+use super::handle::{ClientState, lock};
+use super::inbound::Inbound;
+use super::{ClientEvent, DisconnectReason, LOG};
+use crate::payload::InvalidFrameType;
+use crate::proto::{
+    Codec, Command, ErrorCode, Exchange, Frame, FrameKind, HEADER_LEN, Item, ProtocolError, Run, Step,
+    answer_to_bad_exchange, answer_to_unsupported,
+};
+use crate::request::Request;
+use crate::wire::{outgoing, unix_nanos};
+use ssntp_transport::{Decode, EndReason, Outbox, Sink};
+
+/// The codec, with its count of bad traces where the application sees it.
+pub(super) struct Decoder {
+    codec: Codec,
+    counted: u64,
+    state: Arc<ClientState>,
+}
+
+impl Decoder {
+    pub(super) fn new(state: Arc<ClientState>, tracing: bool) -> Self {
+        Self {
+            codec: Codec::new(state.max_payload, tracing).operands(state.operands.clone()),
+            counted: 0,
+            state,
+        }
+    }
+}
+
+impl Decode for Decoder {
+    type Item = Item;
+    type Error = ProtocolError;
+
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        let result = self.codec.decode(input, items);
+        let more = self.codec.bad_traces() - self.counted;
+        if more > 0 {
+            self.counted += more;
+            self.state.counts.bad_traces.fetch_add(more, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn wanted(&self) -> usize {
+        self.codec.wanted()
+    }
+}
+
+/// Hands frames to the application.
+pub(super) struct SessionSink {
+    state: Arc<ClientState>,
+    outbox: Outbox,
+    /// Told why the session is over; disconnected once its threads are.
+    over: Sender<DisconnectReason>,
+    /// What the server ended the session with, where it did.
+    refused: Option<ErrorCode>,
+}
+
+impl SessionSink {
+    pub(super) fn new(state: Arc<ClientState>, outbox: Outbox, over: Sender<DisconnectReason>) -> Self {
+        Self {
+            state,
+            outbox,
+            over,
+            refused: None,
+        }
+    }
+
+    fn run(&mut self, run: &Run, inbound: &mut Inbound) -> bool {
+        self.count(run.len().into());
+        if self.is_refusal(run.kind()) {
+            return false;
+        }
+        if run.kind() == Command::CONFIGURE
+            && let Some(latest) = run.frames().last()
+        {
+            self.state.configure(latest.payload_bytes());
+        }
+        if run.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            run.frames().for_each(|frame| self.refused_kind(&frame));
+        }
+        let asks = self.state.operands.is_request(run.kind());
+        for frame in run.frames() {
+            let goes_on = if asks {
+                self.exchange(frame, inbound)
+            } else {
+                let bytes = HEADER_LEN + frame.payload_bytes().len();
+                inbound.deliver(ClientEvent::Frame(frame), bytes)
+            };
+            if !goes_on {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// A request goes to the application, an answer to whoever waits for it.
+    fn exchange(&self, frame: Frame, inbound: &mut Inbound) -> bool {
+        let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
+            if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
+                self.answer(&answer);
+            }
+            return true;
+        };
+        if exchange.step == Step::Request {
+            let request = Request::new(&exchange, &frame);
+            return inbound.deliver(ClientEvent::Request(request), frame.encoded_len());
+        }
+        lock(&self.state.requests).settle(exchange.peer, &exchange, &frame);
+        true
+    }
+
+    /// Ends the wait for answers to requests that the server does not know.
+    fn refused_kind(&self, frame: &Frame) {
+        if let Ok(refusal) = frame.payload::<InvalidFrameType>()
+            && self.state.operands.is_request(refusal.refused())
+        {
+            self.state.refused_kind(refusal.refused());
+        }
+    }
+
+    /// Tells the server what is wrong with a frame. Where the queue is full the
+    /// answer is left out: waiting for a server that does not read would block
+    /// its own reader.
+    fn answer(&self, answer: &Frame) {
+        let _ = self.outbox.push(outgoing(answer, false));
+    }
+
+    fn traced(&mut self, mut frame: Frame, inbound: &mut Inbound) -> bool {
+        self.count(1);
+        if self.is_refusal(frame.kind()) {
+            return false;
+        }
+        if frame.kind() == Command::CONFIGURE {
+            self.state.configure(frame.payload_bytes());
+        }
+        if let Some(trace) = frame.trace_mut() {
+            trace.stamp_received(self.state.uuid, self.state.role, unix_nanos());
+        }
+        if self.state.operands.is_request(frame.kind()) {
+            return self.exchange(frame, inbound);
+        }
+        let bytes = frame.encoded_len();
+        inbound.deliver(ClientEvent::Frame(frame), bytes)
+    }
+
+    /// Whether the server ends the session with this.
+    fn is_refusal(&mut self, kind: FrameKind) -> bool {
+        let codes = [ErrorCode::CONNECTION_FAILURE, ErrorCode::CONNECTION_ABORTED];
+        self.refused = codes.into_iter().find(|code| kind == *code);
+        self.refused.is_some()
+    }
+
+    fn count(&self, frames: u64) {
+        let counts = &self.state.counts;
+        counts.received_frames.fetch_add(frames, Ordering::Relaxed);
+    }
+}
+
+impl Sink<Item> for SessionSink {
+    fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
+        let state = Arc::clone(&self.state);
+        state
+            .counts
+            .received_bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+        // The lock is held while the application is waited for. The only other
+        // thread that wants it meanwhile is one that closes the client, and
+        // that cancels this wait before it asks for the lock.
+        let mut inbound = lock(&state.inbound);
+        let Some(inbound) = &mut *inbound else {
+            // The client ends. What still arrives is read and dropped: a peer
+            // whose input nobody reads might not read ours either.
+            return true;
+        };
+        for item in items.drain(..) {
+            let goes_on = match item {
+                Item::Run(run) => self.run(&run, inbound),
+                Item::Traced(frame) => self.traced(frame, inbound),
+                Item::Unsupported(kind) => {
+                    self.count(1);
+                    state.counts.unsupported.fetch_add(1, Ordering::Relaxed);
+                    debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.role);
+                    if let Some(answer) = answer_to_unsupported(kind) {
+                        self.answer(&answer);
+                    }
+                    true
+                }
+            };
+            if !goes_on {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn ended(&mut self, reason: EndReason) {
+        let reason = match (self.refused, reason) {
+            (Some(code), _) => DisconnectReason::PeerRefused(code),
+            (None, EndReason::PeerClosed) => DisconnectReason::PeerClosed,
+            (None, EndReason::Local) => DisconnectReason::Closed,
+            (None, EndReason::Protocol(e)) => DisconnectReason::Protocol(e.to_string()),
+            (None, other) => DisconnectReason::Lost(other.to_string()),
+        };
+        if let DisconnectReason::Protocol(why) = &reason {
+            warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.state.uuid, self.state.role);
+        }
+        let _ = self.over.send(reason);
+    }
+
+    fn finished(&mut self) {}
+}

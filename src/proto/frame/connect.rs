@@ -1,0 +1,103 @@
+//! CONNECT and CONNECTED, the two frames of the handshake
+//! (docs/protocol.md, "Handshake").
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::{Command, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
+use ssntp_transport::Role;
+
+/// Length of a CONNECT frame in bytes.
+pub const CONNECT_LEN: usize = HEADER_LEN + 32;
+/// Length of a CONNECTED frame before its payload, in bytes.
+pub const CONNECTED_LEN: usize = HEADER_LEN + 32 + 4;
+
+/// The first frame of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// The roles the client advertises.
+    pub role: Role,
+    /// The client's UUID.
+    pub source: Uuid,
+    /// The nil UUID in a well-formed frame: the client knows no other yet.
+    pub destination: Uuid,
+    /// Whether the client asks for trace blocks.
+    pub trace: bool,
+}
+
+impl Connect {
+    /// A well-formed CONNECT.
+    pub const fn new(role: Role, source: Uuid, trace: bool) -> Self {
+        Self {
+            role,
+            source,
+            destination: Uuid::nil(),
+            trace,
+        }
+    }
+
+    /// The 40 bytes.
+    pub fn encode(&self) -> [u8; CONNECT_LEN] {
+        let mut bytes = [0; CONNECT_LEN];
+        let mut header = Header::new(Command::CONNECT.into(), self.role.bits());
+        header.major = version_byte(self.trace);
+        bytes[..8].copy_from_slice(&header.encode());
+        bytes[8..24].copy_from_slice(self.source.as_bytes());
+        bytes[24..].copy_from_slice(self.destination.as_bytes());
+        bytes
+    }
+
+    /// Reads the 40 bytes after checking nothing but their number; the
+    /// handshake judges the values. `None` when there are fewer.
+    pub fn decode(bytes: &[u8]) -> Option<(Header, Self)> {
+        let bytes = bytes.get(..CONNECT_LEN)?;
+        let header = Header::decode(bytes)?;
+        let connect = Self {
+            role: Role::from_bits(header.word),
+            source: Uuid::from_slice(&bytes[8..24]).ok()?,
+            destination: Uuid::from_slice(&bytes[24..]).ok()?,
+            trace: header.traced(),
+        };
+        Some((header, connect))
+    }
+}
+
+/// The server's answer to a CONNECT that it accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connected {
+    /// The roles the server advertises.
+    pub role: Role,
+    /// The server's UUID.
+    pub server: Uuid,
+    /// The client's UUID, repeated.
+    pub client: Uuid,
+    /// Whether frames of this session may carry trace blocks.
+    pub trace: bool,
+    /// The cluster configuration as YAML, possibly empty.
+    pub payload: Bytes,
+}
+
+impl Connected {
+    /// The frame's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut header = Header::new(Status::CONNECTED.into(), self.role.bits());
+        header.major = version_byte(self.trace);
+        let mut bytes = Vec::with_capacity(CONNECTED_LEN + self.payload.len());
+        bytes.extend(header.encode());
+        bytes.extend(self.server.as_bytes());
+        bytes.extend(self.client.as_bytes());
+        // The length fits: a configuration comes from a frame or a file, both
+        // limited to far less than 4 GiB.
+        bytes.extend(
+            u32::try_from(self.payload.len())
+                .unwrap_or(u32::MAX)
+                .to_be_bytes(),
+        );
+        bytes.extend(&self.payload);
+        bytes
+    }
+}
+
+fn version_byte(trace: bool) -> u8 {
+    if trace { MAJOR | TRACE_FLAG } else { MAJOR }
+}

@@ -1,0 +1,258 @@
+//! The trace block: where a frame has been and when
+//! (docs/protocol.md, "Trace block").
+
+use std::fmt;
+use std::time::Duration;
+
+use byteorder::{BigEndian, ByteOrder};
+use uuid::Uuid;
+
+use super::TraceParent;
+use ssntp_transport::Role;
+
+/// The largest block a receiver takes, in bytes.
+pub const MAX_TRACE_LEN: usize = 4096;
+/// The most hops a block holds.
+pub const MAX_TRACE_NODES: usize = 32;
+
+const VERSION: u8 = 1;
+const FIXED_LEN: usize = 1 + 1 + 8 + 8 + 1;
+const NODE_LEN: usize = 16 + 4 + 8 + 8;
+
+/// What a traced frame collects on its way. Times are nanoseconds since the
+/// Unix epoch, 0 where unset.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    label: Vec<u8>,
+    /// When the work that the frame belongs to began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    nodes: Vec<TraceNode>,
+}
+
+/// One hop of a traced frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceNode {
+    /// Who.
+    pub uuid: Uuid,
+    /// As what.
+    pub role: Role,
+    /// When the frame arrived there; 0 at the origin.
+    pub received_at: u64,
+    /// When it left; 0 at its last hop.
+    pub sent_at: u64,
+}
+
+impl Trace {
+    /// A trace with a label of at most 255 bytes (a longer one is cut at a
+    /// character boundary) and no hop yet.
+    pub fn new(label: &str) -> Self {
+        let mut end = label.len().min(usize::from(u8::MAX));
+        while !label.is_char_boundary(end) {
+            end -= 1;
+        }
+        Self {
+            label: label.as_bytes()[..end].to_vec(),
+            ..Self::default()
+        }
+    }
+
+    /// The label as text; bytes that are not UTF-8 are replaced.
+    pub fn label(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.label)
+    }
+
+    /// A trace that is part of another one, which its label names, behind what of
+    /// `label` there is room for.
+    pub fn within(label: &str, parent: &TraceParent) -> Self {
+        Self::new(&parent.label(label, u8::MAX.into()))
+    }
+
+    /// The trace that its label says it is part of.
+    pub fn traceparent(&self) -> Option<TraceParent> {
+        TraceParent::in_label(&self.label())
+    }
+
+    /// The hops, origin first.
+    pub fn nodes(&self) -> &[TraceNode] {
+        &self.nodes
+    }
+
+    /// Adds a hop; a full trace keeps its first 32 and returns false.
+    pub fn push(&mut self, node: TraceNode) -> bool {
+        if self.nodes.len() >= MAX_TRACE_NODES {
+            return false;
+        }
+        self.nodes.push(node);
+        true
+    }
+
+    /// Stamps the departure on the hop of `uuid`, adding the hop where the
+    /// last one is another's (as at the origin).
+    pub fn stamp_sent(&mut self, uuid: Uuid, role: Role, at: u64) {
+        match self.nodes.last_mut() {
+            Some(last) if last.uuid == uuid && last.sent_at == 0 => last.sent_at = at,
+            _ => {
+                self.push(TraceNode {
+                    uuid,
+                    role,
+                    received_at: 0,
+                    sent_at: at,
+                });
+            }
+        }
+    }
+
+    /// Adds the arrival at `uuid`.
+    pub fn stamp_received(&mut self, uuid: Uuid, role: Role, at: u64) {
+        self.push(TraceNode {
+            uuid,
+            role,
+            received_at: at,
+            sent_at: 0,
+        });
+    }
+
+    /// Time from the origin's departure to the last stamp; `None` while
+    /// either is missing or the clocks disagree about which came first.
+    pub fn duration(&self) -> Option<Duration> {
+        let first = self.nodes.first()?;
+        let last = self.nodes.last()?;
+        let began = if first.sent_at != 0 {
+            first.sent_at
+        } else {
+            first.received_at
+        };
+        let ended = last.sent_at.max(last.received_at);
+        if began == 0 || ended == 0 {
+            return None;
+        }
+        ended.checked_sub(began).map(Duration::from_nanos)
+    }
+
+    /// Time on the wire before each hop but the first, and time inside each
+    /// hop, in the order of the hops.
+    pub fn hops(&self) -> impl Iterator<Item = Hop> + '_ {
+        let previous = std::iter::once(None).chain(self.nodes.iter().map(Some));
+        self.nodes.iter().zip(previous).map(|(node, previous)| Hop {
+            node: *node,
+            wire: previous.and_then(|p| between(p.sent_at, node.received_at)),
+            inside: between(node.received_at, node.sent_at),
+        })
+    }
+
+    /// Length of the encoded block in bytes.
+    pub fn encoded_len(&self) -> usize {
+        FIXED_LEN + self.label.len() + self.nodes.len() * NODE_LEN
+    }
+
+    /// Appends the block, without the length that precedes it on the wire.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        // Label and hops are bounded where they enter, so both counts fit.
+        out.extend([VERSION, u8::try_from(self.label.len()).unwrap_or(u8::MAX)]);
+        out.extend(&self.label);
+        out.extend(self.start.to_be_bytes());
+        out.extend(self.end.to_be_bytes());
+        out.push(u8::try_from(self.nodes.len()).unwrap_or(u8::MAX));
+        for node in &self.nodes {
+            out.extend(node.uuid.as_bytes());
+            out.extend(node.role.bits().to_be_bytes());
+            out.extend(node.received_at.to_be_bytes());
+            out.extend(node.sent_at.to_be_bytes());
+        }
+    }
+
+    /// Reads a whole block.
+    ///
+    /// # Errors
+    /// [`BadTrace`] when the version is another, a count points past the
+    /// end, or bytes are left over. A frame survives the loss of its block.
+    pub fn decode(block: &[u8]) -> Result<Self, BadTrace> {
+        if block.len() > MAX_TRACE_LEN {
+            return Err(BadTrace::TooLong(block.len()));
+        }
+        let (&version, rest) = block.split_first().ok_or(BadTrace::Truncated)?;
+        if version != VERSION {
+            return Err(BadTrace::Version(version));
+        }
+        let (&label_len, rest) = rest.split_first().ok_or(BadTrace::Truncated)?;
+        let (label, rest) = rest
+            .split_at_checked(label_len.into())
+            .ok_or(BadTrace::Truncated)?;
+        let (times, rest) = rest.split_at_checked(16).ok_or(BadTrace::Truncated)?;
+        let (&count, rest) = rest.split_first().ok_or(BadTrace::Truncated)?;
+        let count = usize::from(count);
+        if count > MAX_TRACE_NODES {
+            return Err(BadTrace::TooManyNodes(count));
+        }
+        match rest.len().cmp(&(count * NODE_LEN)) {
+            std::cmp::Ordering::Less => return Err(BadTrace::Truncated),
+            std::cmp::Ordering::Greater => return Err(BadTrace::Trailing(rest.len() - count * NODE_LEN)),
+            std::cmp::Ordering::Equal => {}
+        }
+        let node = |bytes: &[u8]| TraceNode {
+            uuid: Uuid::from_slice(&bytes[..16]).unwrap_or(Uuid::nil()),
+            role: Role::from_bits(BigEndian::read_u32(&bytes[16..])),
+            received_at: BigEndian::read_u64(&bytes[20..]),
+            sent_at: BigEndian::read_u64(&bytes[28..]),
+        };
+        Ok(Self {
+            label: label.to_vec(),
+            start: BigEndian::read_u64(times),
+            end: BigEndian::read_u64(&times[8..]),
+            nodes: rest.chunks_exact(NODE_LEN).map(node).collect(),
+        })
+    }
+}
+
+/// One hop with the times around it, see [`Trace::hops`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// The hop's stamps.
+    pub node: TraceNode,
+    /// From the previous hop's departure to this arrival, where both are set
+    /// and the two clocks agree about their order.
+    pub wire: Option<Duration>,
+    /// From arrival to departure, where both are set.
+    pub inside: Option<Duration>,
+}
+
+fn between(from: u64, to: u64) -> Option<Duration> {
+    if from == 0 || to == 0 {
+        return None;
+    }
+    to.checked_sub(from).map(Duration::from_nanos)
+}
+
+/// Why a trace block was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadTrace {
+    /// Longer than 4096 bytes.
+    TooLong(usize),
+    /// A version other than 1.
+    Version(u8),
+    /// A count points past the end.
+    Truncated,
+    /// More than 32 hops.
+    TooManyNodes(usize),
+    /// Bytes after the last hop.
+    Trailing(usize),
+}
+
+impl fmt::Display for BadTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong(len) => write!(f, "trace block of {len} bytes is longer than {MAX_TRACE_LEN}"),
+            Self::Version(version) => write!(f, "trace block has version {version}, not {VERSION}"),
+            Self::Truncated => f.write_str("trace block ends inside a field"),
+            Self::TooManyNodes(count) => {
+                write!(f, "trace block counts {count} nodes, more than {MAX_TRACE_NODES}")
+            }
+            Self::Trailing(count) => write!(f, "trace block has {count} bytes after its last node"),
+        }
+    }
+}
+
+impl std::error::Error for BadTrace {}

@@ -1,0 +1,283 @@
+//! Newcomers: brought through TLS and CONNECT on a thread each, under one
+//! deadline, until their session's own threads run.
+//!
+//! ```text
+//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Admit ─▶ dispatcher
+//!                                               │ Admitted
+//!                                               ▼
+//!                          CONNECTED goes out ─▶ Link::start ─▶ Started
+//! ```
+//!
+//! CONNECTED is sent by this thread, still under the handshake's deadline and
+//! outside of the session's queue: whatever is routed to the session meanwhile
+//! waits in that queue, whose writer has not begun, so nothing can come before
+//! CONNECTED or have it dropped.
+
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use log::info;
+use uuid::Uuid;
+
+use super::config::Environment;
+use super::core::{Request, ServerCore};
+use super::now;
+use super::sessions::SessionId;
+use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
+use crate::wire::{outgoing, unix_nanos};
+use ssntp_transport::Role;
+use ssntp_transport::dispatch::{Admission, DispatchEvent, Events, Feed};
+use ssntp_transport::excerpt;
+use ssntp_transport::pki::CertificateInfo;
+use ssntp_transport::tls::TlsError;
+use ssntp_transport::{
+    Acceptance, Decode, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after,
+    drain, left, refuse,
+};
+
+/// How long after a refusal the peer may take to read it.
+const LINGER: Duration = Duration::from_secs(1);
+
+type CoreEvents = Events<DispatchEvent<ServerCore>>;
+
+/// Starts to accept clients at the listeners.
+pub(super) fn start(
+    listeners: Vec<Listener>,
+    environment: Arc<Environment>,
+    max_handshakes: usize,
+    events: CoreEvents,
+) -> io::Result<Acceptance> {
+    let serve = Box::new(move |newcomer: &Arc<Newcomer>| serve(&environment, &events, newcomer));
+    Acceptance::start(listeners, "ssntp", "ssntp::server", max_handshakes, serve)
+}
+
+/// Brings one newcomer in, or refuses it.
+fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<Newcomer>) {
+    let deadline = after(newcomer.accepted(), environment.handshake_timeout);
+    let peer = newcomer.peer();
+    let stream = newcomer.stream();
+    let in_force = environment.in_force();
+    let secured = match in_force
+        .acceptor
+        .accept(Arc::clone(&stream), &environment.pool, deadline)
+    {
+        Ok(secured) => secured,
+        Err(e) => {
+            environment.refused(newcomer, e.word());
+            environment.say(newcomer, "no TLS", &e);
+            if matches!(e, TlsError::Tls(_)) {
+                // The alert that was sent says why. Closing a socket with unread
+                // input would destroy it on its way, so the input is read first.
+                let _ = stream.shutdown(Shutdown::Write);
+                drain(&*stream, LINGER);
+            }
+            return;
+        }
+    };
+    let mut halves = secured.halves;
+    let refuse = |halves: &mut Halves, answer: Option<ErrorCode>| {
+        let answer = answer.map(|code| outgoing(&Frame::new(code), false));
+        refuse(halves, answer, LINGER);
+    };
+    // Always there: the verifier refuses who shows no certificate.
+    let Some(leaf) = secured.peer.first() else { return };
+    let certificate = match CertificateInfo::from_der(leaf) {
+        Ok(certificate) => certificate,
+        Err(e) => {
+            environment.refused(newcomer, "certificate");
+            environment.say(newcomer, "refused", &e);
+            return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
+        }
+    };
+    let connect = match receive_connect(&mut halves, &certificate, deadline) {
+        Ok(connect) => connect,
+        Err(Ended::Refused(refusal)) => {
+            environment.refused(newcomer, refusal.word());
+            let subject = excerpt(&certificate.subject);
+            environment.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
+            return refuse(&mut halves, refusal.answer());
+        }
+        Err(Ended::Lost(_)) if newcomer.is_stopping() => {
+            environment.refused(newcomer, "stopping");
+            return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+        }
+        Err(Ended::Lost(e)) => {
+            environment.refused(newcomer, "lost");
+            let subject = excerpt(&certificate.subject);
+            environment.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
+            return;
+        }
+    };
+    if !newcomer.heard() {
+        environment.refused(newcomer, "stopping");
+        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+    }
+    // What was put in force since the handshake began decides.
+    let newest = environment.in_force();
+    let is_old = newest.generation() != in_force.generation();
+    let objection = || newest.objection(&secured.peer, &certificate, environment.time_of_day.now());
+    if let Some(why) = is_old.then(objection).flatten() {
+        environment.refused(newcomer, "certificate");
+        let subject = excerpt(&certificate.subject);
+        environment.say(newcomer, "refused", &format_args!("({subject}) {why}"));
+        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+    }
+    let bad_traces = Arc::new(AtomicU64::new(0));
+    let mut chain = secured.peer;
+    let request = Request {
+        connect,
+        // The second that `not_after` names belongs to the lifetime.
+        ends: (!newest.outlive).then(|| certificate.not_after + Duration::from_secs(1)),
+        certificate,
+        intermediates: chain.split_off(1),
+        generation: newest.generation(),
+        address: peer,
+        bad_traces: Arc::clone(&bad_traces),
+    };
+    let admitted = match events.admit(request) {
+        Some(Ok(admitted)) => admitted,
+        Some(Err(refusal)) => {
+            environment.refused(newcomer, refusal.word());
+            let (uuid, role) = (connect.source, connect.role);
+            environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
+            return refuse(&mut halves, refusal.answer());
+        }
+        None => {
+            environment.refused(newcomer, "stopping");
+            return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+        }
+    };
+    let mut admission = Admission::new(admitted.id, events.clone());
+    let info = Arc::clone(&admitted.grant.info);
+    let connected = Bytes::from(admitted.grant.connected.encode());
+    if let Err(e) = send_connected(&mut halves, connected, deadline) {
+        environment.refused(newcomer, "lost");
+        return admission.started(Err(e));
+    }
+    let decoder = Decoder {
+        codec: Codec::new(environment.max_payload, info.tracing()).operands(environment.operands.clone()),
+        bad_traces,
+        stamps: info.tracing().then_some((environment.uuid, environment.role)),
+    };
+    let feed = Feed::new(&admitted, events.clone(), environment.write_timeout);
+    let config = LinkConfig {
+        name: SessionId(admitted.id).to_string(),
+        write_timeout: Some(environment.write_timeout),
+        ..LinkConfig::default()
+    };
+    if !newcomer.admitted() {
+        environment.refused(newcomer, "stopping");
+        return admission.started(Err(io::ErrorKind::TimedOut.into()));
+    }
+    environment.handshakes.finished(secured.resumed);
+    admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
+}
+
+impl Environment {
+    /// Counts a newcomer that came to nothing. Whoever was cut, or finds the
+    /// server stopping, may meet it as any error.
+    fn refused(&self, newcomer: &Newcomer, word: &'static str) {
+        self.handshakes.refused(match () {
+            () if newcomer.was_cut() => "cut",
+            () if newcomer.is_stopping() => "stopping",
+            () => word,
+        });
+    }
+
+    /// Says in the log what became of a newcomer, for each address no more
+    /// than it may cause.
+    fn say(&self, newcomer: &Arc<Newcomer>, what: &'static str, why: &dyn fmt::Display) {
+        let peer = newcomer.peer();
+        let host = match peer {
+            PeerAddress::Ip(address) => Some(address.ip()),
+            _ => None,
+        };
+        let mut log = self.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = log.admit(host, what, now());
+        drop(log);
+        if let Some(more) = more {
+            info!(target: "ssntp::server", "{peer}: {what}: {}{more}", excerpt(why));
+        }
+    }
+}
+
+fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
+    // At the deadline no time is left, but a socket takes a limit of zero
+    // for no limit at all, so it is a millisecond at least.
+    let limit = left(deadline).unwrap_or(Duration::from_millis(1));
+    halves.stream.set_write_timeout(Some(limit))?;
+    halves.transmit.transmit(&[Outgoing::whole(connected, 1)])?;
+    halves.transmit.idle();
+    Ok(())
+}
+
+enum Ended {
+    Refused(Refusal),
+    Lost(io::Error),
+}
+
+fn receive_connect(
+    halves: &mut Halves,
+    certificate: &CertificateInfo,
+    deadline: Instant,
+) -> Result<Connect, Ended> {
+    let handshake = ServerHandshake::new(certificate.roles, certificate.uuid);
+    let mut end = false;
+    loop {
+        let input: &mut BytesMut = halves.inbox.bytes_mut();
+        match handshake.receive(input) {
+            Ok(Some(connect)) => return Ok(connect),
+            Ok(None) => {}
+            Err(refusal) => return Err(Ended::Refused(refusal)),
+        }
+        if end {
+            return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
+        }
+        match halves.receive_until(deadline) {
+            Ok(received) => end = received.end,
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => return Err(Ended::Refused(Refusal::Deadline)),
+            Err(e) => return Err(Ended::Lost(e)),
+        }
+    }
+}
+
+/// The codec, which stamps traced frames, and has its count of bad traces where
+/// the core sees it.
+struct Decoder {
+    codec: Codec,
+    bad_traces: Arc<AtomicU64>,
+    /// Who stamps, where the session agreed on tracing.
+    stamps: Option<(Uuid, Role)>,
+}
+
+impl Decode for Decoder {
+    type Item = Item;
+    type Error = ProtocolError;
+
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        let before = items.len();
+        let result = self.codec.decode(input, items);
+        if let Some((uuid, role)) = self.stamps {
+            for item in &mut items[before..] {
+                if let Item::Traced(frame) = item
+                    && let Some(trace) = frame.trace_mut()
+                {
+                    trace.stamp_received(uuid, role, unix_nanos());
+                }
+            }
+        }
+        if self.codec.bad_traces() > 0 {
+            self.bad_traces.store(self.codec.bad_traces(), Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn wanted(&self) -> usize {
+        self.codec.wanted()
+    }
+}

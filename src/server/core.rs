@@ -1,0 +1,658 @@
+//! The state of a server: who is connected, what may be sent, where it goes.
+//!
+//! ```text
+//!  admit ─▶ Session ─ admitted(told) ─▶ items ─ filter ─ rules ─ handler ─▶ Action::Send
+//!              │                                                     │
+//!              └─ ended, replaced, refused, stop ─▶ departed ─▶ Handler::disconnected
+//! ```
+//!
+//! No sockets, no threads, no clock: [`transport::dispatch`](ssntp_transport)
+//! tells it what happens and when, and carries out the [`Action`]s. So a whole
+//! cluster can be simulated with the code that serves it.
+//!
+//! A session is in the index from its admission until its end, which takes it
+//! out of every index at once; its threads may then still send what waits.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use log::{debug, error, info};
+use uuid::Uuid;
+
+pub use super::admission::Place;
+use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Standing};
+use super::bans::Bans;
+pub use super::config::Environment;
+use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
+use super::delivery::Fan;
+use super::figures::Tally;
+use super::filter::Filter;
+use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
+use super::held::Held;
+use super::operators::is_of_operators;
+use super::routing::{Rule, RuleTable};
+pub use super::sessions::LossCount;
+use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use crate::proto::{
+    Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
+};
+use crate::request::Outstanding;
+use crate::wire::outgoing;
+use ssntp_transport::LogLimit;
+use ssntp_transport::Role;
+use ssntp_transport::dispatch::{Action, Core};
+use ssntp_transport::excerpt;
+use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
+
+/// A client that asks to be admitted.
+#[derive(Debug)]
+pub struct Request {
+    /// What its CONNECT says.
+    pub connect: Connect,
+    /// Its own certificate.
+    pub certificate: CertificateInfo,
+    /// What it showed with its certificate.
+    pub intermediates: Vec<CertificateDer<'static>>,
+    /// When its session ends with its certificate, where it does.
+    pub ends: Option<SystemTime>,
+    /// By which credentials of the server it was verified.
+    pub generation: u64,
+    /// Where it connects from.
+    pub address: PeerAddress,
+    /// Where its decoder counts malformed traces.
+    pub bad_traces: Arc<AtomicU64>,
+}
+
+/// What a client that was admitted is told, and who it is.
+#[derive(Debug)]
+pub struct Grant {
+    /// Its session.
+    pub info: Arc<SessionInfo>,
+    /// What CONNECTED is to say.
+    pub connected: Connected,
+}
+
+/// How many requests of a server may wait for answers at a time.
+const MAX_ASKING: usize = 1024;
+
+/// A certificate's end is looked for no earlier and no later than this: a clock that
+/// runs a little behind asks for no busy waiting, and one that is set ahead is noticed
+/// within the hour.
+const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
+
+/// How many certificates are looked at before something else may be done.
+const LOOKS_IN_A_ROW: usize = 256;
+
+/// A server with its application.
+pub struct ServerCore {
+    pub(super) state: State,
+    handler: Box<dyn Handler>,
+    /// What the handler said last.
+    timer: Option<Instant>,
+}
+
+/// Everything a server owns but the application.
+pub(super) struct State {
+    pub(super) environment: Arc<Environment>,
+    pub(super) sessions: Sessions,
+    pub(super) rules: RuleTable,
+    pub(super) filter: Filter,
+    pub(super) configuration: Bytes,
+    pub(super) held: Held,
+    /// What the server itself asks its clients.
+    pub(super) asking: Outstanding,
+    pub(super) check: Box<ConfigurationCheck>,
+    pub(super) takes_configure: bool,
+    pub(super) slow_consumer: SlowConsumer,
+    pub(super) max_sessions: usize,
+    pub(super) admission: AdmissionPolicy,
+    pub(super) certificates: Certificates,
+    /// The roles of those whose [`operators`](super::operators) commands are taken.
+    pub(super) operators: Role,
+    pub(super) bans: Bans,
+    pub(super) tally: Tally,
+    /// What sessions that are gone have lost.
+    pub(super) frames_lost: Arc<AtomicU64>,
+    /// Sessions whose end the handler has not been told of.
+    pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
+    /// Frames that the handler is to be told have expired.
+    pub(super) expired: Vec<HeldFrame>,
+    /// Dropped, for whoever waits for that, once the server stops.
+    pub(super) open: Option<Sender<Infallible>>,
+    pub(super) now: Instant,
+    /// What clients may cause in the log, by UUID.
+    pub(super) log: LogLimit<Uuid>,
+    /// What is to be done, in order.
+    pub(super) actions: Vec<Action>,
+    /// Whether frames of a session are being dealt with: it can be made to wait
+    /// where what they cause finds no room.
+    pub(super) caused: bool,
+    /// Counts the times that all actions had been carried out.
+    pub(super) step: u64,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("sessions", &self.sessions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServerCore {
+    /// # Errors
+    /// What is wrong with the configuration.
+    pub fn new(
+        config: ServerConfig,
+        environment: Arc<Environment>,
+        max_sessions: usize,
+        handler: Box<dyn Handler>,
+        open: Sender<Infallible>,
+        now: Instant,
+    ) -> Result<Self, super::RuleError> {
+        let state = State {
+            rules: RuleTable::of(config.rules, &environment.operands)?,
+            environment,
+            sessions: Sessions::default(),
+            asking: Outstanding::new(MAX_ASKING),
+            filter: config.filter,
+            configuration: config.configuration,
+            held: config.held,
+            check: config.configuration_check,
+            takes_configure: config.takes_configure,
+            slow_consumer: config.slow_consumer,
+            max_sessions,
+            admission: config.admission,
+            certificates: Certificates::default(),
+            operators: config.operators,
+            bans: Bans::default(),
+            tally: Tally::new(now),
+            frames_lost: Arc::default(),
+            departed: Vec::new(),
+            expired: Vec::new(),
+            open: Some(open),
+            now,
+            log: LogLimit::default(),
+            actions: Vec::new(),
+            caused: false,
+            step: 0,
+        };
+        Ok(Self {
+            state,
+            handler,
+            timer: None,
+        })
+    }
+
+    /// Does something with the state at that time, and hands out what is to be
+    /// done about it.
+    fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
+        self.state.step += u64::from(actions.is_empty());
+        self.state.now = now;
+        std::mem::swap(&mut self.state.actions, actions);
+        let result = act(self);
+        std::mem::swap(&mut self.state.actions, actions);
+        result
+    }
+
+    /// Runs what another thread wants done.
+    /// Calls from outside the dispatcher: the closure has a context, and what it does
+    /// becomes actions.
+    pub fn call(&mut self, now: Instant, actions: &mut Vec<Action>, call: impl FnOnce(&mut Context<'_>)) {
+        self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
+    }
+
+    /// The same, with the application.
+    pub(super) fn call_handler(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        self.at(now, actions, |core| core.guarded("a call", call));
+    }
+
+    /// Runs code of the application; a panic in it is logged and goes no
+    /// further.
+    pub(super) fn guarded(
+        &mut self,
+        what: &'static str,
+        call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
+    ) {
+        let mut cx = Context {
+            state: &mut self.state,
+        };
+        let panic = guard(|| call(&mut *self.handler, &mut cx));
+        self.state.note_panic(what, panic);
+    }
+}
+
+impl Core for ServerCore {
+    type Item = Item;
+    type Request = Request;
+    type Grant = Grant;
+    type Place = (Place, LossCount);
+    type Refusal = Refusal;
+
+    fn admit(
+        &mut self,
+        id: ConnectionId,
+        request: Request,
+        gauge: Gauge,
+        standing: usize,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> Result<(Grant, Self::Place), Refusal> {
+        self.at(now, actions, |core| {
+            if request.generation != core.state.environment.in_force().generation() {
+                return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
+            }
+            let replaced = core.state.judge(&request, standing)?;
+            core.consent(&request)?;
+            Ok(core.state.admit(SessionId(id), request, gauge, replaced))
+        })
+    }
+
+    fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| {
+            if !told {
+                if let Some(session) = core.state.sessions.remove(SessionId(id)) {
+                    core.state.tally.gone(&session.counters());
+                }
+                return;
+            }
+            let Some(session) = core.state.sessions.get_mut(SessionId(id)) else {
+                return;
+            };
+            session.told = true;
+            core.state.tally.admitted += 1;
+            let info = Arc::clone(&session.info);
+            if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
+                info!(target: "ssntp::server", "{info}: connected{more}");
+            }
+            core.guarded("connected", |handler, cx| handler.connected(cx, &info));
+        });
+    }
+
+    fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
+        if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
+            session.counters.bytes_received += bytes;
+            session.received = Some(now);
+        }
+    }
+
+    fn item(
+        &mut self,
+        id: ConnectionId,
+        mut item: Item,
+        most: u32,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) -> (u32, Option<Item>) {
+        let rest = match &mut item {
+            // Each answer is delivered before the next one is made.
+            Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
+            Item::Run(run) => run.split_off(most).map(Item::Run),
+            _ => None,
+        };
+        let frames = item.frames();
+        self.at(now, actions, |core| {
+            core.state.caused = true;
+            core.deal_with(SessionId(id), item);
+            core.state.caused = false;
+        });
+        (frames, rest)
+    }
+
+    fn ended(&mut self, id: ConnectionId, reason: EndReason, now: Instant, actions: &mut Vec<Action>) {
+        let reason = match reason {
+            EndReason::PeerClosed => DisconnectReason::PeerClosed,
+            EndReason::Protocol(e) => DisconnectReason::Protocol(e.to_string()),
+            other => DisconnectReason::Lost(other.to_string()),
+        };
+        self.at(now, actions, |core| core.state.end(SessionId(id), reason, false));
+    }
+
+    fn left(&mut self, id: ConnectionId, items: Vec<Item>) {
+        let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
+        debug!(target: "ssntp::server", "{}: {frames} frames of it were not dealt with", SessionId(id));
+    }
+
+    fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool {
+        self.at(now, actions, |core| core.state.overflow(SessionId(to), item))
+    }
+
+    /// Tells the handler of sessions that ended and frames that expired while
+    /// something else was being done.
+    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while !(self.state.departed.is_empty() && self.state.expired.is_empty()) {
+            self.at(now, actions, |core| {
+                for (info, reason) in std::mem::take(&mut core.state.departed) {
+                    if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
+                        info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
+                    }
+                    core.guarded("disconnected", |handler, cx| {
+                        handler.disconnected(cx, &info, &reason)
+                    });
+                }
+                for held in std::mem::take(&mut core.state.expired) {
+                    core.state.tally.expired += 1;
+                    core.guarded("expired", |handler, cx| handler.expired(cx, held));
+                }
+            });
+        }
+    }
+
+    fn next_deadline(&mut self) -> Option<Instant> {
+        self.timer = None;
+        let panic = guard(|| self.timer = self.handler.next_timer());
+        self.state.note_panic("next_timer", panic);
+        let look = self.state.sessions.next_look().map(|(at, _)| at);
+        [self.state.held.next_expiry(), self.timer, look]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| {
+            while let Some(held) = core.state.held.expire(now) {
+                core.state.tally.expired += 1;
+                core.guarded("expired", |handler, cx| handler.expired(cx, held));
+            }
+            for _ in 0..LOOKS_IN_A_ROW {
+                match core.state.sessions.next_look() {
+                    Some((at, id)) if at <= now => core.state.look_at_certificate(id),
+                    _ => break,
+                }
+            }
+            if core.timer.take_if(|at| *at <= now).is_some() {
+                core.guarded("timer", |handler, cx| handler.timer(cx));
+            }
+        });
+    }
+
+    fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| {
+            core.guarded("stopping", |handler, cx| handler.stopping(cx));
+            core.state.open = None;
+            for id in core.state.sessions.ids() {
+                core.state.end(id, DisconnectReason::Stopped, false);
+            }
+        });
+    }
+}
+
+impl ServerCore {
+    /// Whether the application wants a newcomer.
+    fn consent(&mut self, request: &Request) -> Result<(), Refusal> {
+        let newcomer = Newcomer {
+            uuid: request.connect.source,
+            role: request.connect.role,
+            address: request.address,
+            certificate: &request.certificate,
+        };
+        let mut verdict = Err(Refusal::postpone("it panicked"));
+        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
+        verdict
+    }
+
+    fn deal_with(&mut self, id: SessionId, item: Item) {
+        // The session may be over already: items come in batches, and an
+        // earlier one of its batch may have ended it.
+        let Some(session) = self.state.sessions.get_mut(id) else {
+            return;
+        };
+        let info = Arc::clone(&session.info);
+        let (kind, frames) = (item.kind(), item.frames());
+        session.counters.frames_received += u64::from(frames);
+        if let Item::Unsupported(kind) = item {
+            session.counters.frames_unsupported += 1;
+            debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
+            if let Some(answer) = answer_to_unsupported(kind) {
+                self.state.answer(id, &answer, 1);
+            }
+            return;
+        }
+        let bytes = match &item {
+            Item::Run(run) => run.wire().len(),
+            Item::Traced(frame) => frame.encoded_len(),
+            Item::Unsupported(_) => 0,
+        };
+        self.state.tally.received(kind, frames, bytes as u64);
+        if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
+            let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
+            return self.state.end(id, reason, false);
+        }
+        if self.state.environment.operands.is_request(kind) {
+            return self.exchange(&info, item);
+        }
+        if is_of_operators(kind) {
+            return self.operate(&info, &item);
+        }
+        if !self.state.filter.allows(info.role, kind) {
+            return self.state.filtered(id, kind, frames);
+        }
+        let configures = self.state.takes_configure
+            && kind == Command::CONFIGURE
+            && info.role.intersects(Role::CONTROLLER);
+        match item {
+            Item::Run(run) if configures => {
+                // Rare, and each has to be looked at.
+                for frame in run.frames() {
+                    if self.state.configure(id, &frame) {
+                        self.route_run(&info, &Run::of(&frame));
+                    }
+                }
+            }
+            Item::Run(run) => self.route_run(&info, &run),
+            Item::Traced(frame) => {
+                if configures && !self.state.configure(id, &frame) {
+                    return;
+                }
+                self.route_frame(&info, &frame);
+                self.guarded("frame", |handler, cx| handler.frame(cx, &info, frame));
+            }
+            Item::Unsupported(_) => {}
+        }
+    }
+
+    fn route_run(&mut self, info: &Arc<SessionInfo>, run: &Run) {
+        match self.state.rules.get(run.kind()) {
+            Some(Rule::Multicast(role)) => {
+                let role = *role;
+                let item = Outgoing::whole(run.wire().clone(), run.len());
+                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
+            }
+            Some(Rule::Function(_)) => {
+                for frame in run.frames() {
+                    self.state.route_by_function(info, &frame, run.wire().len());
+                }
+            }
+            None => {}
+        }
+        self.guarded("frame", |handler, cx| handler.run(cx, info, run));
+    }
+
+    pub(super) fn route_frame(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+        match self.state.rules.get(frame.kind()) {
+            Some(Rule::Multicast(role)) => {
+                let role = *role;
+                let mut fan = Fan::new(frame, &self.state.environment);
+                self.state
+                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
+            }
+            Some(Rule::Function(_)) => self
+                .state
+                .route_by_function(info, frame, frame.payload_bytes().len()),
+            None => {}
+        }
+    }
+}
+
+impl State {
+    /// What the server's own rules say of a newcomer; where they admit it, which
+    /// session it takes over.
+    fn judge(&self, request: &Request, standing: usize) -> Result<Option<SessionId>, Refusal> {
+        let (connect, certificate) = (&request.connect, &request.certificate);
+        let newcomer = Candidate {
+            uuid: connect.source,
+            bound: certificate.uuid,
+        };
+        let holder = self
+            .sessions
+            .id_of(connect.source)
+            .and_then(|id| self.sessions.get(id));
+        let standing = Standing {
+            server: self.environment.uuid,
+            stopping: self.open.is_none(),
+            maximum: self.max_sessions,
+            sessions: standing,
+            of_certificate: self.certificates.sessions_of(certificate),
+            banned: self.bans.left(connect.source, certificate, self.now),
+            holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
+        };
+        self.admission.judge(newcomer, &standing)
+    }
+
+    fn admit(
+        &mut self,
+        id: SessionId,
+        request: Request,
+        gauge: Gauge,
+        replaced: Option<SessionId>,
+    ) -> (Grant, (Place, LossCount)) {
+        let Request {
+            connect,
+            certificate,
+            intermediates,
+            ends,
+            generation: _,
+            address,
+            bad_traces,
+        } = request;
+        if let Some(old) = replaced {
+            self.end(old, DisconnectReason::Replaced, false);
+        }
+        let environment = &self.environment;
+        let connected = ServerHandshake::connected(
+            &connect,
+            environment.uuid,
+            environment.role,
+            environment.tracing,
+            self.configuration.clone(),
+        );
+        let place = self.certificates.take(&certificate, intermediates);
+        let info = Arc::new(SessionInfo {
+            id,
+            uuid: connect.source,
+            role: connect.role,
+            address,
+            certificate: place.certificate().clone(),
+            tracing: connected.trace,
+        });
+        let loss = LossCount {
+            gauge: gauge.clone(),
+            of_server: Arc::clone(&self.frames_lost),
+        };
+        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
+        session.ends = ends;
+        self.sessions.insert(session);
+        self.await_end(id);
+        (Grant { info, connected }, (place, loss))
+    }
+
+    /// Logs a panic of the application, which may come with each frame.
+    pub(super) fn note_panic(&mut self, what: &'static str, panic: Option<String>) {
+        if let Some(why) = panic
+            && let Some(more) = self.log.admit(Uuid::nil(), what, self.now)
+        {
+            error!(target: "ssntp::server", "the application panicked in {what}: {why}{more}");
+        }
+    }
+
+    /// Takes a session out of every index at once and lets its connection end:
+    /// after its queue is flushed, or now.
+    pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
+        let Some(session) = self.sessions.remove(id) else {
+            return;
+        };
+        self.asking.cancel(Some(session.info.uuid));
+        self.actions.push(Action::End { id: id.0, abort });
+        // A session that ends before the application was told that it stands
+        // is not mentioned to the application at all.
+        let counters = session.counters();
+        self.tally.gone(&counters);
+        if session.told {
+            self.tally.closed(&session, counters, &reason, self.now);
+            self.departed.push((session.info, reason));
+        }
+    }
+
+    /// Has a session's certificate looked at when it ends, by how far away that is
+    /// at present. Gives back whether it has ended.
+    fn await_end(&mut self, id: SessionId) -> bool {
+        let ends = self.sessions.get(id).and_then(|session| session.ends);
+        let Some(ends) = ends else { return false };
+        let left = ends.duration_since(self.environment.time_of_day.now());
+        let left = left.unwrap_or_default();
+        let [soonest, latest] = LOOKS;
+        self.sessions.look_at(id, self.now + left.clamp(soonest, latest));
+        left.is_zero()
+    }
+
+    /// Ends a session whose certificate has ended. By the time of day it may not
+    /// have: the clock may have been set back since.
+    fn look_at_certificate(&mut self, id: SessionId) {
+        if self.await_end(id)
+            && let Some(session) = self.sessions.get(id)
+        {
+            let not_after = session.info.certificate().not_after_text();
+            let why = Fault::Expired { not_after }.to_string();
+            self.dismiss(id, DisconnectReason::Certificate(why));
+        }
+    }
+
+    /// Ends a session, whose client may come again as soon as nothing else keeps it
+    /// out: with a certificate that counts, or once it is not banned any more. It is
+    /// told that where its queue has room: nobody waits for it. False where the
+    /// session is over already.
+    pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
+        let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+        let step = self.step;
+        let Some(session) = self.sessions.get_mut(id) else {
+            return false;
+        };
+        if session.promise(item.load(), step) {
+            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
+            self.actions.push(Action::Send { to: id.0, item });
+        }
+        self.end(id, reason, false);
+        true
+    }
+
+    pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {
+        match self.sessions.id_of(uuid) {
+            Some(id) => {
+                self.end(id, DisconnectReason::Application, false);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Runs code of the application. Gives back what it says where it panics.
+pub(super) fn guard(call: impl FnOnce()) -> Option<String> {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).err()?;
+    let why = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Some(why.unwrap_or("no message").to_owned())
+}

@@ -1,0 +1,342 @@
+//! How frames get into the queues of sessions: by a rule, by a routing function,
+//! or from the application; and what happens where there is no room.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use log::{debug, info, warn};
+use uuid::Uuid;
+
+use super::config::{Environment, SlowConsumer};
+use super::core::{State, guard};
+use super::handler::{DisconnectReason, SendError};
+use super::routing::{Decision, Rule};
+use super::sessions::{Directory, Session, SessionId, SessionInfo};
+use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
+use crate::wire::{outgoing, unix_nanos};
+use ssntp_transport::Role;
+use ssntp_transport::dispatch::Action;
+use ssntp_transport::excerpt;
+use ssntp_transport::{Load, Outgoing};
+
+/// One frame on its way to several sessions: encoded once with its trace and
+/// once without, each only where somebody needs it.
+pub(super) struct Fan<'a> {
+    frame: &'a Frame,
+    environment: Arc<Environment>,
+    plain: Option<Outgoing>,
+    traced: Option<Outgoing>,
+}
+
+impl<'a> Fan<'a> {
+    pub(super) fn new(frame: &'a Frame, environment: &Arc<Environment>) -> Self {
+        Self {
+            frame,
+            environment: Arc::clone(environment),
+            plain: None,
+            traced: None,
+        }
+    }
+
+    pub(super) fn for_session(&mut self, session: &Session) -> Outgoing {
+        if session.info.tracing && self.frame.trace().is_some() {
+            let traced = self.traced.get_or_insert_with(|| {
+                let mut stamped = self.frame.clone();
+                if let Some(trace) = stamped.trace_mut() {
+                    trace.stamp_sent(self.environment.uuid, self.environment.role, unix_nanos());
+                }
+                outgoing(&stamped, true)
+            });
+            return traced.clone();
+        }
+        self.plain
+            .get_or_insert_with(|| outgoing(self.frame, false))
+            .clone()
+    }
+}
+
+impl State {
+    /// Sends the same frames to every session with a role but the sender.
+    pub(super) fn fan_out(
+        &mut self,
+        from: SessionId,
+        to: Role,
+        kind: FrameKind,
+        mut item: impl FnMut(&Session) -> Outgoing,
+    ) {
+        let sessions = self.sessions.with_role(to);
+        let others = sessions.filter(|session| session.info.id != from);
+        let mut sent = Load::default();
+        self.actions.extend(others.map(|session| {
+            let item = item(session);
+            sent += item.load();
+            Action::Send {
+                to: session.info.id.0,
+                item,
+            }
+        }));
+        self.tally.sent(kind, sent);
+    }
+
+    /// `memory` is what the frame's payload keeps alive, in bytes.
+    pub(super) fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame, memory: usize) {
+        let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
+            return;
+        };
+        let directory = Directory {
+            sessions: &self.sessions,
+        };
+        let mut decision = Decision::Discard;
+        let panic = guard(|| decision = route(frame, info.uuid, &directory));
+        self.note_panic("a routing function", panic);
+        match decision {
+            Decision::Discard => {}
+            Decision::Queue => {
+                if let Err(held) = self.held.keep(info.uuid, apart(frame, memory), self.now) {
+                    if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
+                        warn!(target: "ssntp::server",
+                            "{info}: {} finds the queue of held frames full{more}",
+                            self.environment.operands.show(frame.kind())
+                        );
+                    }
+                    self.expired.push(held);
+                }
+            }
+            Decision::Forward(targets) => {
+                let frame = apart(frame, memory);
+                let mut fan = Fan::new(&frame, &self.environment);
+                for uuid in targets {
+                    if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
+                        let kind = self.environment.operands.show(frame.kind());
+                        debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a frame to a session, but never back.
+    fn send_fanned(&mut self, from: Option<SessionId>, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
+        let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
+        if Some(id) == from {
+            return Err(SendError::ToSender(to));
+        }
+        let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
+        let item = fan.for_session(session);
+        if self.push(id, fan.frame.kind(), item) {
+            Ok(())
+        } else {
+            Err(SendError::QueueFull(to))
+        }
+    }
+
+    pub(super) fn forward(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        if !self.environment.operands.may_be_sent(frame.kind()) {
+            return Err(SendError::Kind(frame.kind()));
+        }
+        self.hand_on(from, to, frame)
+    }
+
+    /// As [`forward`](Self::forward), a request or an answer as well.
+    pub(super) fn hand_on(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
+    }
+
+    /// Sends an item to one session; false where there is no room for it and
+    /// nobody who could wait until there is.
+    fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) -> bool {
+        let (caused, step) = (self.caused, self.step);
+        let Some(session) = self.sessions.get_mut(id) else {
+            return false;
+        };
+        let load = item.load();
+        if caused || session.promise(load, step) {
+            self.tally.sent(kind, load);
+            self.actions.push(Action::Send { to: id.0, item });
+            return true;
+        }
+        let gauge = session.gauge.clone();
+        let queued = self.overflow(id, item);
+        match queued {
+            true => self.tally.sent(kind, load),
+            false => gauge.count_refused(load),
+        }
+        queued
+    }
+
+    /// Applies the policy for slow consumers; true where the item is queued
+    /// after all.
+    pub(super) fn overflow(&mut self, id: SessionId, item: Outgoing) -> bool {
+        let Some(session) = self.sessions.get_mut(id) else {
+            self.tally.dropped(item.load());
+            return false;
+        };
+        let first = session.counters().frames_dropped == 0;
+        let what = match self.slow_consumer {
+            SlowConsumer::Disconnect => {
+                let counters = session.counters();
+                if let Some(more) = self.log.admit(session.info.uuid, "slow consumer", self.now) {
+                    warn!(target: "ssntp::server",
+                        "{}: slow consumer: {} frames of {} bytes wait, it is disconnected{more}",
+                        session.info, counters.frames_waiting, counters.bytes_waiting
+                    );
+                }
+                self.end(id, DisconnectReason::SlowConsumer, true);
+                self.tally.dropped(item.load());
+                return false;
+            }
+            SlowConsumer::DropNewest => "newest",
+            SlowConsumer::DropOldest => "oldest",
+        };
+        if first {
+            warn!(target: "ssntp::server", "{}: slow consumer: the {what} frames are dropped", session.info);
+        }
+        let drops_oldest = self.slow_consumer == SlowConsumer::DropOldest;
+        if drops_oldest {
+            self.actions.push(Action::SendDroppingOldest { to: id.0, item });
+        }
+        drops_oldest
+    }
+
+    /// Whether the application may send this at all.
+    fn check(&self, frame: &Frame) -> Result<(), SendError> {
+        if !self.environment.operands.may_be_sent(frame.kind()) {
+            return Err(SendError::Kind(frame.kind()));
+        }
+        self.check_length(frame)
+    }
+
+    pub(super) fn check_length(&self, frame: &Frame) -> Result<(), SendError> {
+        let (len, limit) = (frame.payload_bytes().len(), self.environment.max_payload);
+        if u32::try_from(len).is_ok_and(|len| len <= limit) {
+            Ok(())
+        } else {
+            Err(SendError::TooLong { len, limit })
+        }
+    }
+
+    pub(super) fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.check(frame)?;
+        self.send_checked(to, frame)
+    }
+
+    pub(super) fn send_checked(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.send_fanned(None, to, &mut Fan::new(frame, &self.environment))
+    }
+
+    /// Sends a frame to every session with a role but the sender, and says to
+    /// how many.
+    pub(super) fn send_all(
+        &mut self,
+        from: Option<SessionId>,
+        to: Role,
+        frame: &Frame,
+    ) -> Result<usize, SendError> {
+        self.check(frame)?;
+        let mut fan = Fan::new(frame, &self.environment);
+        let sessions = self.sessions.with_role(to);
+        let others = sessions.filter(|session| Some(session.info.id) != from);
+        let items: Vec<_> = others
+            .map(|session| (session.info.id, fan.for_session(session)))
+            .collect();
+        let queued = items
+            .into_iter()
+            .filter(|(id, item)| self.push(*id, frame.kind(), item.clone()));
+        Ok(queued.count())
+    }
+
+    /// Sends the same frame back so many times to the session that caused it.
+    pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
+        let item = if times == 1 {
+            outgoing(frame, false)
+        } else {
+            let run = Run::of(frame);
+            Outgoing::whole(run.wire().repeat(times as usize).into(), times)
+        };
+        if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+            self.tally.answered += u64::from(times);
+        }
+        self.push(id, frame.kind(), item);
+    }
+
+    pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {
+        let Some(session) = self.sessions.get_mut(id) else {
+            return;
+        };
+        session.counters.frames_filtered += u64::from(frames);
+        debug!(target: "ssntp::server",
+            "{}: may not send {}",
+            session.info,
+            self.environment.operands.show(kind)
+        );
+        if !self.filter.rejects() {
+            return;
+        }
+        if let Some(answer) = answer_to_filtered(kind) {
+            self.answer(id, &answer, frames);
+        }
+    }
+
+    /// A CONFIGURE from a controller; false where it was refused.
+    pub(super) fn configure(&mut self, id: SessionId, frame: &Frame) -> bool {
+        let payload = frame.payload_bytes();
+        let mut verdict = Err("its check panicked".to_owned());
+        let panic = guard(|| verdict = (self.check)(payload));
+        self.note_panic("the configuration check", panic);
+        let Some(session) = self.sessions.get(id) else {
+            return false;
+        };
+        let info = Arc::clone(&session.info);
+        match verdict {
+            Ok(()) => {
+                if let Some(more) = self.log.admit(info.uuid, "new configuration", self.now) {
+                    info!(target: "ssntp::server",
+                        "{info}: new cluster configuration of {} bytes{more}",
+                        payload.len()
+                    );
+                }
+                // A copy of its own: the payload is a slice of a longer read.
+                self.configuration = Bytes::copy_from_slice(payload);
+                true
+            }
+            Err(why) => {
+                if let Some(more) = self.log.admit(info.uuid, "CONFIGURE refused", self.now) {
+                    warn!(target: "ssntp::server", "{info}: CONFIGURE refused: {}{more}", excerpt(&why));
+                }
+                let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
+                self.answer(id, &refused, 1);
+                false
+            }
+        }
+    }
+}
+
+/// The frame as it may wait in a queue that counts its length alone: in memory
+/// of its own where it is a small part of the run it was found in.
+fn apart(frame: &Frame, memory: usize) -> Frame {
+    let payload = frame.payload_bytes();
+    if payload.len() >= memory / MAX_WASTE {
+        return frame.clone();
+    }
+    let copy = Frame::with_payload(frame.kind(), Bytes::copy_from_slice(payload));
+    match frame.trace() {
+        Some(trace) => copy.traced(trace.clone()),
+        None => copy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Command;
+
+    #[test]
+    fn a_frame_that_waits_keeps_no_long_run_alive() {
+        let run = Bytes::from(vec![7; 100_000]);
+        let found = |len| Frame::with_payload(Command::STATS, run.slice(..len));
+        let small = apart(&found(10), run.len());
+        assert!(small.payload_bytes().is_unique() && small == found(10));
+        let most = apart(&found(90_000), run.len());
+        assert_eq!(most.payload_bytes().as_ptr(), run.as_ptr(), "shared");
+    }
+}

@@ -1,0 +1,216 @@
+//! Requests: who answers, and to whom the answer goes.
+//!
+//! ```text
+//!  Request  ─ may its sender ask? ─ an addressee ──▶ that session
+//!                                 └ none ── a rule for the kind ──▶ as it says
+//!                                        └ none ──▶ Handler::request
+//!  Reply,   ─ may that one ask? ───▶ the asker's session
+//!  Refusal                     └ this server asked ──▶ who waits in `Asking`
+//! ```
+//!
+//! A server remembers nothing of the requests that it forwards: the number of
+//! each is the asker's, and the UUID in it is replaced by the sender's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use crossbeam_channel::Receiver;
+use log::debug;
+use uuid::Uuid;
+
+use super::core::{ServerCore, State};
+use super::handler::{Context, SendError};
+use super::sessions::SessionInfo;
+use super::{ServerHandle, dispatch};
+use crate::proto::{Exchange, Frame, Item, Step, answer_to_bad_exchange};
+use crate::request::{Answer, Request, RequestError};
+
+impl ServerCore {
+    /// Deals with frames of a kind that is registered as a request.
+    pub(super) fn exchange(&mut self, info: &Arc<SessionInfo>, item: Item) {
+        match item {
+            Item::Run(run) => run.frames().for_each(|frame| self.exchanged(info, &frame)),
+            Item::Traced(frame) => self.exchanged(info, &frame),
+            Item::Unsupported(_) => {}
+        }
+    }
+
+    fn exchanged(&mut self, info: &Arc<SessionInfo>, frame: &Frame) {
+        let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
+            if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
+                self.state.answer(info.id, &answer, 1);
+            }
+            return;
+        };
+        let of_sender = Exchange {
+            peer: info.uuid,
+            ..exchange
+        };
+        let to_server = exchange.peer.is_nil() || exchange.peer == self.state.environment.uuid;
+        match exchange.step {
+            Step::Request => {
+                let request = Request::new(&of_sender, frame);
+                if !self.state.filter.allows(info.role, frame.kind()) {
+                    self.state.not_allowed(info, &request, exchange.peer);
+                } else if !to_server {
+                    self.state
+                        .ask(info, &request, exchange.peer, &of_sender.readdress(frame));
+                } else if self.state.rules.get(frame.kind()).is_some() {
+                    self.ask_by_rule(info, &request, &of_sender.readdress(frame));
+                } else {
+                    self.guarded("request", |handler, cx| handler.request(cx, info, request));
+                }
+            }
+            Step::Reply | Step::Refusal if to_server => {
+                self.state.asking.settle(info.uuid, &exchange, frame);
+            }
+            Step::Reply | Step::Refusal => {
+                self.state
+                    .pass_back(info, exchange.peer, &of_sender.readdress(frame));
+            }
+        }
+    }
+
+    /// Whoever the rule for the kind chooses is asked.
+    fn ask_by_rule(&mut self, info: &Arc<SessionInfo>, request: &Request, asking: &Frame) {
+        let before = (self.state.actions.len(), self.state.held.len());
+        self.route_frame(info, asking);
+        let after = (self.state.actions.len(), self.state.held.len());
+        if before == after {
+            self.state.refuse(request, Uuid::nil(), "not_connected");
+        }
+    }
+}
+
+impl State {
+    fn not_allowed(&mut self, info: &SessionInfo, request: &Request, whom: Uuid) {
+        if let Some(session) = self.sessions.get_mut(info.id) {
+            session.counters.frames_filtered += 1;
+        }
+        if self.filter.rejects() {
+            self.refuse(request, whom, "not_allowed");
+        }
+    }
+
+    fn ask(&mut self, info: &SessionInfo, request: &Request, whom: Uuid, asking: &Frame) {
+        match self.hand_on(info.id, whom, asking) {
+            Ok(()) => {}
+            Err(SendError::QueueFull(_)) => self.refuse(request, whom, "queue_full"),
+            Err(_) => self.refuse(request, whom, "not_connected"),
+        }
+    }
+
+    /// An answer goes to nobody who may not ask: else it would be a way around
+    /// the filter.
+    fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
+        let session = self.sessions.id_of(asker).and_then(|id| self.sessions.get(id));
+        let Some(role) = session.map(|session| session.info.role) else {
+            debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
+            return;
+        };
+        if !self.filter.allows(role, answer.kind()) {
+            if let Some(session) = self.sessions.get_mut(info.id) {
+                session.counters.frames_filtered += 1;
+            }
+            return;
+        }
+        if let Err(e) = self.hand_on(info.id, asker, answer) {
+            debug!(target: "ssntp::server", "{info}: its answer is dropped: {e}");
+        }
+    }
+
+    /// Refuses in place of `whom`, who was asked; nil for the server itself.
+    fn refuse(&mut self, request: &Request, whom: Uuid, why: &str) {
+        if let Err(e) = self.respond(request, whom, &request.refusal(why)) {
+            debug!(target: "ssntp::server", "a refusal is dropped: {e}");
+        }
+    }
+
+    /// Sends an answer to who asked, as one of `whom`; nil for the server itself.
+    fn respond(&mut self, request: &Request, whom: Uuid, answer: &Frame) -> Result<(), SendError> {
+        let own = self.environment.uuid;
+        let peer = if whom.is_nil() { own } else { whom };
+        let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
+        let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
+        self.check_length(&answer)?;
+        self.send_checked(request.from(), &answer)
+    }
+}
+
+impl Context<'_> {
+    /// Answers a request, of this call or an earlier one.
+    ///
+    /// # Errors
+    /// [`SendError`]; the answer was not queued. An asker that has gone is
+    /// [`SendError::NotConnected`].
+    pub fn reply(&mut self, request: &Request, payload: impl Into<Bytes>) -> Result<(), SendError> {
+        self.state
+            .respond(request, Uuid::nil(), &request.reply(payload.into()))
+    }
+
+    /// Says that there will be no answer, and why, in at most 256 bytes.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply).
+    pub fn refuse(&mut self, request: &Request, why: &str) -> Result<(), SendError> {
+        self.state.respond(request, Uuid::nil(), &request.refusal(why))
+    }
+}
+
+impl ServerHandle {
+    /// Answers a request, see [`Context::reply`].
+    ///
+    /// # Errors
+    /// [`SendError`]; the answer was not queued.
+    pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), SendError> {
+        let (request, payload) = (request.clone(), payload.into());
+        self.with(move |cx| cx.reply(&request, payload))?
+    }
+
+    /// Asks an entity that is connected: sends a frame of a kind that is
+    /// registered as a request ([`ServerConfig::operands`](super::ServerConfig::operands))
+    /// and blocks until its answer has come, for at most `limit`. At most 1024
+    /// requests wait for answers at a time.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn request(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
+        if dispatch::is_dispatcher() {
+            return Err(RequestError::OnDispatcher);
+        }
+        let asked = self.with(move |cx| cx.state.ask_as_server(whom, &frame));
+        let (id, answered) = asked.map_err(|_| RequestError::Ended)??;
+        let answer = answered.recv_timeout(limit);
+        if answer.is_err() {
+            let _ = self.post(move |cx| cx.state.asking.forget(id));
+        }
+        answer.map_err(|_| RequestError::TimedOut(limit))?
+    }
+}
+
+impl State {
+    fn ask_as_server(&mut self, whom: Uuid, frame: &Frame) -> Result<(u64, Receiver<Answer>), RequestError> {
+        if !self.environment.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        let (id, asking, answered) = self.asking.ask(whom, frame)?;
+        let of_server = Exchange {
+            step: Step::Request,
+            id,
+            peer: self.environment.uuid,
+        };
+        let sent = self
+            .check_length(&asking)
+            .and_then(|()| self.send_checked(whom, &of_server.readdress(&asking)));
+        if let Err(e) = sent {
+            self.asking.forget(id);
+            return Err(match e {
+                SendError::TooLong { len, limit } => RequestError::TooLong { len, limit },
+                SendError::QueueFull(_) => RequestError::QueueFull,
+                _ => RequestError::NotConnected,
+            });
+        }
+        Ok((id, answered))
+    }
+}

@@ -1,0 +1,569 @@
+//! What a server knows about itself: one snapshot, for pages that show it.
+//!
+//! ```text
+//!  handshake threads ── HandshakeTally ───────┐
+//!                                             ▼
+//!  ServerHandle::figures ── Look ──▶ dispatcher: core, flow, Tally ──▶ Figures
+//!                                     (copies numbers, clones `Arc`s)
+//! ```
+//!
+//! Nothing is formatted, read from a certificate or asked of the system while
+//! the dispatcher is at it. What changes with every frame is counted where it is
+//! looked at anyway, a run of frames at a time, and without a clock: times are
+//! those that the dispatcher tells its core.
+//!
+//! Words that say why something happened, as `refused` and `ended` have them, are
+//! from fixed lists, so that as many series come of them at most.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use uuid::Uuid;
+
+use super::core::{ServerCore, State};
+use super::handler::DisconnectReason;
+use super::sessions::{Session, SessionCounters, SessionInfo};
+use crate::proto::{FrameKind, FrameType, Item, Operands};
+use ssntp_transport::Role;
+use ssntp_transport::dispatch::View;
+use ssntp_transport::{BudgetFigures, DispatcherFigures, Load, Occupancy};
+
+/// A snapshot of a server, see
+/// [`ServerHandle::figures`](super::ServerHandle::figures).
+///
+/// What counts, counts from the server's start. Wall-clock times are those of the
+/// moment of the snapshot: where the clock is set, later snapshots say other times
+/// of the same moments.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Figures {
+    /// The server's UUID.
+    pub uuid: Uuid,
+    /// The roles that it advertises.
+    pub role: Role,
+    /// When this was taken.
+    pub taken: SystemTime,
+    /// When the server began.
+    pub started: SystemTime,
+    /// Whether it is stopping, and admits nobody any more.
+    pub stopping: bool,
+
+    /// Every session that stands, in no order.
+    pub sessions: Vec<SessionFigures>,
+    /// The last 256 sessions that ended, the latest last. Those that were ended
+    /// as slow consumers are among them, with that reason.
+    pub closed: Vec<ClosedSession>,
+    /// How many sessions have each role, for each role of the protocol. One with
+    /// two roles is in both.
+    pub by_role: Vec<(Role, usize)>,
+    /// Sessions, those included whose threads still end: what
+    /// [`max_sessions`](Self::max_sessions) is compared with.
+    pub standing: usize,
+    /// The most of them.
+    pub max_sessions: usize,
+    /// How many different certificates the sessions have.
+    pub certificates: usize,
+    /// The most sessions that any certificate has.
+    pub most_of_certificate: usize,
+    /// The most that one may have.
+    pub max_of_certificate: usize,
+    /// Sessions that began.
+    pub admitted: u64,
+    /// Sessions that ended, by the word for the reason
+    /// ([`DisconnectReason::word`]).
+    pub ended: BTreeMap<&'static str, u64>,
+
+    /// Newcomers.
+    pub handshakes: HandshakeFigures,
+    /// Frames of each kind that was ever seen, by type, then operand.
+    pub frames: Vec<KindFigures>,
+    /// Frames received of types or operands that are not supported. Each is
+    /// answered with InvalidFrameType, but for ERRORs.
+    pub unsupported: u64,
+    /// Frames that the role filter discarded.
+    pub filtered: u64,
+    /// InvalidFrameType frames that the server itself has answered with.
+    pub answered: u64,
+    /// Frames dropped because a queue was full.
+    pub dropped: u64,
+    /// Frames that sessions which are gone have lost, see
+    /// [`Context::frames_lost`](super::Context::frames_lost).
+    pub lost: u64,
+    /// Frames that routing functions have queued for later, now.
+    pub held: usize,
+    /// Held frames that expired, or found no room.
+    pub expired: u64,
+
+    /// The thread that does everything.
+    pub dispatcher: DispatcherFigures,
+    /// The memory of all queues to clients.
+    pub queues: BudgetFigures,
+    /// The memory of all that was received and is not dealt with.
+    pub received: BudgetFigures,
+}
+
+/// One session that stands.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SessionFigures {
+    /// Who it is; [`SessionInfo::certificate`] has serial, issuer and end.
+    pub info: Arc<SessionInfo>,
+    /// When it began.
+    pub since: SystemTime,
+    /// What it has carried, and what waits in its queue.
+    pub counters: SessionCounters,
+    /// When bytes were last received from it, as the dispatcher took them.
+    pub last_received: Option<SystemTime>,
+    /// When a frame was last queued for it. With nothing that waits it has been
+    /// sent as well, then or a moment later.
+    pub last_queued: Option<SystemTime>,
+    /// Why, and for how long, nothing more is read from it.
+    pub held_back: Option<(HeldBack, Duration)>,
+    /// Whether it takes what is sent to it.
+    pub pace: Pace,
+}
+
+/// Why a session is not read from, and its client so held back by its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeldBack {
+    /// What it sent waits for room in another session's queue.
+    Line,
+    /// The dispatcher has yet to deal with what it sent. A busy session is in
+    /// this state now and then, for some milliseconds.
+    Credit,
+}
+
+/// How a session takes what is sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pace {
+    /// Nobody waits for it.
+    Keeps,
+    /// Its queue is at its mark, and others wait for it for so long, or since it
+    /// was last seen to take enough.
+    Awaited(Duration),
+    /// It took too little for as long as the configured patience. Nobody waits
+    /// for it, and its queue fills up.
+    Slow,
+}
+
+impl Pace {
+    /// Whether it is a slow consumer, or becomes one unless it takes more.
+    pub fn is_slow(self) -> bool {
+        self != Self::Keeps
+    }
+}
+
+/// One session that has ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ClosedSession {
+    /// Who it was.
+    pub info: Arc<SessionInfo>,
+    /// Why it ended.
+    pub reason: DisconnectReason,
+    /// When it began.
+    pub since: SystemTime,
+    /// When it ended.
+    pub until: SystemTime,
+    /// What it had carried by then, and what waited in its queue.
+    pub counters: SessionCounters,
+}
+
+/// What newcomers have come to.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct HandshakeFigures {
+    /// Under way.
+    pub running: usize,
+    /// The most of them.
+    pub limit: usize,
+    /// That led to a session, with a full TLS handshake.
+    pub full: u64,
+    /// That led to a session, with a TLS session that was resumed.
+    pub resumed: u64,
+    /// That did not, by the word for the reason: `tls`, `certificate`, `revoked`,
+    /// `expired`, `timeout`, `lost`, `cut` (for another newcomer, as it was slow),
+    /// `stopping`, `thread` (none could be started), or one of
+    /// [`Refusal::word`](crate::proto::Refusal::word).
+    pub refused: BTreeMap<&'static str, u64>,
+}
+
+/// The frames of one kind.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KindFigures {
+    /// The kind, of the protocol or of the application: frames of unknown kinds
+    /// are in [`Figures::unsupported`].
+    pub kind: FrameKind,
+    /// Its name, as logs show it.
+    pub name: String,
+    /// Frames received.
+    pub frames_received: u64,
+    /// Their bytes, headers included.
+    pub bytes_received: u64,
+    /// Frames that were forwarded, that the server answered with, or that the
+    /// application sent, one for each receiver; those included that its queue had
+    /// no room for, or that it did not live to get.
+    pub frames_sent: u64,
+    /// Their bytes, headers included.
+    pub bytes_sent: u64,
+}
+
+impl Figures {
+    /// Done on the thread that asked.
+    pub(super) fn name_kinds(&mut self, operands: &Operands) {
+        for frames in &mut self.frames {
+            frames.name = operands.show(frames.kind).to_string();
+        }
+    }
+}
+
+impl State {
+    /// The snapshot, but for what the dispatcher does not know; `wall` is the time
+    /// for people.
+    pub(super) fn figures(&self, view: &View<'_, Item>, wall: SystemTime) -> Figures {
+        let clock = Clock { now: view.now, wall };
+        let sessions: Vec<_> = self
+            .sessions
+            .iter()
+            .filter(|session| session.told)
+            .map(|session| session.figures(view, clock))
+            .collect();
+        let sum = |count: fn(&SessionCounters) -> u64| -> u64 {
+            sessions.iter().map(|session| count(&session.counters)).sum()
+        };
+        let tally = &self.tally;
+        let (certificates, most_of_certificate) = self.certificates.counted();
+        Figures {
+            uuid: self.environment.uuid,
+            role: self.environment.role,
+            taken: wall,
+            started: clock.at(tally.started),
+            stopping: self.open.is_none(),
+            closed: tally.closed.iter().map(|closed| closed.figures(clock)).collect(),
+            by_role: self.sessions.by_role(),
+            standing: view.connections,
+            max_sessions: self.max_sessions,
+            certificates,
+            most_of_certificate,
+            max_of_certificate: self.admission.share(self.max_sessions),
+            admitted: tally.admitted,
+            ended: tally.ended.clone(),
+            handshakes: HandshakeFigures::default(),
+            frames: tally.kinds(),
+            unsupported: tally.unsupported + sum(|counters| counters.frames_unsupported),
+            filtered: tally.filtered + sum(|counters| counters.frames_filtered),
+            answered: tally.answered,
+            dropped: tally.dropped + sum(|counters| counters.frames_dropped),
+            lost: self.frames_lost.load(Ordering::Relaxed),
+            held: self.held.len(),
+            expired: tally.expired,
+            dispatcher: view.dispatcher,
+            queues: view.queues,
+            received: view.received,
+            sessions,
+        }
+    }
+}
+
+impl Session {
+    fn figures(&self, view: &View<'_, Item>, clock: Clock) -> SessionFigures {
+        let flow = view.flow.standing(self.info.id.0);
+        let passed = |since: Instant| clock.now.saturating_duration_since(since);
+        let in_line = flow.in_line_since.map(|since| (HeldBack::Line, passed(since)));
+        let without_credit = flow.without_credit_since;
+        SessionFigures {
+            info: Arc::clone(&self.info),
+            since: clock.at(self.since),
+            counters: self.counters(),
+            last_received: self.received.map(|at| clock.at(at)),
+            last_queued: flow.sent_to.map(|at| clock.at(at)),
+            held_back: in_line.or(without_credit.map(|since| (HeldBack::Credit, passed(since)))),
+            pace: match flow.awaited_since {
+                _ if flow.is_slow => Pace::Slow,
+                Some(since) => Pace::Awaited(passed(since)),
+                None => Pace::Keeps,
+            },
+        }
+    }
+}
+
+/// One moment by both clocks.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    now: Instant,
+    wall: SystemTime,
+}
+
+impl Clock {
+    /// What the wall clock would have said at a moment that has been.
+    fn at(self, moment: Instant) -> SystemTime {
+        let ago = self.now.saturating_duration_since(moment);
+        self.wall.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+}
+
+impl ServerCore {
+    /// Frames dropped by sessions that are gone.
+    pub fn dropped_by_gone(&self) -> u64 {
+        self.state.tally.dropped
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "when something was, for people")]
+pub(super) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+/// How many sessions that ended are remembered.
+const MOST_CLOSED: usize = 256;
+/// The types of frames by their numbers, the protocol's four among them.
+const TYPES: usize = FrameType::ERROR.0 as usize + 1;
+const OPERANDS: usize = 256;
+
+/// What a server's core counts beside what each session does.
+#[derive(Debug)]
+pub(super) struct Tally {
+    started: Instant,
+    /// By type, then operand: 40 KiB, since a look-up in a map takes as long as
+    /// half of what a lone frame needs besides.
+    kinds: Vec<KindTally>,
+    pub(super) admitted: u64,
+    ended: BTreeMap<&'static str, u64>,
+    closed: VecDeque<Arc<Closed>>,
+    /// Of sessions that are not in the index any more.
+    unsupported: u64,
+    filtered: u64,
+    dropped: u64,
+    pub(super) answered: u64,
+    pub(super) expired: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct KindTally {
+    received: [u64; 2],
+    sent: [u64; 2],
+}
+
+/// A [`ClosedSession`], by the dispatcher's clock.
+#[derive(Debug)]
+struct Closed {
+    info: Arc<SessionInfo>,
+    reason: DisconnectReason,
+    since: Instant,
+    until: Instant,
+    counters: SessionCounters,
+}
+
+impl Tally {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            started: now,
+            kinds: vec![KindTally::default(); TYPES * OPERANDS],
+            admitted: 0,
+            ended: BTreeMap::new(),
+            closed: VecDeque::new(),
+            unsupported: 0,
+            filtered: 0,
+            dropped: 0,
+            answered: 0,
+            expired: 0,
+        }
+    }
+
+    /// Frames of a kind that is supported have come, in so many bytes.
+    pub(super) fn received(&mut self, kind: FrameKind, frames: u32, bytes: u64) {
+        if let Some(tally) = self.kind(kind) {
+            tally.received[0] += u64::from(frames);
+            tally.received[1] += bytes;
+        }
+    }
+
+    /// Frames go to somebody.
+    pub(super) fn sent(&mut self, kind: FrameKind, load: Load) {
+        if let Some(tally) = self.kind(kind) {
+            tally.sent[0] += load.frames;
+            tally.sent[1] += load.bytes;
+        }
+    }
+
+    /// Frames for a session that is ended for them: what that one has dropped
+    /// itself has been counted.
+    pub(super) fn dropped(&mut self, load: Load) {
+        self.dropped += load.frames;
+    }
+
+    /// A session has left the index, and counts for itself no more.
+    pub(super) fn gone(&mut self, counters: &SessionCounters) {
+        self.unsupported += counters.frames_unsupported;
+        self.filtered += counters.frames_filtered;
+        self.dropped += counters.frames_dropped;
+    }
+
+    /// One that the application knew of has ended.
+    pub(super) fn closed(
+        &mut self,
+        session: &Session,
+        counters: SessionCounters,
+        reason: &DisconnectReason,
+        now: Instant,
+    ) {
+        *self.ended.entry(reason.word()).or_default() += 1;
+        if self.closed.len() >= MOST_CLOSED {
+            self.closed.pop_front();
+        }
+        self.closed.push_back(Arc::new(Closed {
+            info: Arc::clone(&session.info),
+            reason: reason.clone(),
+            since: session.since,
+            until: now,
+            counters,
+        }));
+    }
+
+    fn kind(&mut self, kind: FrameKind) -> Option<&mut KindTally> {
+        let at = usize::from(kind.frame_type.0) * OPERANDS + usize::from(kind.operand);
+        self.kinds.get_mut(at)
+    }
+
+    fn kinds(&self) -> Vec<KindFigures> {
+        let kinds = (0..TYPES).zip(self.kinds.chunks(OPERANDS));
+        let kinds = kinds.flat_map(|(frame_type, tallies)| {
+            let operands = (0..=u8::MAX).zip(tallies);
+            operands.map(move |(operand, tally)| (frame_type, operand, tally))
+        });
+        kinds
+            .filter(|(.., tally)| **tally != KindTally::default())
+            .filter_map(|(frame_type, operand, tally)| {
+                let frame_type = FrameType(u8::try_from(frame_type).ok()?);
+                let [frames_received, bytes_received] = tally.received;
+                let [frames_sent, bytes_sent] = tally.sent;
+                Some(KindFigures {
+                    kind: FrameKind::new(frame_type, operand),
+                    name: String::new(),
+                    frames_received,
+                    bytes_received,
+                    frames_sent,
+                    bytes_sent,
+                })
+            })
+            .collect()
+    }
+}
+
+impl Closed {
+    fn figures(&self, clock: Clock) -> ClosedSession {
+        ClosedSession {
+            info: Arc::clone(&self.info),
+            reason: self.reason.clone(),
+            since: clock.at(self.since),
+            until: clock.at(self.until),
+            counters: self.counters,
+        }
+    }
+}
+
+/// What newcomers have come to, as their threads count it.
+#[derive(Debug, Default)]
+pub(super) struct HandshakeTally {
+    full: AtomicU64,
+    resumed: AtomicU64,
+    refused: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl HandshakeTally {
+    /// One led to a session.
+    pub(super) fn finished(&self, resumed: bool) {
+        let count = if resumed { &self.resumed } else { &self.full };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One did not.
+    pub(super) fn refused(&self, word: &'static str) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        *refused.entry(word).or_default() += 1;
+    }
+
+    pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut figures = HandshakeFigures {
+            running: occupancy.map_or(0, Occupancy::running),
+            limit: occupancy.map_or(0, Occupancy::max),
+            full: self.full.load(Ordering::Relaxed),
+            resumed: self.resumed.load(Ordering::Relaxed),
+            refused: refused.clone(),
+        };
+        let without_thread = occupancy.map_or(0, Occupancy::without_thread);
+        if without_thread > 0 {
+            figures.refused.insert("thread", without_thread);
+        }
+        figures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use crate::server::SessionId;
+    use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
+    use ssntp_transport::{ConnectionId, Limits, Outbox, PeerAddress};
+
+    #[test]
+    fn the_last_sessions_that_ended_are_remembered_and_all_are_counted() {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        let mut tally = Tally::new(now);
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
+        let most = MOST_CLOSED as u64;
+        for number in 0..most + 5 {
+            let info = SessionInfo {
+                id: SessionId(ConnectionId(number)),
+                uuid: Uuid::from_u128(number.into()),
+                role: Role::AGENT,
+                address: PeerAddress::Memory,
+                certificate: KeptCertificate::new(&nothing, None),
+                tracing: false,
+            };
+            let gauge = Outbox::new(Limits::default()).gauge();
+            let session = Session::new(Arc::new(info), gauge, Arc::default(), now);
+            let counters = SessionCounters {
+                frames_filtered: 1,
+                ..session.counters()
+            };
+            tally.gone(&counters);
+            tally.closed(&session, counters, &DisconnectReason::PeerClosed, now);
+        }
+        let kept: Vec<_> = tally
+            .closed
+            .iter()
+            .map(|closed| closed.info.uuid().as_u128())
+            .collect();
+        assert!(kept.into_iter().eq(5..u128::from(most) + 5));
+        assert_eq!((tally.ended["closed"], tally.filtered), (most + 5, most + 5));
+    }
+
+    #[test]
+    fn kinds_of_every_byte_are_counted_or_left_out() {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let mut tally = Tally::new(Instant::now());
+        for frame_type in 0..=u8::MAX {
+            for operand in 0..=u8::MAX {
+                tally.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
+            }
+        }
+        let kinds = tally.kinds();
+        assert_eq!(kinds.len(), TYPES * OPERANDS);
+        assert!(
+            kinds
+                .iter()
+                .all(|kind| (kind.frames_received, kind.bytes_received) == (2, 20))
+        );
+        assert!(kinds.is_sorted_by_key(|kind| kind.kind));
+    }
+}

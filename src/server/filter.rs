@@ -1,0 +1,219 @@
+//! The role filter: who may send what.
+
+use super::routing::KindTable;
+use crate::proto::{Command, ErrorCode, Event, FrameKind, Status};
+use ssntp_transport::Role;
+
+/// What happens to a frame that its sender's role may not send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FilterAction {
+    /// It is discarded and counted.
+    Drop,
+    /// It is discarded and counted, and its sender gets InvalidFrameType,
+    /// unless the frame was an ERROR.
+    #[default]
+    Reject,
+}
+
+/// A table of the roles that may send each kind of frame.
+///
+/// ```
+/// use ssntp::proto::Command;
+/// use ssntp::server::Filter;
+/// use ssntp::Role;
+///
+/// assert!(Filter::spec().allows(Role::CONTROLLER, Command::START.into()));
+/// assert!(!Filter::spec().allows(Role::AGENT, Command::START.into()));
+/// assert!(Filter::allow_all().allows(Role::AGENT, Command::START.into()));
+/// ```
+#[derive(Debug)]
+pub struct Filter {
+    senders: KindTable<Role>,
+    default: Role,
+    action: FilterAction,
+}
+
+impl Default for Filter {
+    /// [`Filter::allow_all`].
+    fn default() -> Self {
+        Self::allow_all()
+    }
+}
+
+impl Filter {
+    /// Everybody may send everything.
+    pub fn allow_all() -> Self {
+        Self {
+            senders: KindTable::new(),
+            default: Role::ALL,
+            action: FilterAction::default(),
+        }
+    }
+
+    /// Nobody may send anything that [`allow`](Self::allow) does not permit.
+    pub fn deny_all() -> Self {
+        Self {
+            default: Role::NONE,
+            ..Self::allow_all()
+        }
+    }
+
+    /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
+    /// has what it checks beyond roles); rejects. NodeConnected, NodeDisconnected and the
+    /// answers to operators are made by the scheduler and come from nobody.
+    pub fn spec() -> Self {
+        let controller = Role::CONTROLLER;
+        let node = Role::AGENT | Role::NETAGENT;
+        let cnci = Role::CNCIAGENT;
+        let any = Role::ALL;
+        let commands = [
+            Command::START,
+            Command::STOP,
+            Command::EVACUATE,
+            Command::DELETE,
+            Command::RESTART,
+            Command::ASSIGN_PUBLIC_IP,
+            Command::RELEASE_PUBLIC_IP,
+            Command::CONFIGURE,
+            Command::ATTACH_VOLUME,
+            Command::DETACH_VOLUME,
+            Command::RESTORE,
+            Command::REFRESH_CNCI,
+            Command::OPEN_STREAM,
+            Command::STREAM_CREDIT,
+            Command::CLOSE_STREAM,
+            Command::LIST_SESSIONS,
+            Command::KICK,
+            Command::LIST_BANS,
+            Command::UNBAN,
+        ];
+        let mut filter = Self::deny_all();
+        for command in commands {
+            filter = filter.allow(command, controller);
+        }
+        for status in [Status::READY, Status::FULL, Status::OFFLINE, Status::MAINTENANCE] {
+            filter = filter.allow(status, node);
+        }
+        for failure in [
+            ErrorCode::START_FAILURE,
+            ErrorCode::STOP_FAILURE,
+            ErrorCode::DELETE_FAILURE,
+            ErrorCode::RESTART_FAILURE,
+            ErrorCode::ATTACH_VOLUME_FAILURE,
+            ErrorCode::DETACH_VOLUME_FAILURE,
+        ] {
+            filter = filter.allow(failure, node);
+        }
+        filter
+            .allow(Command::STATS, node)
+            .allow(Event::TENANT_ADDED, Role::AGENT)
+            .allow(Event::TENANT_REMOVED, Role::AGENT)
+            .allow(Event::INSTANCE_DELETED, node)
+            .allow(Event::INSTANCE_STOPPED, node)
+            .allow(Event::STREAM_OPENED, node)
+            .allow(Event::STREAM_DATA, node)
+            .allow(Event::STREAM_ENDED, node)
+            .allow(Event::CONCENTRATOR_INSTANCE_ADDED, Role::NETAGENT | cnci)
+            .allow(Event::PUBLIC_IP_ASSIGNED, cnci)
+            .allow(Event::PUBLIC_IP_UNASSIGNED, cnci)
+            .allow(Event::TRACE_REPORT, any)
+            .allow(ErrorCode::ASSIGN_PUBLIC_IP_FAILURE, cnci)
+            .allow(ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE, cnci)
+            .allow(ErrorCode::INVALID_CONFIGURATION, any)
+            .allow(ErrorCode::INVALID_FRAME_TYPE, any)
+            .allow(ErrorCode::CONNECTION_FAILURE, any)
+            .allow(ErrorCode::CONNECTION_ABORTED, any)
+    }
+
+    /// Lets the roles in `senders`, and no others, send frames of `kind`.
+    #[must_use]
+    pub fn allow(mut self, kind: impl Into<FrameKind>, senders: Role) -> Self {
+        self.senders.set(kind.into(), senders);
+        self
+    }
+
+    /// What happens to the others. Default: [`FilterAction::Reject`].
+    #[must_use]
+    pub fn action(mut self, action: FilterAction) -> Self {
+        self.action = action;
+        self
+    }
+
+    /// Whether an entity with the roles `role` may send frames of `kind`: one
+    /// of its roles suffices.
+    pub fn allows(&self, role: Role, kind: FrameKind) -> bool {
+        self.senders.get(kind).unwrap_or(&self.default).intersects(role)
+    }
+
+    pub(super) fn rejects(&self) -> bool {
+        self.action == FilterAction::Reject
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spec_filter_says_who_may_send_each_kind() {
+        let rows: &[(&str, &str)] = &[
+            (
+                "START STOP DELETE RESTART EVACUATE Restore AttachVolume DetachVolume",
+                "controller",
+            ),
+            (
+                "AssignPublicIP ReleasePublicIP RefreshCNCI CONFIGURE",
+                "controller",
+            ),
+            ("OpenStream StreamCredit CloseStream", "controller"),
+            ("ListSessions Kick ListBans Unban", "controller"),
+            ("StreamOpened StreamData StreamEnded", "agent,netagent"),
+            ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
+            ("TenantAdded TenantRemoved", "agent"),
+            ("InstanceDeleted InstanceStopped", "agent,netagent"),
+            ("ConcentratorInstanceAdded", "netagent,cnciagent"),
+            ("PublicIPAssigned PublicIPUnassigned", "cnciagent"),
+            (
+                "TraceReport",
+                "server,controller,agent,scheduler,netagent,cnciagent",
+            ),
+            (
+                "StartFailure StopFailure DeleteFailure RestartFailure",
+                "agent,netagent",
+            ),
+            ("AttachVolumeFailure DetachVolumeFailure", "agent,netagent"),
+            ("AssignPublicIPFailure UnassignPublicIPFailure", "cnciagent"),
+            (
+                "InvalidConfiguration InvalidFrameType",
+                "server,controller,agent,scheduler,netagent,cnciagent",
+            ),
+        ];
+        let filter = Filter::spec();
+        let mut seen = 0;
+        for (kinds, roles) in rows {
+            let senders: Role = roles.parse().unwrap();
+            for name in kinds.split(' ') {
+                let kind: FrameKind = name.parse().unwrap();
+                for role in Role::ALL.iter() {
+                    assert_eq!(
+                        filter.allows(role, kind),
+                        senders.contains(role),
+                        "{role} sends {kind}"
+                    );
+                }
+                seen += 1;
+            }
+        }
+        // Not in the table: the handshake's four, and the six events that
+        // only the scheduler makes.
+        assert_eq!(FrameKind::all().count(), seen + 10);
+        assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
+        assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));
+    }
+
+    #[test]
+    fn one_of_several_roles_suffices() {
+        let filter = Filter::spec();
+        assert!(filter.allows(Role::AGENT | Role::CONTROLLER, Command::START.into()));
+    }
+}

@@ -1,0 +1,312 @@
+//! A handler without TLS, threads and clock: see [`HandlerTest`].
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use crossbeam_channel::Receiver;
+use uuid::Uuid;
+
+use super::config::Environment;
+use super::core::{Grant, Request, ServerCore};
+use super::{Context, Handler, ServerConfig, ServerError, SessionInfo, now};
+use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
+use crate::request::Request as Asked;
+use ssntp_transport::dispatch::{Action, Core};
+use ssntp_transport::pki::Identity;
+use ssntp_transport::{ConnectionId, EndReason, Numbers, Outbox, Outgoing, PeerAddress};
+
+/// So many timers in a row without that time goes on are a handler's mistake.
+const MOST_TICKS: u32 = 10_000;
+
+/// A [`Handler`] under test: clients, frames and the time are what the test
+/// says, and whatever the handler sends is there at once. Filter, rules,
+/// operands and admission of the configuration apply, as the server's own code
+/// applies them; nothing is encrypted, no thread is started, and nothing waits.
+///
+/// ```
+/// # #[cfg(feature = "issue")] {
+/// use ssntp::server::{Context, Handler, SessionInfo};
+/// use ssntp::testkit::{HandlerTest, Testkit};
+/// use ssntp::{Command, Frame, Role};
+///
+/// struct Greet;
+///
+/// impl Handler for Greet {
+///     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+///         let _ = cx.send(session.uuid(), &Frame::with_payload(Command::STATS, "hello"));
+///     }
+/// }
+///
+/// let kit = Testkit::new()?;
+/// let mut test = HandlerTest::new(kit.server_config()?, Greet)?;
+/// let agent = test.connect(&kit.identity(Role::AGENT)?)?;
+/// assert_eq!(test.sent_to(agent.uuid())[0].payload_bytes()[..], *b"hello");
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct HandlerTest {
+    core: ServerCore,
+    environment: Arc<Environment>,
+    now: Instant,
+    clients: HashMap<ConnectionId, Client>,
+    connections: Numbers,
+    numbers: u64,
+    sent: HashMap<Uuid, Vec<Frame>>,
+    open: Receiver<Infallible>,
+}
+
+/// The place is held for as long as the session stands, as a link's is.
+struct Client {
+    uuid: Uuid,
+    outbox: Outbox,
+    _place: <ServerCore as Core>::Place,
+}
+
+impl std::fmt::Debug for HandlerTest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandlerTest")
+            .field("sessions", &self.clients.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl HandlerTest {
+    /// A handler in a server of this configuration, which listens nowhere and
+    /// has room for 1000 sessions.
+    ///
+    /// # Errors
+    /// As of [`Server::start`](super::Server::start), for what is wrong with the
+    /// configuration.
+    pub fn new(config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
+        config.check()?;
+        let environment = Environment::new(&config)?;
+        let (sender, open) = crossbeam_channel::bounded(0);
+        let (now, most) = (now(), config.max_sessions.unwrap_or(1000));
+        let core = ServerCore::new(
+            config,
+            Arc::clone(&environment),
+            most,
+            Box::new(handler),
+            sender,
+            now,
+        )?;
+        Ok(Self {
+            core,
+            environment,
+            now,
+            clients: HashMap::new(),
+            connections: Numbers::default(),
+            numbers: 0,
+            sent: HashMap::new(),
+            open,
+        })
+    }
+
+    /// A client with this identity and all its roles connects, with its
+    /// certificate's UUID or a random one.
+    ///
+    /// # Errors
+    /// Why the server, or [`Handler::admit`], refuses it.
+    pub fn connect(&mut self, identity: &Identity) -> Result<SessionInfo, Refusal> {
+        self.connect_as(identity, identity.uuid().unwrap_or_else(Uuid::new_v4))
+    }
+
+    /// As [`connect`](Self::connect), with this UUID.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
+        let id = self.connections.take();
+        let outbox = Outbox::new(ssntp_transport::Limits::default());
+        let request = Request {
+            connect: Connect::new(identity.roles(), uuid, true),
+            certificate: identity.info().clone(),
+            intermediates: Vec::new(),
+            ends: None,
+            generation: 0,
+            address: PeerAddress::Memory,
+            bad_traces: Arc::default(),
+        };
+        let (standing, now) = (self.clients.len(), self.now);
+        let mut actions = Vec::new();
+        let verdict = self
+            .core
+            .admit(id, request, outbox.gauge(), standing, now, &mut actions);
+        self.perform(actions);
+        let (Grant { info, .. }, place) = verdict?;
+        self.clients.insert(
+            id,
+            Client {
+                uuid,
+                outbox,
+                _place: place,
+            },
+        );
+        self.step(|core, now, actions| core.admitted(id, true, now, actions));
+        Ok((*info).clone())
+    }
+
+    /// A client sends a frame. One that is not connected sends nothing.
+    pub fn receive(&mut self, from: Uuid, frame: &Frame) {
+        let item = if frame.trace().is_some() {
+            Item::Traced(frame.clone())
+        } else {
+            Item::Run(Run::of(frame))
+        };
+        if let Some(id) = self.id_of(from) {
+            self.step(|core, now, actions| {
+                core.item(id, item, u32::MAX, now, actions);
+            });
+        }
+    }
+
+    /// A client asks, by a frame of a kind that is registered as a request:
+    /// whom the rules choose, or else the handler. What is answered meanwhile;
+    /// a refusal is the text.
+    pub fn request(&mut self, from: Uuid, frame: &Frame) -> Option<Result<Frame, String>> {
+        self.numbers += 1;
+        let asking = Exchange {
+            step: Step::Request,
+            id: self.numbers,
+            peer: Uuid::nil(),
+        };
+        self.receive(from, &asking.frame(frame));
+        let sent = self.sent.get_mut(&from)?;
+        let is_answer = |exchange: &Exchange| exchange.step != Step::Request && exchange.id == asking.id;
+        let found = sent.iter().enumerate().find_map(|(at, frame)| {
+            let exchange = Exchange::read(frame.payload_bytes()).filter(is_answer)?;
+            Some((at, exchange))
+        });
+        let (at, exchange) = found?;
+        let answer = sent.remove(at);
+        let content = content(&answer);
+        Some(match exchange.step {
+            Step::Refusal => Err(String::from_utf8_lossy(&content).into_owned()),
+            Step::Request | Step::Reply => Ok(Frame::with_payload(answer.kind(), content)),
+        })
+    }
+
+    /// A client's connection is lost.
+    pub fn lose(&mut self, uuid: Uuid) {
+        if let Some(id) = self.id_of(uuid) {
+            self.step(|core, now, actions| core.ended(id, EndReason::PeerClosed, now, actions));
+            self.clients.remove(&id);
+        }
+    }
+
+    /// What has been sent to a client since this was asked last, in order.
+    pub fn sent_to(&mut self, uuid: Uuid) -> Vec<Frame> {
+        self.sent.remove(&uuid).unwrap_or_default()
+    }
+
+    /// The requests that the handler's rules have passed on to a client, since
+    /// this was asked last. Other frames for it stay.
+    pub fn asked(&mut self, uuid: Uuid) -> Vec<Asked> {
+        let Some(sent) = self.sent.get_mut(&uuid) else {
+            return Vec::new();
+        };
+        let operands = &self.environment.operands;
+        let mut asked = Vec::new();
+        sent.retain(|frame| {
+            let exchange = Exchange::read(frame.payload_bytes());
+            let exchange = exchange.filter(|e| operands.is_request(frame.kind()) && e.step == Step::Request);
+            asked.extend(exchange.map(|exchange| Asked::new(&exchange, frame)));
+            exchange.is_none()
+        });
+        asked
+    }
+
+    /// Time goes on: timers of the handler and of held frames come on the way,
+    /// each at its own time.
+    pub fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        for _ in 0..MOST_TICKS {
+            let Some(due) = self.core.next_deadline().filter(|due| *due <= end) else {
+                break;
+            };
+            self.now = due.max(self.now);
+            self.step(|core, now, actions| core.tick(now, actions));
+        }
+        self.now = end;
+    }
+
+    /// The present time, as [`Context::now`] says it.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Does something as [`ServerHandle::with`](super::ServerHandle::with) does.
+    pub fn with<T>(&mut self, call: impl FnOnce(&mut Context<'_>) -> T) -> Option<T> {
+        let mut result = None;
+        self.step(|core, now, actions| core.call(now, actions, |cx| result = Some(call(cx))));
+        result
+    }
+
+    /// Stops the server; every session ends.
+    pub fn stop(&mut self) {
+        self.step(|core, now, actions| core.stop(now, actions));
+    }
+
+    /// Whether the server has been stopped, by the test or by the handler.
+    pub fn is_stopped(&self) -> bool {
+        self.open.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
+    }
+
+    /// Whether a client's session stands.
+    pub fn is_connected(&self, uuid: Uuid) -> bool {
+        self.id_of(uuid).is_some()
+    }
+
+    fn id_of(&self, uuid: Uuid) -> Option<ConnectionId> {
+        let found = self.clients.iter().find(|(_, client)| client.uuid == uuid);
+        found.map(|(id, _)| *id)
+    }
+
+    fn step(&mut self, act: impl FnOnce(&mut ServerCore, Instant, &mut Vec<Action>)) {
+        let mut actions = Vec::new();
+        act(&mut self.core, self.now, &mut actions);
+        self.perform(actions);
+    }
+
+    /// Does what the core wants done, and what comes of that.
+    fn perform(&mut self, mut actions: Vec<Action>) {
+        loop {
+            self.core.settle(self.now, &mut actions);
+            if actions.is_empty() {
+                return;
+            }
+            for action in std::mem::take(&mut actions) {
+                match action {
+                    Action::Send { to, item } | Action::SendDroppingOldest { to, item } => {
+                        self.deliver(to, &item);
+                    }
+                    Action::End { id, .. } => drop(self.clients.remove(&id)),
+                    Action::Stop => self.core.stop(self.now, &mut actions),
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, to: ConnectionId, item: &Outgoing) {
+        let Some(client) = self.clients.get(&to) else {
+            return;
+        };
+        let mut bytes: BytesMut = item.parts().flatten().copied().collect();
+        let mut codec = Codec::new(u32::MAX, true).operands(self.environment.operands.clone());
+        let mut items = Vec::new();
+        // These are whole frames of this process.
+        let _ = codec.decode(&mut bytes, &mut items);
+        let sent = self.sent.entry(client.uuid).or_default();
+        for item in items {
+            match item {
+                Item::Run(run) => sent.extend(run.frames()),
+                Item::Traced(frame) => sent.push(frame),
+                Item::Unsupported(_) => {}
+            }
+        }
+        debug_assert!(client.outbox.waiting().frames == 0, "nothing goes this way");
+    }
+}

@@ -1,0 +1,119 @@
+//! Frames that a routing function queued for later: a bounded queue in which
+//! everything expires.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::handler::HeldFrame;
+use crate::proto::Frame;
+use ssntp_transport::after;
+
+/// Names one queued frame. No later frame gets the same id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HeldId(u64);
+
+impl fmt::Display for HeldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "h{}", self.0)
+    }
+}
+
+/// All frames wait equally long, so the oldest is always the next to expire.
+#[derive(Debug)]
+pub(super) struct Held {
+    queue: VecDeque<(Instant, HeldFrame)>,
+    bytes: usize,
+    next: u64,
+    max_frames: usize,
+    max_bytes: usize,
+    time: Duration,
+}
+
+impl Held {
+    pub(super) fn new(max_frames: usize, max_bytes: usize, time: Duration) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            bytes: 0,
+            next: 0,
+            max_frames,
+            max_bytes,
+            time,
+        }
+    }
+
+    /// Keeps a frame; gives it back where there is no room.
+    pub(super) fn keep(&mut self, from: Uuid, frame: Frame, now: Instant) -> Result<HeldId, HeldFrame> {
+        self.next += 1;
+        let id = HeldId(self.next);
+        let held = HeldFrame { id, from, frame };
+        let bytes = held.frame.encoded_len();
+        if self.queue.len() >= self.max_frames || self.bytes + bytes > self.max_bytes {
+            return Err(held);
+        }
+        self.bytes += bytes;
+        self.queue.push_back((after(now, self.time), held));
+        Ok(id)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &HeldFrame> {
+        self.queue.iter().map(|(_, held)| held)
+    }
+
+    pub(super) fn take(&mut self, id: HeldId) -> Option<HeldFrame> {
+        // Ids only grow: the queue is sorted by them.
+        let at = self.queue.binary_search_by_key(&id, |(_, held)| held.id).ok()?;
+        let (_, held) = self.queue.remove(at)?;
+        self.bytes -= held.frame.encoded_len();
+        Some(held)
+    }
+
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.queue.front().map(|(expiry, _)| *expiry)
+    }
+
+    /// The oldest frame, if its time is over.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<HeldFrame> {
+        let (expiry, held) = self.queue.front()?;
+        if *expiry > now {
+            return None;
+        }
+        let id = held.id;
+        self.take(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Command;
+
+    #[test]
+    fn what_is_queued_is_bounded_released_and_expires() {
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        let time = Duration::from_secs(10);
+        let mut held = Held::new(2, 100, time);
+        let frame = || Frame::with_payload(Command::START, vec![0; 32]);
+        let first = held.keep(Uuid::nil(), frame(), now).unwrap();
+        let second = held.keep(Uuid::nil(), frame(), now + time / 2).unwrap();
+        assert!(
+            held.keep(Uuid::nil(), frame(), now).is_err(),
+            "two frames are the limit"
+        );
+        assert_eq!(held.take(first).map(|h| h.id), Some(first));
+        assert!(held.take(first).is_none());
+        let long = Frame::with_payload(Command::START, vec![0; 60]);
+        assert!(held.keep(Uuid::nil(), long, now).is_err(), "and 100 bytes");
+        assert_eq!(held.next_expiry(), Some(now + time / 2 + time));
+        assert!(held.expire(now + time).is_none());
+        assert_eq!(held.expire(now + 2 * time).map(|h| h.id), Some(second));
+        assert!(held.next_expiry().is_none());
+    }
+}

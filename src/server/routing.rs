@@ -1,0 +1,390 @@
+//! Forwarding rules: pure tables, tested without threads.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use super::sessions::Directory;
+use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands};
+use ssntp_transport::Role;
+
+/// What a routing function decides about one frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Send it to these entities; one that is not connected is skipped and
+    /// logged, and so is the sender itself.
+    Forward(Vec<Uuid>),
+    /// Drop it.
+    Discard,
+    /// Keep it until the application releases it or it expires, see
+    /// [`Context::release`](super::Context::release).
+    Queue,
+}
+
+/// A routing function: looks at a frame, who sent it, and who is connected.
+/// It runs on the dispatcher thread and must not block.
+pub type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
+
+/// What is done with frames of each kind. Kinds without a rule are only
+/// shown to the application.
+///
+/// ```
+/// use ssntp::proto::{Command, Event};
+/// use ssntp::server::{Decision, Rules};
+/// use ssntp::Role;
+///
+/// let rules = Rules::new()
+///     .multicast(Command::STATS, Role::CONTROLLER)
+///     .route(Event::TENANT_ADDED, |_frame, _from, directory| {
+///         match directory.with_role(Role::CNCIAGENT).next() {
+///             Some(cnci) => Decision::Forward(vec![cnci.uuid()]),
+///             None => Decision::Queue,
+///         }
+///     });
+/// assert!(rules.check().is_ok());
+/// ```
+#[derive(Default)]
+pub struct Rules {
+    entries: Vec<(FrameKind, Rule)>,
+}
+
+pub(super) enum Rule {
+    Multicast(Role),
+    Function(Box<RouteFn>),
+}
+
+impl Rules {
+    /// No rules.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Where frames of a cluster go, as far as the sender's and the receivers'
+    /// roles tell: for a server that reads no payloads. A scheduler does better: it
+    /// picks the one node that a command is for, and keeps what nodes say of
+    /// their capacity to itself.
+    ///
+    /// ```
+    /// use ssntp::proto::Command;
+    /// use ssntp::server::Rules;
+    /// use ssntp::Role;
+    ///
+    /// assert_eq!(Rules::spec().receivers(Command::STATS), Some(Role::CONTROLLER));
+    /// ```
+    pub fn spec() -> Self {
+        let node = Role::AGENT | Role::NETAGENT;
+        let mut rules = Self::new();
+        for command in [
+            Command::START,
+            Command::STOP,
+            Command::EVACUATE,
+            Command::DELETE,
+            Command::RESTART,
+            Command::ATTACH_VOLUME,
+            Command::DETACH_VOLUME,
+            Command::RESTORE,
+        ] {
+            rules = rules.multicast(command, node);
+        }
+        for command in [
+            Command::ASSIGN_PUBLIC_IP,
+            Command::RELEASE_PUBLIC_IP,
+            Command::REFRESH_CNCI,
+        ] {
+            rules = rules.multicast(command, Role::CNCIAGENT);
+        }
+        rules = rules
+            .multicast(Command::CONFIGURE, node | Role::CNCIAGENT)
+            .multicast(Event::TENANT_ADDED, Role::CNCIAGENT)
+            .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
+        // What is told is told to controllers; what a peer did not understand is
+        // between the two of them, a stream is its controller's alone, whom only a
+        // scheduler knows, and operators are answered by the server itself.
+        let not_told: [FrameKind; 7] = [
+            ErrorCode::INVALID_FRAME_TYPE.into(),
+            ErrorCode::INVALID_CONFIGURATION.into(),
+            ErrorCode::CONNECTION_FAILURE.into(),
+            ErrorCode::CONNECTION_ABORTED.into(),
+            Event::STREAM_OPENED.into(),
+            Event::STREAM_DATA.into(),
+            Event::STREAM_ENDED.into(),
+        ];
+        for kind in FrameKind::all() {
+            let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;
+            let is_ruled = kind.is_handshake() || kind.is_of_operators() || not_told.contains(&kind);
+            if told && !is_ruled && rules.receivers(kind).is_none() {
+                rules = rules.multicast(kind, Role::CONTROLLER);
+            }
+        }
+        rules
+    }
+
+    /// The roles that frames of `kind` go to; none where there is no rule for
+    /// them, or a function decides.
+    pub fn receivers(&self, kind: impl Into<FrameKind>) -> Option<Role> {
+        let kind = kind.into();
+        self.entries.iter().find_map(|(of, rule)| match rule {
+            Rule::Multicast(role) if *of == kind => Some(*role),
+            _ => None,
+        })
+    }
+
+    /// Frames of `kind` go to every session that has one of the roles in
+    /// `to`, never back to the session they came from.
+    #[must_use]
+    pub fn multicast(mut self, kind: impl Into<FrameKind>, to: Role) -> Self {
+        self.entries.push((kind.into(), Rule::Multicast(to)));
+        self
+    }
+
+    /// `route` decides about each frame of `kind`.
+    #[must_use]
+    pub fn route(
+        mut self,
+        kind: impl Into<FrameKind>,
+        route: impl FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send + 'static,
+    ) -> Self {
+        self.entries.push((kind.into(), Rule::Function(Box::new(route))));
+        self
+    }
+
+    /// Whether the rules can be used, by a server that has registered what they
+    /// say of frames of the application.
+    ///
+    /// # Errors
+    /// The first [`RuleError`]: a kind has two rules, is neither defined by the
+    /// protocol nor an application's or belongs to the handshake, or a multicast
+    /// names no role.
+    pub fn check(&self) -> Result<(), RuleError> {
+        for (at, (kind, rule)) in self.entries.iter().enumerate() {
+            if !(kind.is_known() || kind.is_application()) {
+                return Err(RuleError::Unknown(*kind));
+            }
+            if kind.is_handshake() {
+                return Err(RuleError::Handshake(*kind));
+            }
+            if self.entries[..at].iter().any(|(other, _)| other == kind) {
+                return Err(RuleError::Duplicate(*kind));
+            }
+            if let Rule::Multicast(role) = rule
+                && (role.is_empty() || role.unknown_bits() != 0)
+            {
+                return Err(RuleError::Role(*kind, *role));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`check`](Self::check), by a server with these operands.
+    pub(super) fn check_for(&self, operands: &Operands) -> Result<(), RuleError> {
+        let mut kinds = self.entries.iter().map(|(kind, _)| *kind);
+        match kinds.find(|kind| kind.is_application() && !operands.contains(*kind)) {
+            Some(kind) => Err(RuleError::Unknown(kind)),
+            None => self.check(),
+        }
+    }
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.entries.iter().map(|(kind, rule)| match rule {
+                Rule::Multicast(role) => (kind, role.to_string()),
+                Rule::Function(_) => (kind, "function".to_owned()),
+            }))
+            .finish()
+    }
+}
+
+/// Why [`Rules`] cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RuleError {
+    /// Two rules for one kind.
+    Duplicate(FrameKind),
+    /// A kind that neither the protocol defines nor the server has registered.
+    Unknown(FrameKind),
+    /// CONNECT or CONNECTED.
+    Handshake(FrameKind),
+    /// A multicast to no role, or to one that does not exist.
+    Role(FrameKind, Role),
+}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Duplicate(kind) => write!(f, "{kind} has two forwarding rules"),
+            Self::Unknown(kind) => write!(
+                f,
+                "{kind} is neither a frame of the protocol nor registered as one of the application"
+            ),
+            Self::Handshake(kind) => write!(f, "{kind} belongs to the handshake and is never forwarded"),
+            Self::Role(kind, role) => write!(f, "the rule for {kind} names the role {role}"),
+        }
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+/// A value for each kind of the protocol's types. The kind is the index, so
+/// that looking it up for each run of frames costs next to nothing.
+#[derive(Debug)]
+pub(super) struct KindTable<T> {
+    cells: Vec<Option<T>>,
+}
+
+/// The highest type fits into these. Operands are all there are, since those
+/// of applications are far from the protocol's.
+const TYPES: usize = 5;
+const OPERANDS: usize = 256;
+
+impl<T> KindTable<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            cells: std::iter::repeat_with(|| None).take(TYPES * OPERANDS).collect(),
+        }
+    }
+
+    fn cell(kind: FrameKind) -> Option<usize> {
+        let FrameType(t) = kind.frame_type;
+        (usize::from(t) < TYPES).then(|| usize::from(t) * OPERANDS + usize::from(kind.operand))
+    }
+
+    pub(super) fn get(&self, kind: FrameKind) -> Option<&T> {
+        self.cells.get(Self::cell(kind)?)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, kind: FrameKind) -> Option<&mut T> {
+        self.cells.get_mut(Self::cell(kind)?)?.as_mut()
+    }
+
+    pub(super) fn set(&mut self, kind: FrameKind, value: T) {
+        if let Some(cell) = Self::cell(kind).and_then(|cell| self.cells.get_mut(cell)) {
+            *cell = Some(value);
+        }
+    }
+}
+
+/// Checked rules, as the dispatcher looks them up.
+pub(super) type RuleTable = KindTable<Rule>;
+
+impl RuleTable {
+    pub(super) fn of(rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
+        rules.check_for(operands)?;
+        let mut table = KindTable::new();
+        for (kind, rule) in rules.entries {
+            table.set(kind, rule);
+        }
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Status;
+    use crate::server::Filter;
+
+    #[test]
+    fn the_rules_of_the_spec_have_a_receiver_for_all_that_a_cluster_says() {
+        let rules = Rules::spec();
+        assert_eq!(rules.check(), Ok(()));
+        let filter = Filter::spec();
+        for kind in FrameKind::all() {
+            // An error that only its receiver is concerned by comes from anybody.
+            let anybody = filter.allows(Role::SERVER, kind) && kind != Event::TRACE_REPORT;
+            let is_ours = (0x40..0x50).contains(&kind.operand);
+            let expected =
+                !kind.is_handshake() && !anybody && !is_ours && kind != ErrorCode::INVALID_CONFIGURATION;
+            assert_eq!(rules.receivers(kind).is_some(), expected, "{kind}");
+        }
+        for (kind, to) in [
+            (FrameKind::from(Command::START), Role::AGENT | Role::NETAGENT),
+            (Command::REFRESH_CNCI.into(), Role::CNCIAGENT),
+            (Event::TENANT_ADDED.into(), Role::CNCIAGENT),
+            (Status::OFFLINE.into(), Role::CONTROLLER),
+            (ErrorCode::START_FAILURE.into(), Role::CONTROLLER),
+        ] {
+            assert_eq!(rules.receivers(kind), Some(to), "{kind}");
+        }
+    }
+
+    #[test]
+    fn rules_that_cannot_be_used_are_refused() {
+        let stats = FrameKind::from(Command::STATS);
+        let unknown = FrameKind::new(FrameType::COMMAND, 0x77);
+        let cases = [
+            (
+                Rules::new()
+                    .multicast(stats, Role::CONTROLLER)
+                    .multicast(stats, Role::AGENT),
+                RuleError::Duplicate(stats),
+            ),
+            (
+                Rules::new().route(unknown, |_, _, _| Decision::Discard),
+                RuleError::Unknown(unknown),
+            ),
+            (
+                Rules::new().multicast(Command::CONNECT, Role::AGENT),
+                RuleError::Handshake(Command::CONNECT.into()),
+            ),
+            (
+                Rules::new().multicast(Status::CONNECTED, Role::AGENT),
+                RuleError::Handshake(Status::CONNECTED.into()),
+            ),
+            (
+                Rules::new().multicast(stats, Role::NONE),
+                RuleError::Role(stats, Role::NONE),
+            ),
+            (
+                Rules::new().multicast(stats, Role::from_bits(0x40)),
+                RuleError::Role(stats, Role::from_bits(0x40)),
+            ),
+        ];
+        for (rules, error) in cases {
+            assert_eq!(rules.check(), Err(error));
+            let (RuleError::Duplicate(kind)
+            | RuleError::Unknown(kind)
+            | RuleError::Handshake(kind)
+            | RuleError::Role(kind, _)) = error;
+            assert!(error.to_string().contains(&kind.to_string()));
+            assert_eq!(RuleTable::of(rules, &Operands::new()).err(), Some(error));
+        }
+    }
+
+    #[test]
+    fn rules_are_shown_by_kind_and_where_it_goes() {
+        let rules = Rules::new()
+            .multicast(Command::STATS, Role::CONTROLLER)
+            .route(Status::READY, |_, _, _| Decision::Discard);
+        let shown = r#"{STATS: "controller", READY: "function"}"#;
+        assert_eq!(format!("{rules:?}"), shown);
+    }
+
+    #[test]
+    fn the_table_has_a_cell_of_its_own_for_each_kind_of_a_known_type() {
+        let mut table = KindTable::new();
+        let kinds = (0..=u8::MAX).flat_map(|t| (0..=u8::MAX).map(move |o| FrameKind::new(FrameType(t), o)));
+        for kind in kinds.clone().filter(|kind| kind.frame_type.is_known()) {
+            assert!(table.get(kind).is_none());
+            table.set(kind, kind);
+        }
+        for kind in kinds {
+            let mut expected = kind.frame_type.is_known().then_some(kind);
+            assert_eq!(table.get(kind).copied(), expected, "{kind}");
+            assert_eq!(table.get_mut(kind), expected.as_mut(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_rule_for_a_frame_of_the_application_needs_it_registered() {
+        let own = FrameKind::new(FrameType::EVENT, 0x80);
+        let rules = || Rules::new().multicast(own, Role::CONTROLLER);
+        assert_eq!(rules().check(), Ok(()));
+        let unregistered = RuleTable::of(rules(), &Operands::new());
+        assert_eq!(unregistered.err(), Some(RuleError::Unknown(own)));
+        let operands = Operands::new().application(own, "Scaled").unwrap();
+        let table = RuleTable::of(rules(), &operands).unwrap();
+        assert!(matches!(table.get(own), Some(Rule::Multicast(Role::CONTROLLER))));
+    }
+}

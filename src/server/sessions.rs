@@ -1,0 +1,492 @@
+//! The sessions of a server: who is connected, by UUID and by role.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+use uuid::Uuid;
+
+use ssntp_transport::Role;
+use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
+use ssntp_transport::{ConnectionId, Gauge, Load, PeerAddress, Table};
+
+/// Names one session of a server. Ids are not used a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub(super) ConnectionId);
+
+impl From<ConnectionId> for SessionId {
+    fn from(id: ConnectionId) -> Self {
+        Self(id)
+    }
+}
+
+impl SessionId {
+    /// The connection that carries it.
+    pub fn connection(self) -> ConnectionId {
+        self.0
+    }
+
+    /// Its number among all: later sessions have greater ones.
+    pub fn number(self) -> u64 {
+        self.0.sequence()
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s{}", self.0)
+    }
+}
+
+/// The facts of a session that never change while it lasts. Shown in logs as
+/// `UUID (roles) at ADDRESS`.
+#[derive(Clone, Debug)]
+pub struct SessionInfo {
+    pub(super) id: SessionId,
+    pub(super) uuid: Uuid,
+    pub(super) role: Role,
+    pub(super) address: PeerAddress,
+    pub(super) certificate: KeptCertificate,
+    pub(super) tracing: bool,
+}
+
+impl SessionInfo {
+    /// The session's own name.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// The client's UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// The roles that the client advertised, all of them certified.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Where the client connected from.
+    pub fn address(&self) -> PeerAddress {
+        self.address
+    }
+
+    /// What the client's certificate says. It is read when it is first asked
+    /// for, since most sessions are never asked.
+    pub fn certificate(&self) -> &CertificateInfo {
+        self.certificate.info()
+    }
+
+    /// Whether the session agreed on trace blocks.
+    pub fn tracing(&self) -> bool {
+        self.tracing
+    }
+}
+
+impl fmt::Display for SessionInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}) at {}", self.uuid, self.role, self.address)
+    }
+}
+
+/// What a session has carried so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SessionCounters {
+    /// Frames received, those that were filtered or not supported included.
+    pub frames_received: u64,
+    /// Bytes received, headers included, after TLS.
+    pub bytes_received: u64,
+    /// Frames that the system has taken for this peer.
+    pub frames_sent: u64,
+    /// Bytes that the system has taken for this peer, before TLS.
+    pub bytes_sent: u64,
+    /// Frames that wait in this peer's queue.
+    pub frames_waiting: u64,
+    /// Bytes that wait in this peer's queue.
+    pub bytes_waiting: u64,
+    /// Frames dropped because this peer's queue was full.
+    pub frames_dropped: u64,
+    /// Frames that were meant for this peer and that nobody will send, since
+    /// its connection is over: they waited, or came too late. Most are counted
+    /// when the session has gone from here: for these there is
+    /// [`Context::frames_lost`](super::Context::frames_lost).
+    pub frames_lost: u64,
+    /// Frames of this peer that the role filter discarded.
+    pub frames_filtered: u64,
+    /// Frames of this peer of an unsupported type or operand.
+    pub frames_unsupported: u64,
+    /// Malformed trace blocks of this peer.
+    pub bad_traces: u64,
+}
+
+/// One session as the server's core holds it.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) info: Arc<SessionInfo>,
+    pub(super) gauge: Gauge,
+    pub(super) counters: SessionCounters,
+    pub(super) since: Instant,
+    /// When bytes were last received from it.
+    pub(super) received: Option<Instant>,
+    /// The application has been told that it stands.
+    pub(super) told: bool,
+    /// When its certificate ends, and it with it.
+    pub(super) ends: Option<SystemTime>,
+    /// When that is looked at next.
+    look: Option<Instant>,
+    bad_traces: Arc<AtomicU64>,
+    /// What is about to be sent to it, and in which step: the gauge does not
+    /// show it yet.
+    promised: (u64, Load),
+}
+
+impl Session {
+    pub(super) fn new(
+        info: Arc<SessionInfo>,
+        gauge: Gauge,
+        bad_traces: Arc<AtomicU64>,
+        since: Instant,
+    ) -> Self {
+        Self {
+            info,
+            gauge,
+            counters: SessionCounters::default(),
+            since,
+            received: None,
+            told: false,
+            ends: None,
+            look: None,
+            bad_traces,
+            promised: (0, Load::default()),
+        }
+    }
+
+    /// Whether an item fits into its queue, which then counts as taken.
+    pub(super) fn promise(&mut self, item: Load, step: u64) -> bool {
+        if self.promised.0 != step {
+            self.promised = (step, Load::default());
+        }
+        let fits = self.gauge.fits(item, self.promised.1);
+        if fits {
+            self.promised.1 += item;
+        }
+        fits
+    }
+
+    pub(super) fn counters(&self) -> SessionCounters {
+        let books = self.gauge.books();
+        SessionCounters {
+            frames_sent: books.sent.frames,
+            bytes_sent: books.sent.bytes,
+            frames_waiting: books.waiting.frames,
+            bytes_waiting: books.waiting.bytes,
+            frames_dropped: books.dropped,
+            frames_lost: books.lost,
+            bad_traces: self.bad_traces.load(Ordering::Relaxed),
+            ..self.counters
+        }
+    }
+}
+
+/// Adds to a server's count what a session has lost. Held until the session's
+/// threads are joined, since frames are lost up to then.
+#[derive(Debug)]
+pub struct LossCount {
+    pub(super) gauge: Gauge,
+    pub(super) of_server: Arc<AtomicU64>,
+}
+
+impl Drop for LossCount {
+    fn drop(&mut self) {
+        self.of_server.fetch_add(self.gauge.lost(), Ordering::Relaxed);
+    }
+}
+
+/// Established sessions with their indexes: each look-up takes the same time
+/// however many there are.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    by_id: Table<Session>,
+    by_uuid: HashMap<Uuid, SessionId>,
+    by_role: [Vec<SessionId>; ROLES],
+    by_look: BTreeSet<(Instant, SessionId)>,
+}
+
+const ROLES: usize = Role::ALL.bits().count_ones() as usize;
+
+impl Sessions {
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(super) fn insert(&mut self, session: Session) {
+        let (id, uuid, role) = (session.info.id, session.info.uuid, session.info.role);
+        self.by_uuid.insert(uuid, id);
+        for bit in bits(role) {
+            self.by_role[bit].push(id);
+        }
+        self.by_id.insert(id.0, session);
+    }
+
+    pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
+        let session = self.by_id.remove(id.0)?;
+        if self.by_uuid.get(&session.info.uuid) == Some(&id) {
+            self.by_uuid.remove(&session.info.uuid);
+        }
+        for bit in bits(session.info.role) {
+            // Ids only grow, and are pushed in order: the list is sorted.
+            if let Ok(at) = self.by_role[bit].binary_search(&id) {
+                self.by_role[bit].remove(at);
+            }
+        }
+        if let Some(at) = session.look {
+            self.by_look.remove(&(at, id));
+        }
+        Some(session)
+    }
+
+    /// Has a session's certificate looked at then, and not earlier.
+    pub(super) fn look_at(&mut self, id: SessionId, at: Instant) {
+        if let Some(session) = self.by_id.get_mut(id.0) {
+            if let Some(before) = session.look.replace(at) {
+                self.by_look.remove(&(before, id));
+            }
+            self.by_look.insert((at, id));
+        }
+    }
+
+    /// Whose certificate is looked at next, and when.
+    pub(super) fn next_look(&self) -> Option<(Instant, SessionId)> {
+        self.by_look.first().copied()
+    }
+
+    pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
+        self.by_id.get(id.0)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.by_id.get_mut(id.0)
+    }
+
+    pub(super) fn id_of(&self, uuid: Uuid) -> Option<SessionId> {
+        self.by_uuid.get(&uuid).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
+        self.by_id.iter().map(|(_, session)| session)
+    }
+
+    /// The ids of all, oldest first.
+    pub(super) fn ids(&self) -> Vec<SessionId> {
+        self.by_id.ids().into_iter().map(SessionId).collect()
+    }
+
+    /// How many sessions have each role.
+    pub(super) fn by_role(&self) -> Vec<(Role, usize)> {
+        let each = self.by_role.iter().enumerate();
+        each.map(|(bit, sessions)| (Role::from_bits(1 << bit), sessions.len()))
+            .collect()
+    }
+
+    /// Every session with at least one of the roles, each once.
+    pub(super) fn with_role(&self, role: Role) -> impl Iterator<Item = &Session> {
+        bits(role).flat_map(move |bit| {
+            let earlier = role.bits() & ((1 << bit) - 1);
+            self.by_role[bit]
+                .iter()
+                .filter_map(|id| self.get(*id))
+                .filter(move |session| session.info.role.bits() & earlier == 0)
+        })
+    }
+}
+
+fn bits(role: Role) -> impl Iterator<Item = usize> {
+    (0..ROLES).filter(move |bit| role.bits() & (1 << bit) != 0)
+}
+
+/// Who is connected, as a routing function sees it.
+#[derive(Debug)]
+pub struct Directory<'a> {
+    pub(super) sessions: &'a Sessions,
+}
+
+impl Directory<'_> {
+    /// The session of `uuid`.
+    pub fn session(&self, uuid: Uuid) -> Option<&SessionInfo> {
+        let id = self.sessions.id_of(uuid)?;
+        self.sessions.get(id).map(|session| &*session.info)
+    }
+
+    /// Every session with at least one of the roles, each once.
+    pub fn with_role(&self, role: Role) -> impl Iterator<Item = &SessionInfo> {
+        self.sessions.with_role(role).map(|session| &*session.info)
+    }
+
+    /// Every session.
+    pub fn sessions(&self) -> impl Iterator<Item = &SessionInfo> {
+        self.sessions.iter().map(|session| &*session.info)
+    }
+
+    /// How many sessions there are.
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Whether nobody is connected.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use ssntp_transport::{Limits, Outbox, Outgoing};
+
+    fn session(id: u64, uuid: u128, role: Role) -> Session {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
+        let info = SessionInfo {
+            id: SessionId(ConnectionId(id)),
+            uuid: Uuid::from_u128(uuid),
+            role,
+            address: PeerAddress::Memory,
+            certificate: KeptCertificate::new(&nothing, None),
+            tracing: false,
+        };
+        let gauge = Outbox::new(Limits::default()).gauge();
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        Session::new(Arc::new(info), gauge, Arc::default(), now)
+    }
+
+    #[test]
+    fn a_session_is_found_by_uuid_and_by_each_of_its_roles_until_it_is_removed() {
+        let mut sessions = Sessions::default();
+        let mut there: Vec<(u64, u32)> = Vec::new();
+        let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
+            let directory = Directory { sessions };
+            assert_eq!(
+                (directory.len(), directory.is_empty()),
+                (there.len(), there.is_empty())
+            );
+            let id = |info: &SessionInfo| info.id().0.0;
+            assert_eq!(sessions.ids().len(), there.len());
+            assert!(
+                sessions
+                    .ids()
+                    .iter()
+                    .map(|id| id.0.0)
+                    .eq(there.iter().map(|one| one.0))
+            );
+            let mut all: Vec<_> = directory.sessions().map(id).collect();
+            all.sort_unstable();
+            assert!(all.iter().eq(there.iter().map(|(id, _)| id)));
+            for number in 1..=128 {
+                let uuid = Uuid::from_u128(number.into());
+                let found = directory.session(uuid);
+                let is_there = there.iter().any(|(id, _)| *id == number);
+                assert_eq!(found.map(id), is_there.then_some(number));
+                assert!(found.is_none_or(|info| info.uuid() == uuid));
+            }
+            for roles in 0..=Role::ALL.bits() {
+                let role = Role::from_bits(roles);
+                let mut found: Vec<_> = directory.with_role(role).map(id).collect();
+                found.sort_unstable();
+                let expected = there.iter().filter(|(_, has)| has & roles != 0);
+                assert!(found.iter().eq(expected.map(|(id, _)| id)), "{role}: {found:?}");
+                assert!(directory.with_role(role).all(|info| info.role().intersects(role)));
+            }
+        };
+        agree(&sessions, &there);
+        // Each set of roles twice.
+        for id in 1..=2 * Role::ALL.bits() {
+            let roles = (id - 1) % Role::ALL.bits() + 1;
+            sessions.insert(session(id.into(), id.into(), Role::from_bits(roles)));
+            there.push((id.into(), roles));
+        }
+        agree(&sessions, &there);
+        for third in [0, 1, 2] {
+            let gone = there
+                .extract_if(.., |(id, _)| *id % 3 == third)
+                .collect::<Vec<_>>();
+            for (id, _) in gone {
+                let id = SessionId(ConnectionId(id));
+                assert_eq!(sessions.remove(id).map(|session| session.info.id), Some(id));
+                assert!(sessions.remove(id).is_none());
+            }
+            agree(&sessions, &there);
+        }
+        // Nothing is left of them in any index.
+        assert!(sessions.by_uuid.is_empty() && sessions.by_role.iter().all(Vec::is_empty));
+    }
+
+    #[test]
+    fn who_has_taken_a_uuid_over_keeps_it_when_the_one_before_goes() {
+        let mut sessions = Sessions::default();
+        let (old, new) = (session(1, 7, Role::AGENT), session(2, 7, Role::AGENT));
+        let [first, second] = [old.info.id, new.info.id];
+        sessions.insert(old);
+        sessions.insert(new);
+        sessions.remove(first);
+        assert_eq!(sessions.id_of(Uuid::from_u128(7)), Some(second));
+        sessions.remove(second);
+        assert_eq!(sessions.id_of(Uuid::from_u128(7)), None);
+    }
+
+    #[test]
+    fn certificates_are_looked_at_in_order_and_not_once_their_session_is_gone() {
+        let mut sessions = Sessions::default();
+        let ids = [1, 2, 3].map(|number| {
+            let session = session(number, number.into(), Role::AGENT);
+            let id = session.info.id;
+            sessions.insert(session);
+            id
+        });
+        assert_eq!(sessions.next_look(), None);
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let at = [3, 1, 2].map(|seconds| Instant::now() + std::time::Duration::from_secs(seconds));
+        for (id, at) in ids.into_iter().zip(at) {
+            sessions.look_at(id, at);
+        }
+        assert_eq!(sessions.next_look(), Some((at[1], ids[1])));
+        sessions.remove(ids[1]);
+        assert_eq!(sessions.next_look(), Some((at[2], ids[2])));
+        sessions.look_at(ids[0], at[1]);
+        assert_eq!(sessions.next_look(), Some((at[1], ids[0])));
+        sessions.look_at(ids[1], at[1]);
+        for id in ids {
+            sessions.remove(id);
+        }
+        assert!(sessions.by_look.is_empty());
+    }
+
+    #[test]
+    fn what_is_promised_in_one_step_adds_up_and_is_forgotten_in_the_next() {
+        let limits = Limits {
+            frames: 10,
+            bytes: 1 << 20,
+        };
+        let mut session = session(1, 1, Role::AGENT);
+        session.gauge = Outbox::new(limits).gauge();
+        let four = Outgoing::whole(vec![0; 4].into(), 4).load();
+        for step in 1..4 {
+            assert_eq!(
+                [(); 4].map(|()| session.promise(four, step)),
+                [true, true, false, false]
+            );
+        }
+    }
+
+    #[test]
+    fn a_session_is_shown_by_its_uuid_its_roles_and_its_address() {
+        let info = session(9 << 24, 0xabc, Role::AGENT | Role::NETAGENT).info;
+        assert_eq!(info.id().to_string(), "s9");
+        let shown = format!("{} (agent,netagent) at {}", info.uuid(), PeerAddress::Memory);
+        assert_eq!(info.to_string(), shown);
+    }
+}

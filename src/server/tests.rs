@@ -1,0 +1,656 @@
+//! The core step by step: what it does about each input, and what it counts.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::{Bytes, BytesMut};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use rustls::pki_types::CertificateDer;
+use uuid::Uuid;
+
+use super::admission::Place;
+use super::config::Environment;
+use super::core::{Request, ServerCore};
+use super::credentials::TimeOfDay;
+use super::sessions::LossCount;
+use super::*;
+use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
+use crate::wire::outgoing;
+use ssntp_transport::dispatch::{Action, Core};
+use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
+use ssntp_transport::{
+    BufferPool, ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress, memory, plain,
+};
+
+/// The core with its application, at a time that stands still.
+struct Rig {
+    core: ServerCore,
+    now: Instant,
+    environment: Arc<Environment>,
+    time_of_day: Arc<Mutex<SystemTime>>,
+    /// When the certificates of those end who connect.
+    ends: Option<SystemTime>,
+    generation: u64,
+    places: Vec<(Place, LossCount)>,
+    stopping: Receiver<Infallible>,
+}
+
+/// A session as the rest of the server sees it.
+struct Member {
+    id: ConnectionId,
+    uuid: Uuid,
+    outbox: Outbox,
+}
+
+const HELD: Duration = Duration::from_secs(60);
+
+impl Rig {
+    fn new(handler: impl Handler, configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
+        let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
+        let config = configure(config.held(1, 1 << 20, HELD));
+        let time_of_day = Arc::new(Mutex::new(UNIX_EPOCH + HELD * 1_000_000));
+        let clock = Arc::clone(&time_of_day);
+        let mut environment = Environment::new(&config).unwrap();
+        Arc::get_mut(&mut environment).unwrap().time_of_day = TimeOfDay::new(move || *clock.lock().unwrap());
+        let (open, stopping) = bounded(0);
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        Self {
+            core: ServerCore::new(config, Arc::clone(&environment), 8, Box::new(handler), open, now).unwrap(),
+            now,
+            environment,
+            time_of_day,
+            ends: None,
+            generation: 0,
+            places: Vec::new(),
+            stopping,
+        }
+    }
+
+    fn admit(&mut self, role: Role, limits: Limits, actions: &mut Vec<Action>) -> Result<Member, Refusal> {
+        let number = self.places.len() as u64 + 1;
+        let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
+        let outbox = Outbox::new(limits);
+        let request = Request {
+            connect: Connect::new(role, uuid, true),
+            certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
+            intermediates: Vec::new(),
+            ends: self.ends,
+            generation: self.generation,
+            address: PeerAddress::Memory,
+            bad_traces: Arc::new(AtomicU64::new(0)),
+        };
+        let standing = self.places.len();
+        let (_, place) = self
+            .core
+            .admit(id, request, outbox.gauge(), standing, self.now, actions)?;
+        self.places.push(place);
+        Ok(Member { id, uuid, outbox })
+    }
+
+    fn connect_within(&mut self, role: Role, limits: Limits) -> Member {
+        let mut actions = Vec::new();
+        let member = self.admit(role, limits, &mut actions).unwrap();
+        self.core.admitted(member.id, true, self.now, &mut actions);
+        assert!(actions.is_empty(), "{actions:?}");
+        member
+    }
+
+    /// The same time passes by both clocks.
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        *self.time_of_day.lock().unwrap() += time;
+    }
+
+    fn tick(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.core.tick(self.now, &mut actions);
+        self.core.settle(self.now, &mut actions);
+        actions
+    }
+
+    fn connect(&mut self, role: Role) -> Member {
+        self.connect_within(role, Limits::default())
+    }
+
+    /// The whole item is dealt with, and all that comes of it.
+    fn receive(&mut self, from: &Member, item: Item) -> Vec<Action> {
+        let (frames, mut actions) = (item.frames(), Vec::new());
+        let dealt_with = self.core.item(from.id, item, u32::MAX, self.now, &mut actions);
+        assert!(dealt_with.0 == frames && dealt_with.1.is_none());
+        self.core.settle(self.now, &mut actions);
+        actions
+    }
+
+    /// What another thread wants done, with what has yet to be carried out.
+    fn call<T>(&mut self, actions: &mut Vec<Action>, call: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        let mut result = None;
+        self.core.call(self.now, actions, |cx| result = Some(call(cx)));
+        result.unwrap()
+    }
+
+    fn counters(&mut self, of: &Member) -> SessionCounters {
+        let uuid = of.uuid;
+        self.call(&mut Vec::new(), |cx| cx.counters(uuid)).unwrap()
+    }
+}
+
+/// What the application was told.
+#[derive(Debug, PartialEq)]
+enum Note {
+    Connected,
+    Disconnected(DisconnectReason),
+    Frame(FrameKind),
+    Expired(Bytes),
+}
+
+struct Notes(Sender<Note>);
+
+impl Handler for Notes {
+    fn connected(&mut self, _: &mut Context<'_>, _: &SessionInfo) {
+        self.0.send(Note::Connected).unwrap();
+    }
+    fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, reason: &DisconnectReason) {
+        self.0.send(Note::Disconnected(reason.clone())).unwrap();
+    }
+    fn frame(&mut self, _: &mut Context<'_>, _: &SessionInfo, frame: Frame) {
+        self.0.send(Note::Frame(frame.kind())).unwrap();
+    }
+    fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {
+        let payload = held.frame.payload_bytes().clone();
+        self.0.send(Note::Expired(payload)).unwrap();
+    }
+}
+
+fn notes() -> (Notes, Receiver<Note>) {
+    let (sender, receiver) = unbounded();
+    (Notes(sender), receiver)
+}
+
+/// So many frames of a kind, found in one read.
+fn run(kind: impl Into<FrameKind>, frames: usize) -> Item {
+    let bytes = Frame::with_payload(kind.into(), "x: y\n").encode().repeat(frames);
+    let mut items = Vec::new();
+    let mut input = BytesMut::from(&bytes[..]);
+    Codec::new(1 << 20, false).decode(&mut input, &mut items).unwrap();
+    assert_eq!(items.len(), 1);
+    items.remove(0)
+}
+
+fn traced(kind: Command) -> Item {
+    Item::Traced(Frame::with_payload(kind, "x: y\n").traced(Trace::new("t")))
+}
+
+/// To whom frames are sent, and how many.
+fn sends(actions: &[Action]) -> Vec<(ConnectionId, u32)> {
+    let send = |action: &Action| match action {
+        Action::Send { to, item } => Some((*to, item.frames())),
+        _ => None,
+    };
+    actions.iter().filter_map(send).collect()
+}
+
+#[test]
+fn a_turn_takes_so_many_frames_of_a_run_and_gives_the_rest_back() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+    });
+    let (agent, controller) = (rig.connect(Role::AGENT), rig.connect(Role::CONTROLLER));
+    let mut actions = Vec::new();
+    let item = run(Command::STATS, 5);
+    let (taken, rest) = rig.core.item(agent.id, item, 2, rig.now, &mut actions);
+    assert_eq!((taken, sends(&actions)), (2, vec![(controller.id, 2)]));
+    assert_eq!(rig.counters(&agent).frames_received, 2);
+    assert_eq!(told.try_iter().count(), 2 + 2);
+    let rest = rest.unwrap();
+    assert_eq!(rest.frames(), 3);
+    assert_eq!(sends(&rig.receive(&agent, rest)), [(controller.id, 3)]);
+}
+
+#[test]
+fn what_an_operator_asks_is_answered_one_by_one_so_that_it_waits_for_its_answers() {
+    let mut rig = Rig::new((), |c| c.operators(Role::CONTROLLER));
+    let operator = rig.connect(Role::CONTROLLER);
+    for (kind, taken) in [(Command::LIST_SESSIONS, 1), (Command::STATS, 5)] {
+        let mut actions = Vec::new();
+        let item = run(kind, 5);
+        let (frames, rest) = rig.core.item(operator.id, item, 1000, rig.now, &mut actions);
+        let left = rest.map_or(0, |rest| rest.frames());
+        assert_eq!((frames, left), (taken, 5 - taken), "{kind}");
+    }
+}
+
+#[test]
+fn what_a_session_carried_is_counted() {
+    let mut rig = Rig::new((), |c| c.filter(Filter::spec().action(FilterAction::Drop)));
+    let agent = rig.connect(Role::AGENT);
+    let unsupported = Item::Unsupported(FrameKind::new(FrameType::COMMAND, 0x7f));
+    for item in [run(Command::STATS, 3), run(Command::START, 2), unsupported] {
+        for _ in 0..2 {
+            rig.core.received(agent.id, 100, rig.now);
+            rig.receive(&agent, item.clone());
+        }
+    }
+    let counted = SessionCounters {
+        frames_received: 12,
+        bytes_received: 600,
+        frames_filtered: 4,
+        frames_unsupported: 2,
+        ..SessionCounters::default()
+    };
+    assert_eq!(rig.counters(&agent), counted);
+    for frames in [1, 2] {
+        let body = Bytes::from_static(b"12345");
+        agent.outbox.push(Outgoing::whole(body, frames)).unwrap();
+    }
+    let waits = SessionCounters {
+        frames_waiting: 3,
+        bytes_waiting: 10,
+        ..counted
+    };
+    assert_eq!(rig.counters(&agent), waits);
+    let (stream, _peer) = memory::pair();
+    let mut batch = Vec::new();
+    agent
+        .outbox
+        .open(plain(Arc::new(stream), BufferPool::new()).transmit);
+    let due = agent.outbox.try_next(&mut batch).unwrap();
+    agent.outbox.send(due, &mut batch, &|| {}).unwrap();
+    let sent = SessionCounters {
+        frames_sent: 3,
+        bytes_sent: 10,
+        ..counted
+    };
+    assert_eq!(rig.counters(&agent), sent);
+}
+
+#[test]
+fn every_frame_that_is_filtered_is_answered() {
+    for (action, answers) in [(FilterAction::Reject, 3), (FilterAction::Drop, 0)] {
+        let mut rig = Rig::new((), |c| c.filter(Filter::spec().action(action)));
+        let agent = rig.connect(Role::AGENT);
+        let actions = rig.receive(&agent, run(Command::START, 3));
+        let sent: u32 = sends(&actions).iter().map(|(_, frames)| frames).sum();
+        assert_eq!(sent, answers, "{action:?}");
+    }
+}
+
+#[test]
+fn an_application_sends_as_far_as_a_queue_has_room_and_no_further() {
+    let limits = Limits {
+        frames: 2,
+        bytes: 1 << 20,
+    };
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| {
+        c.slow_consumer(SlowConsumer::DropNewest)
+            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+    });
+    let agent = rig.connect(Role::AGENT);
+    let to = rig.connect_within(Role::CONTROLLER, limits);
+    let full = Err(SendError::QueueFull(to.uuid));
+    let three = |cx: &mut Context<'_>| {
+        let frame = Frame::new(Command::STATS);
+        [(); 3].map(|()| cx.send(to.uuid, &frame))
+    };
+    let mut actions = Vec::new();
+    assert_eq!(rig.call(&mut actions, three), [Ok(()), Ok(()), full]);
+    assert_eq!(sends(&actions), [(to.id, 1); 2]);
+    // What is promised is not in the queue yet.
+    assert_eq!(rig.call(&mut actions, three), [full; 3]);
+    assert_eq!(rig.counters(&to).frames_dropped, 4);
+    // It has been sent, and the queue is as empty as it looks.
+    actions.clear();
+    assert_eq!(rig.call(&mut actions, three), [Ok(()), Ok(()), full]);
+    // What a session's frames cause is sent in any case: it can wait for it.
+    for _ in 0..2 {
+        assert_eq!(sends(&rig.receive(&agent, run(Command::STATS, 3))), [(to.id, 3)]);
+        assert_eq!(rig.call(&mut Vec::new(), three), [Ok(()), Ok(()), full]);
+    }
+}
+
+#[test]
+fn each_policy_for_slow_consumers_has_its_action() {
+    for policy in [
+        SlowConsumer::Disconnect,
+        SlowConsumer::DropNewest,
+        SlowConsumer::DropOldest,
+    ] {
+        let (handler, told) = notes();
+        let mut rig = Rig::new(handler, |c| c.slow_consumer(policy));
+        let agent = rig.connect(Role::AGENT);
+        let (item, mut actions) = (Outgoing::whole(Bytes::from_static(b"x"), 1), Vec::new());
+        let is_sent = rig.core.full(agent.id, item, rig.now, &mut actions);
+        rig.core.settle(rig.now, &mut actions);
+        let ended = Note::Disconnected(DisconnectReason::SlowConsumer);
+        assert_eq!(
+            told.try_iter().any(|note| note == ended),
+            policy == SlowConsumer::Disconnect
+        );
+        let right = match (policy, &actions[..]) {
+            (SlowConsumer::Disconnect, [Action::End { id, abort: true }]) => *id == agent.id && !is_sent,
+            (SlowConsumer::DropNewest, []) => !is_sent,
+            (SlowConsumer::DropOldest, [Action::SendDroppingOldest { to, .. }]) => *to == agent.id && is_sent,
+            _ => false,
+        };
+        assert!(right, "{policy:?}: {is_sent}, {actions:?}");
+    }
+}
+
+/// That a session was ended in order, after ConnectionFailure.
+fn is_told_to_come_again(actions: &[Action], id: ConnectionId) -> bool {
+    let expected = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+    match actions {
+        [
+            Action::Send { to, item },
+            Action::End {
+                id: ended,
+                abort: false,
+            },
+        ] => *to == id && *ended == id && format!("{item:?}") == format!("{expected:?}"),
+        _ => false,
+    }
+}
+
+#[test]
+fn a_session_ends_when_its_certificate_does() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let before = rig.connect(Role::AGENT);
+    rig.ends = Some(*rig.time_of_day.lock().unwrap() + Duration::from_secs(10));
+    let agent = rig.connect(Role::AGENT);
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(10)));
+    rig.pass(Duration::from_secs(9));
+    assert!(rig.tick().is_empty());
+    rig.pass(Duration::from_secs(1));
+    let actions = rig.tick();
+    assert!(is_told_to_come_again(&actions, agent.id), "{actions:?}");
+    let why = "the certificate expired at 1970-01-01T00:00:00Z".to_owned();
+    let ended = Note::Disconnected(DisconnectReason::Certificate(why));
+    assert_eq!(told.try_iter().last(), Some(ended));
+    assert_eq!(rig.core.next_deadline(), None);
+    assert!(rig.core.state.sessions.get(SessionId(before.id)).is_some());
+}
+
+#[test]
+fn a_clock_that_is_set_back_ends_nobody_and_one_that_is_set_ahead_is_seen_within_the_hour() {
+    let hour = Duration::from_secs(3600);
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let start = *rig.time_of_day.lock().unwrap();
+    rig.ends = Some(start + hour / 2);
+    let agent = rig.connect(Role::AGENT);
+    rig.pass(hour / 2);
+    // A host that comes up without a clock of its own.
+    *rig.time_of_day.lock().unwrap() = UNIX_EPOCH;
+    assert!(rig.tick().is_empty());
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + hour));
+    *rig.time_of_day.lock().unwrap() = start + hour;
+    rig.now += hour;
+    assert!(is_told_to_come_again(&rig.tick(), agent.id));
+}
+
+#[test]
+fn a_certificate_of_any_length_is_looked_at_every_hour() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    rig.ends = Some(UNIX_EPOCH + Duration::from_secs(253_402_300_799));
+    rig.connect(Role::AGENT);
+    for _ in 0..3 {
+        assert_eq!(
+            rig.core.next_deadline(),
+            Some(rig.now + Duration::from_secs(3600))
+        );
+        rig.pass(Duration::from_secs(3600));
+        assert!(rig.tick().is_empty());
+    }
+    // One that ends while its session begins is not looked at without a pause.
+    rig.ends = Some(UNIX_EPOCH);
+    rig.connect(Role::AGENT);
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(1)));
+}
+
+#[test]
+fn who_was_verified_by_earlier_credentials_is_not_admitted_by_them() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    rig.connect(Role::AGENT);
+    let Credentials { identity, trust, .. } = rig.environment.in_force().credentials.clone();
+    rig.environment.renew(&identity, &trust).unwrap();
+    let mut actions = Vec::new();
+    let refused = rig.admit(Role::AGENT, Limits::default(), &mut actions);
+    assert!(matches!(refused, Err(Refusal::Busy(_))));
+    rig.generation = 1;
+    rig.connect(Role::AGENT);
+}
+
+#[test]
+fn a_certificate_that_is_not_valid_yet_by_this_clock_is_no_reason_to_end_a_session() {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let issue = |role| {
+        authority
+            .issue(&CertificateRequest::new(role))
+            .unwrap()
+            .identity()
+    };
+    let (server, agent) = (issue(Role::SERVER), issue(Role::AGENT));
+    let far = UNIX_EPOCH + Duration::from_secs(250_000_000_000);
+    for outlive in [false, true] {
+        let config = ServerConfig::new(server.clone(), authority.trust()).outlive_certificates(outlive);
+        let in_force = Environment::new(&config).unwrap().in_force();
+        let objection = |at| in_force.objection(agent.chain(), agent.info(), at);
+        assert_eq!(objection(UNIX_EPOCH), None);
+        assert_eq!(objection(agent.info().not_before), None);
+        let expired = (!outlive).then(|| "the certificate has expired".to_owned());
+        assert_eq!(objection(far), expired);
+        // The trust counts at any time.
+        let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
+        let stranger = stranger
+            .issue(&CertificateRequest::new(Role::AGENT))
+            .unwrap()
+            .identity();
+        let why = in_force
+            .objection(stranger.chain(), stranger.info(), UNIX_EPOCH)
+            .unwrap();
+        assert!(why.contains("signed by") || why.contains("trusted"), "{why}");
+    }
+}
+
+#[test]
+fn a_stop_ends_every_session_and_admits_nobody() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let ids = [(); 2].map(|()| rig.connect(Role::AGENT).id);
+    let mut actions = Vec::new();
+    rig.core.stop(rig.now, &mut actions);
+    rig.core.settle(rig.now, &mut actions);
+    let ended = actions.iter().map(|action| match action {
+        Action::End { id, abort: false } => *id,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(ended.collect::<Vec<_>>(), ids);
+    let stopped = || Note::Disconnected(DisconnectReason::Stopped);
+    let told: Vec<_> = told.try_iter().collect();
+    assert_eq!(told, [Note::Connected, Note::Connected, stopped(), stopped()]);
+    assert!(rig.stopping.try_recv().is_err_and(|e| e.is_disconnected()));
+    let refusal = rig.admit(Role::AGENT, Limits::default(), &mut actions).err();
+    assert!(matches!(refusal, Some(Refusal::Busy(_))), "{refusal:?}");
+}
+
+#[test]
+fn a_client_that_says_that_it_failed_is_ended_and_its_other_errors_are_frames() {
+    for code in [
+        ErrorCode::CONNECTION_FAILURE,
+        ErrorCode::CONNECTION_ABORTED,
+        ErrorCode::START_FAILURE,
+    ] {
+        let (handler, told) = notes();
+        let mut rig = Rig::new(handler, |c| c);
+        let agent = rig.connect(Role::AGENT);
+        let actions = rig.receive(&agent, run(code, 1));
+        let told = told.try_iter().nth(1).unwrap();
+        if code == ErrorCode::START_FAILURE {
+            assert!(actions.is_empty() && told == Note::Frame(code.into()));
+        } else {
+            assert!(matches!(actions[..], [Action::End { abort: false, .. }]));
+            assert_eq!(told, Note::Disconnected(DisconnectReason::PeerRefused(code)));
+        }
+    }
+}
+
+#[test]
+fn a_configuration_is_taken_from_a_controller_by_a_server_that_takes_any() {
+    // Whether it takes any, whose it is, what it is, and whether it is taken.
+    let rows = [
+        (true, Role::CONTROLLER, Command::CONFIGURE, true),
+        (true, Role::CONTROLLER | Role::AGENT, Command::CONFIGURE, true),
+        (true, Role::AGENT, Command::CONFIGURE, false),
+        (true, Role::CONTROLLER, Command::START, false),
+        (false, Role::CONTROLLER, Command::CONFIGURE, false),
+    ];
+    for (takes, role, kind, taken) in rows {
+        for (item, valid) in [
+            (run(kind, 2), true),
+            (traced(kind), true),
+            (run(kind, 2), false),
+            (traced(kind), false),
+        ] {
+            let (handler, told) = notes();
+            let mut rig = Rig::new(handler, |c| {
+                c.takes_configure(takes)
+                    .configuration("old")
+                    .configuration_check(move |_| if valid { Ok(()) } else { Err("no".into()) })
+                    .rules(Rules::new().multicast(kind, Role::NETAGENT))
+            });
+            let (from, to) = (rig.connect(role), rig.connect(Role::NETAGENT));
+            let (frames, refused) = (item.frames(), taken && !valid);
+            let case = format!("{takes} {role} {kind:?} {item:?} {valid}");
+            let actions = rig.receive(&from, item);
+            let configuration = rig.call(&mut Vec::new(), |cx| cx.configuration().clone());
+            let expected: &[u8] = if taken && valid { b"x: y\n" } else { b"old" };
+            assert_eq!(configuration, expected, "{case}");
+            // One that is refused goes back, and nowhere else.
+            let receiver = if refused { from.id } else { to.id };
+            let sends = sends(&actions);
+            assert!(sends.iter().all(|(to, _)| *to == receiver), "{case}");
+            assert_eq!(sends.iter().map(|(_, n)| n).sum::<u32>(), frames, "{case}");
+            let told = told.try_iter().filter(|note| *note == Note::Frame(kind.into()));
+            assert_eq!(told.count(), if refused { 0 } else { frames as usize }, "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_held_frame_expires_so_long_after_it_came() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| {
+        c.rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
+    });
+    let agent = rig.connect(Role::AGENT);
+    rig.now += Duration::from_secs(5);
+    rig.receive(&agent, traced(Command::STOP));
+    // There is room for one.
+    rig.receive(&agent, run(Command::STOP, 1));
+    let expired = || Note::Expired(Bytes::from_static(b"x: y\n"));
+    assert!(told.try_iter().any(|note| note == expired()));
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + HELD));
+    let mut actions = Vec::new();
+    rig.core
+        .tick(rig.now + HELD - Duration::from_nanos(1), &mut actions);
+    assert!(told.try_recv().is_err());
+    rig.core.tick(rig.now + HELD, &mut actions);
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [expired()]);
+    assert_eq!(rig.core.next_deadline(), None);
+}
+
+/// Says when its timer is due, until it panics when it is asked.
+struct Timed(Instant, Arc<AtomicBool>, Sender<()>);
+
+impl Handler for Timed {
+    fn run(&mut self, _: &mut Context<'_>, _: &SessionInfo, _: &Run) {}
+    fn next_timer(&self) -> Option<Instant> {
+        assert!(!self.1.load(Ordering::Relaxed), "on purpose: the test wants it");
+        Some(self.0)
+    }
+    fn timer(&mut self, _: &mut Context<'_>) {
+        self.2.send(()).unwrap();
+    }
+}
+
+#[test]
+fn a_timer_comes_once_when_it_is_due_and_not_where_its_time_cannot_be_told() {
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
+    let due = Instant::now() + HELD;
+    let (panics, (sender, told)) = (Arc::new(AtomicBool::new(false)), unbounded());
+    let mut rig = Rig::new(Timed(due, Arc::clone(&panics), sender), |c| c);
+    assert_eq!(rig.core.next_deadline(), Some(due));
+    let before = due - Duration::from_nanos(1);
+    for (at, times) in [(before, 0), (due, 1), (due, 0)] {
+        rig.core.tick(at, &mut Vec::new());
+        assert_eq!(told.try_iter().count(), times);
+    }
+    assert_eq!(rig.core.next_deadline(), Some(due));
+    panics.store(true, Ordering::Relaxed);
+    assert_eq!(rig.core.next_deadline(), None);
+    rig.core.tick(due, &mut Vec::new());
+    assert!(told.try_recv().is_err());
+}
+
+#[test]
+fn the_application_hears_of_a_session_once_it_was_told_and_of_no_other() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let (now, limits, mut actions) = (rig.now, Limits::default(), Vec::new());
+    // One that could not be told, and one that ended before it was.
+    let gone = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
+    rig.core.admitted(gone.id, false, now, &mut actions);
+    let ended = rig.admit(Role::AGENT, limits, &mut actions).unwrap();
+    rig.core.ended(ended.id, EndReason::PeerClosed, now, &mut actions);
+    rig.core.admitted(ended.id, true, now, &mut actions);
+    rig.core.settle(now, &mut actions);
+    assert!(told.try_recv().is_err());
+    let there = rig.call(&mut actions, |cx| cx.directory().len());
+    assert_eq!(there, 0);
+    let one = rig.connect(Role::AGENT);
+    rig.core.ended(one.id, EndReason::PeerClosed, now, &mut actions);
+    rig.core.settle(now, &mut actions);
+    let closed = Note::Disconnected(DisconnectReason::PeerClosed);
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), [Note::Connected, closed]);
+}
+
+#[test]
+fn an_application_forwards_to_others_and_only_what_a_session_may_carry() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let members = [(); 3].map(|()| rig.connect(Role::AGENT));
+    let [from, to, other] = members.each_ref().map(|member| member.uuid);
+    let (stats, unknown) = (Frame::new(Command::STATS), FrameKind::new(FrameType(9), 1));
+    let (kind, nobody) = (FrameKind::from(Command::CONNECT), Uuid::from_u128(99));
+    let mut actions = Vec::new();
+    rig.call(&mut actions, |cx| {
+        let info = cx.directory().session(from).cloned().unwrap();
+        assert_eq!(cx.forward(&info, to, &stats), Ok(()));
+        assert_eq!(cx.forward(&info, from, &stats), Err(SendError::ToSender(from)));
+        assert_eq!(
+            cx.forward(&info, nobody, &stats),
+            Err(SendError::NotConnected(nobody))
+        );
+        for kind in [kind, unknown] {
+            let frame = Frame::new(kind);
+            assert_eq!(cx.forward(&info, to, &frame), Err(SendError::Kind(kind)));
+            assert_eq!(
+                cx.forward_all(&info, Role::AGENT, &frame),
+                Err(SendError::Kind(kind))
+            );
+        }
+        assert_eq!(cx.forward_all(&info, Role::AGENT, &stats), Ok(2));
+        assert_eq!(cx.forward(&info, other, &stats), Ok(()));
+    });
+    let [_, to, other] = members.map(|member| (member.id, 1));
+    assert_eq!(sends(&actions), [to, to, other, other]);
+}

@@ -1,0 +1,368 @@
+//! What is done to any bytes: shared by the fuzz targets in `fuzz/` and by
+//! the test that replays their seeds. Nothing here may panic, and what holds
+//! for any input is asserted.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "each fuzz target uses one, and fails by panicking"
+)]
+
+use bytes::{Bytes, BytesMut};
+use ssntp::Role;
+use ssntp::payload::*;
+use ssntp::pki::{CertificateInfo, Identity, Trust};
+use ssntp::proto::{
+    ClientHandshake, Codec, Connect, Connected, Frame, Item, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, OpenStream,
+    Run, ServerHandshake, StreamCredit, StreamData, StreamEnded, Trace, answer_to_unsupported, stream_of,
+};
+use ssntp::transport::Address;
+use ssntp_opflex::message::{self, Incoming};
+use ssntp_opflex::rpc::{self, Framing, Limits};
+use uuid::Uuid;
+
+/// The longest payload that the codec here takes.
+const MAX_PAYLOAD: u32 = 64 * 1024;
+
+type Body = fn(&[u8]);
+
+/// Every body by the name of its fuzz target.
+pub const BODIES: [(&str, Body); 10] = [
+    ("codec", codec),
+    ("server_handshake", server_handshake),
+    ("client_handshake", client_handshake),
+    ("trace", trace),
+    ("stream", stream),
+    ("payload_yaml", payload_yaml),
+    ("start_documents", start_documents),
+    ("certificate", certificate),
+    ("address", address),
+    ("opflex", opflex),
+];
+
+/// Frames in pieces and at once are the same frames. The first byte says
+/// whether tracing is on, and the second how long the pieces are.
+pub fn codec(data: &[u8]) {
+    let [options, piece, stream @ ..] = data else {
+        return;
+    };
+    let tracing = options & 1 == 1;
+    let whole = decode(tracing, stream, stream.len());
+    let pieces = decode(tracing, stream, usize::from(*piece));
+    assert_eq!(whole, pieces);
+    for frame in &whole.0 {
+        let Ok(frame) = frame else { continue };
+        let mut encoded = BytesMut::from(&frame.encode()[..]);
+        let mut items = Vec::new();
+        let mut again = Codec::new(MAX_PAYLOAD, true);
+        again.decode(&mut encoded, &mut items).expect("it was decoded");
+        assert_eq!(frames(items), [Ok(frame.clone())]);
+        assert!(encoded.is_empty());
+        assert_eq!(Run::of(frame).frames().count(), 1);
+    }
+}
+
+/// A frame, or the kind of an unsupported one.
+type Found = Result<Frame, ssntp::proto::FrameKind>;
+
+fn frames(items: Vec<Item>) -> Vec<Found> {
+    let mut found = Vec::new();
+    for item in items {
+        match item {
+            Item::Run(run) => {
+                let before = found.len();
+                found.extend(run.frames().map(Ok));
+                assert_eq!(found.len() - before, run.len() as usize);
+            }
+            Item::Traced(frame) => found.push(Ok(frame)),
+            Item::Unsupported(kind) => {
+                let _ = answer_to_unsupported(kind);
+                found.push(Err(kind));
+            }
+        }
+    }
+    found
+}
+
+fn decode(tracing: bool, stream: &[u8], piece: usize) -> (Vec<Found>, Option<String>, u64) {
+    let mut codec = Codec::new(MAX_PAYLOAD, tracing);
+    let mut input = BytesMut::new();
+    let mut items = Vec::new();
+    let mut fault = None;
+    for piece in stream.chunks(piece.max(1)) {
+        input.extend_from_slice(piece);
+        if let Err(error) = codec.decode(&mut input, &mut items) {
+            fault = Some(error.to_string());
+            break;
+        }
+        let wanted = codec.wanted();
+        assert!(wanted == 0 || wanted > input.len(), "complete frames do not wait");
+    }
+    (frames(items), fault, codec.bad_traces())
+}
+
+/// Feeds a side of the handshake byte by byte and at once; both give the
+/// same, and what follows the handshake stays.
+fn shake<T: PartialEq + std::fmt::Debug>(
+    stream: &[u8],
+    receive: impl Fn(&mut BytesMut) -> Result<Option<T>, ssntp::proto::Refusal>,
+) -> Option<(T, BytesMut)> {
+    let mut whole = BytesMut::from(stream);
+    let verdict = receive(&mut whole);
+    if let Err(refusal) = &verdict {
+        let _ = (refusal.to_string(), refusal.answer(), refusal.may_retry());
+    }
+    let mut input = BytesMut::new();
+    let mut pieces = Ok(None);
+    for byte in stream {
+        input.extend_from_slice(&[*byte]);
+        pieces = receive(&mut input);
+        if !matches!(pieces, Ok(None)) {
+            break;
+        }
+    }
+    assert_eq!(verdict, pieces);
+    verdict.ok().flatten().map(|accepted| (accepted, whole))
+}
+
+/// What is read of a stream's payload is written as it was, and is of the stream
+/// that the payload begins with.
+pub fn stream(data: &[u8]) {
+    let payload = Bytes::copy_from_slice(data);
+    let id = stream_of(data);
+    if let Some(open) = OpenStream::decode(data) {
+        assert_eq!(Some(open.stream), id);
+        let again = open.frame();
+        assert_eq!(OpenStream::decode(again.payload_bytes()), Some(open));
+        assert_eq!(again.payload_bytes().len(), 44);
+    }
+    if let Some(credit) = StreamCredit::decode(data) {
+        assert_eq!(Some(credit.stream), id);
+        assert_eq!(StreamCredit::decode(credit.frame().payload_bytes()), Some(credit));
+    }
+    if let Some(piece) = StreamData::decode(&payload) {
+        assert_eq!(Some(piece.stream), id);
+        assert!((1..=MAX_STREAM_CHUNK).contains(&piece.data.len()));
+        assert_eq!(piece.cost() as usize, piece.frame().encoded_len());
+        assert_eq!(StreamData::room(piece.cost()), piece.data.len());
+        assert_eq!(StreamData::decode(piece.frame().payload_bytes()), Some(piece));
+    }
+    if let Some(ended) = StreamEnded::decode(data) {
+        assert_eq!(Some(ended.stream), id);
+        let again = StreamEnded::decode(ended.frame().payload_bytes()).expect("it is no longer than allowed");
+        assert!(again.text.len() <= MAX_STREAM_TEXT && ended.text.starts_with(&again.text));
+        let _ = ended.reason.to_string();
+    }
+}
+
+/// The first byte is what the client's certificate gives.
+pub fn server_handshake(data: &[u8]) {
+    let [roles, stream @ ..] = data else { return };
+    for bound in [None, Some(Uuid::from_u128(1))] {
+        let server = ServerHandshake::new(Role::from_bits(u32::from(*roles)), bound);
+        if let Some((connect, rest)) = shake(stream, |input| server.receive(input)) {
+            let connect: Connect = connect;
+            assert!(stream.ends_with(&rest));
+            assert!(!connect.source.is_nil() && bound.is_none_or(|bound| bound == connect.source));
+            let answer =
+                ServerHandshake::connected(&connect, Uuid::from_u128(2), Role::SERVER, true, Bytes::new());
+            assert_eq!(answer.trace, connect.trace);
+        }
+    }
+}
+
+/// The first byte is what the server's certificate gives.
+pub fn client_handshake(data: &[u8]) {
+    let [roles, stream @ ..] = data else { return };
+    let connect = Connect::new(Role::AGENT, Uuid::from_u128(1), roles & 0x80 != 0);
+    let certified = Role::from_bits(u32::from(*roles & 0x7f));
+    for bound in [None, Some(Uuid::from_u128(2))] {
+        let client = ClientHandshake::new(connect, certified, bound, MAX_PAYLOAD);
+        if let Some((connected, rest)) = shake(stream, |input| client.receive(input)) {
+            let connected: Connected = connected;
+            assert!(stream.ends_with(&rest));
+            assert_eq!(connected.client, Uuid::from_u128(1));
+            assert!(connect.trace || !connected.trace);
+            assert!(certified.bits() & connected.role.bits() == connected.role.bits());
+        }
+    }
+}
+
+/// A block that is read is written as it was.
+pub fn trace(data: &[u8]) {
+    match Trace::decode(data) {
+        Ok(mut trace) => {
+            let mut encoded = Vec::new();
+            trace.encode(&mut encoded);
+            assert_eq!(encoded, data);
+            assert_eq!(trace.encoded_len(), data.len());
+            let _ = (trace.label(), trace.duration(), trace.hops().count());
+            trace.stamp_received(Uuid::from_u128(1), Role::AGENT, u64::MAX);
+            trace.stamp_sent(Uuid::from_u128(1), Role::AGENT, u64::MAX);
+            let mut stamped = Vec::new();
+            trace.encode(&mut stamped);
+            assert_eq!(Trace::decode(&stamped), Ok(trace));
+        }
+        Err(bad) => assert!(!bad.to_string().is_empty()),
+    }
+}
+
+/// What is read is written so that it is read back equal; what is refused
+/// says why.
+fn read<P: Payload + PartialEq + std::fmt::Debug>(data: &[u8]) {
+    match P::decode(data) {
+        Ok(payload) => {
+            let encoded = payload.encode();
+            assert_eq!(P::decode(&encoded).as_ref(), Ok(&payload), "{encoded:?}");
+        }
+        Err(error) => {
+            let _ = (error.path(), error.line(), error.is_malformed());
+            assert!(!error.to_string().is_empty());
+        }
+    }
+}
+
+/// The first byte chooses the schema.
+pub fn payload_yaml(data: &[u8]) {
+    const READERS: [Body; SCHEMAS] = [
+        read::<AssignPublicIp>,
+        read::<AssignPublicIpFailure>,
+        read::<AttachVolume>,
+        read::<AttachVolumeFailure>,
+        read::<ConcentratorInstanceAdded>,
+        read::<Configure>,
+        read::<Delete>,
+        read::<DeleteFailure>,
+        read::<DetachVolume>,
+        read::<DetachVolumeFailure>,
+        read::<Evacuate>,
+        read::<InstanceDeleted>,
+        read::<InstanceStopped>,
+        read::<InvalidConfiguration>,
+        read::<InvalidFrameType>,
+        read::<Maintenance>,
+        read::<NodeConnected>,
+        read::<NodeDisconnected>,
+        read::<PublicIpAssigned>,
+        read::<PublicIpUnassigned>,
+        read::<Ready>,
+        read::<RefreshCnci>,
+        read::<ReleasePublicIp>,
+        read::<Restart>,
+        read::<RestartFailure>,
+        read::<Restore>,
+        read::<Start>,
+        read::<StartFailure>,
+        read::<Stats>,
+        read::<Stop>,
+        read::<StopFailure>,
+        read::<TenantAdded>,
+        read::<TenantRemoved>,
+        read::<TraceReport>,
+        read::<UnassignPublicIpFailure>,
+        read::<ListSessions>,
+        read::<Sessions>,
+        read::<Kick>,
+        read::<Kicked>,
+        read::<ListBans>,
+        read::<Bans>,
+        read::<Unban>,
+        read::<Unbanned>,
+    ];
+    let [schema, document @ ..] = data else { return };
+    READERS[usize::from(*schema) % SCHEMAS](document);
+}
+
+const SCHEMAS: usize = 43;
+
+const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
+
+/// A START with the documents that follow it.
+pub fn start_documents(data: &[u8]) {
+    read::<StartPayload>(data);
+    if let Ok(document) = RawDocument::new(Bytes::copy_from_slice(data)) {
+        let start = StartPayload {
+            meta_data: Some(document),
+            ..StartPayload::decode(COMMAND).expect("it is complete")
+        };
+        let again = StartPayload::decode(&start.encode()).expect("it was encoded");
+        assert_eq!(again.start, start.start);
+    }
+}
+
+/// A certificate in DER, and files in PEM.
+pub fn certificate(data: &[u8]) {
+    let der = data.to_vec().into();
+    match CertificateInfo::from_der(&der) {
+        Ok(info) => {
+            let _ = (
+                info.not_before_text(),
+                info.not_after_text(),
+                info.dns_names().count(),
+            );
+            let _ = (info.addresses().count(), info.check_validity(info.not_before));
+            assert_eq!(info.der, der);
+        }
+        Err(fault) => assert!(!fault.to_string().contains('\n')),
+    }
+    for error in [
+        Identity::from_pem(data, "fuzz").map(drop),
+        Trust::from_pem(data, "fuzz").map(drop),
+    ] {
+        if let Err(error) = error {
+            assert!(!error.to_string().contains('\n'), "{error}");
+        }
+    }
+}
+
+/// An address that is read is written so that it is read back equal.
+pub fn address(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    match text.parse::<Address>() {
+        Ok(address) => {
+            let _ = address.server_name();
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    let _ = (
+        text.parse::<Role>().is_ok(),
+        text.parse::<ssntp::pki::Host>().is_ok(),
+    );
+}
+
+/// Messages in pieces and at once are the same. The first byte chooses the
+/// framing, the second how long the pieces are.
+pub fn opflex(data: &[u8]) {
+    let [options, piece, stream @ ..] = data else {
+        return;
+    };
+    let framing = match options & 1 {
+        0 => Framing::Nul,
+        _ => Framing::Concatenated,
+    };
+    let limits = Limits {
+        message: 64 * 1024,
+        nesting: 16,
+    };
+    let read = |piece: usize| {
+        let mut decoder = message::Decoder::new(framing, limits);
+        let mut input = BytesMut::new();
+        let mut messages: Vec<Incoming> = Vec::new();
+        for piece in stream.chunks(piece.max(1)) {
+            input.extend_from_slice(piece);
+            if let Err(error) = decoder.decode(&mut input, &mut messages) {
+                assert!(!error.to_string().is_empty());
+                break;
+            }
+        }
+        (messages, decoder.end(&input))
+    };
+    assert_eq!(read(stream.len()), read(usize::from(*piece)));
+    let mut raw = rpc::Decoder::new(framing, limits);
+    let _ = raw.decode(&mut BytesMut::from(stream), &mut Vec::new());
+}
