@@ -1,12 +1,11 @@
 //! What pages show of an OpFlex server.
 
 use std::cmp::Reverse;
-use std::time::Instant;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Metrics, Row, Snapshot, now};
+use super::{Metrics, Row, Snapshot};
 use ssntp::Role;
 use ssntp_opflex::message::Method;
 use ssntp_opflex::run::ServerFigures;
@@ -39,11 +38,7 @@ impl Snapshot {
         snapshot
             .info
             .insert("policy_revision".into(), figures.policy_revision.into());
-        let taken = now();
-        let rows = figures
-            .sessions
-            .iter()
-            .map(|session| Shown(session.clone(), taken));
+        let rows = figures.sessions.iter().cloned().map(Shown);
         let mut rows: Vec<_> = rows.map(|row| Box::new(row) as Box<dyn Row>).collect();
         rows.sort_unstable_by_key(|row| row.key());
         snapshot.sessions = rows;
@@ -51,9 +46,8 @@ impl Snapshot {
     }
 }
 
-/// A session, and when it was looked at.
 #[derive(Debug)]
-struct Shown(SessionInfo, Instant);
+struct Shown(SessionInfo);
 
 impl Row for Shown {
     fn key(&self) -> u64 {
@@ -70,42 +64,8 @@ impl Row for Shown {
     }
 
     fn to_json(&self) -> Value {
-        let Self(session, taken) = self;
-        json!({
-            "session": self.key(),
-            "name": session.name,
-            "role": session.roles,
-            "address": session.address,
-            "location": session.location,
-            "seconds": taken.saturating_duration_since(session.since).as_secs(),
-            "policies": session.policies,
-            "endpoint_resolves": session.endpoint_resolves,
-            "endpoints": session.endpoints,
-            "counters": counters(&session.counters),
-        })
+        serde_json::to_value(&self.0).unwrap_or_default()
     }
-}
-
-fn counters(counters: &RequestCounters) -> Value {
-    let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
-        let counts = Method::ALL
-            .iter()
-            .map(|method| (method.name().to_owned(), count(*method)));
-        counts
-            .filter(|(_, count)| *count > 0)
-            .map(|(name, count)| (name, count.into()))
-            .collect()
-    };
-    json!({
-        "requests": counts(&|method| counters.requests(method)),
-        "refused": counts(&|method| counters.refused(method)),
-        "unknown": counters.unknown,
-        "unavailable": counters.unavailable,
-        "updates": counters.updates,
-        "update_errors": counters.update_errors,
-        "bytes_received": counters.bytes_received,
-        "bytes_sent": counters.bytes_sent,
-    })
 }
 
 impl Metrics {

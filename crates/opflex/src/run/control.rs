@@ -41,7 +41,7 @@ use bytes::Bytes;
 use log::error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::editing::{self, Edited};
 use super::inspector::{QUERY, Query};
@@ -52,7 +52,7 @@ use crate::message::{
 };
 use crate::model::{Edit, ManagedObject, Name, ObjectRef, Tree, Uri};
 use crate::rpc::{Frame, Framing, Id, Limits};
-use crate::server::{AgentInfo, Exported, RequestCounters, SessionInfo, Store, WalkId};
+use crate::server::{Exported, Store, WalkId};
 use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
 
 const PUT: &str = "ssntp.policy_put";
@@ -541,13 +541,16 @@ fn answer(
         }
         AGENTS => {
             let after = params::<After>(call)?.after;
-            let found = cx.core().agents_after(after.as_ref(), PIECE);
+            let found = cx.core().agents_after(after.as_ref(), PIECE, cx.now());
             let after = found.last().filter(|_| found.len() == PIECE);
             let after = after.map(|agent| agent.name.clone());
-            let agents: Vec<Value> = found.into_iter().map(|agent| shown(cx, &agent)).collect();
+            let agents: Vec<Value> = found.iter().map(flat).collect();
             reply(id, method, json!({ "agents": agents, "after": after }))
         }
-        SESSIONS => reply(id, method, json!({ "sessions": sessions(cx) })),
+        SESSIONS => {
+            let sessions: Vec<Value> = cx.core().sessions(cx.now()).iter().map(flat).collect();
+            reply(id, method, json!({ "sessions": sessions }))
+        }
         QUERY => {
             let policy = found(cx.core().policy(), &Query::all(call)?)?;
             reply(id, method, json!({ "policy": policy }))
@@ -646,57 +649,22 @@ fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<Error
     Ok(found)
 }
 
-fn sessions(cx: &ServerContext<'_>) -> Vec<Value> {
-    let show = |session: SessionInfo| {
-        let mut shown = counted(&session.counters);
-        let about = json!({
-            "connection": session.connection.0,
-            "address": session.address,
-            "name": session.name,
-            "roles": session.roles,
-            "location": session.location,
-            "seconds": cx.now().saturating_duration_since(session.since).as_secs(),
-            "policies": session.policies,
-            "endpoint_resolves": session.endpoint_resolves,
-            "endpoints": session.endpoints,
-        });
-        shown.extend(about.as_object().cloned().unwrap_or_default());
-        Value::Object(shown)
+/// What [`SessionInfo`] or [`AgentInfo`] says, as the control socket has it: its
+/// counters stand beside the other members, and two of these have other names.
+///
+/// [`SessionInfo`]: crate::server::SessionInfo
+/// [`AgentInfo`]: crate::server::AgentInfo
+fn flat(info: &impl Serialize) -> Value {
+    let Ok(Value::Object(mut members)) = serde_json::to_value(info) else {
+        return Value::Null;
     };
-    cx.core().sessions().into_iter().map(show).collect()
-}
-
-fn shown(cx: &ServerContext<'_>, agent: &AgentInfo) -> Value {
-    let mut shown = counted(&agent.counters);
-    let about = json!({
-        "name": agent.name,
-        "connected": agent.connected,
-        "sessions": agent.sessions,
-        "seconds": cx.now().saturating_duration_since(agent.since).as_secs(),
-    });
-    shown.extend(about.as_object().cloned().unwrap_or_default());
-    Value::Object(shown)
-}
-
-/// What was counted, by the names of the methods where there is something.
-fn counted(counters: &RequestCounters) -> Map<String, Value> {
-    let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
-        let counts = Method::ALL.iter().map(|method| (method.name(), count(*method)));
-        let counts = counts.filter(|(_, count)| *count > 0);
-        counts
-            .map(|(name, count)| (name.to_owned(), count.into()))
-            .collect()
-    };
-    let counted = json!({
-        "requests": counts(&|method| counters.requests(method)),
-        "refused": counts(&|method| counters.refused(method)),
-        "unknown": counters.unknown,
-        "left_out": counters.left_out,
-        "unavailable": counters.unavailable,
-        "updates": counters.updates,
-        "update_errors": counters.update_errors,
-        "bytes_received": counters.bytes_received,
-        "bytes_sent": counters.bytes_sent,
-    });
-    counted.as_object().cloned().unwrap_or_default()
+    if let Some(Value::Object(counters)) = members.remove("counters") {
+        members.extend(counters);
+    }
+    for (ours, theirs) in [("session", "connection"), ("role", "roles")] {
+        members
+            .remove(ours)
+            .map(|value| members.insert(theirs.to_owned(), value));
+    }
+    members.into()
 }

@@ -471,7 +471,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
-        self.with(|cx| cx.core().sessions())
+        self.with(|cx| cx.core().sessions(cx.now()))
     }
 
     /// All agents that told a name since the server began, those that have left
@@ -483,7 +483,7 @@ impl ServerHandle {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
             let last = agents.last().map(|agent| agent.name.clone());
-            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS))?;
+            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
             let is_over = next.len() < AGENTS;
             agents.extend(next);
             if is_over {

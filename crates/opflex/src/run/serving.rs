@@ -217,7 +217,7 @@ impl Serving {
     pub(super) fn figures(&self, view: &View<'_, Messages>) -> ServerFigures {
         let core = &self.core;
         ServerFigures {
-            sessions: core.sessions(),
+            sessions: core.sessions(view.now),
             agents: Vec::new(),
             requests: core.requests(),
             max_sessions: self.max,
@@ -557,7 +557,7 @@ mod tests {
         let resolve =
             r#"{"id":2,"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
         bench.say(id, &format!("{IDENTITY}{}", resolve.repeat(1000)));
-        let asked = bench.core().sessions()[0]
+        let asked = bench.core().sessions(bench.now)[0]
             .counters
             .requests(crate::message::Method::PolicyResolve);
         let waiting = outbox.waiting().bytes;
@@ -627,7 +627,7 @@ mod tests {
             bench.runner.next_deadline();
             bench.runner.tick(bench.now);
         }
-        let sessions = bench.core().sessions();
+        let sessions = bench.core().sessions(bench.now);
         assert_eq!(sessions.len(), 1);
         assert_eq!(sessions[0].connection, ConnectionId(sends.sequence()));
     }

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::time::Instant;
 
+use serde::Serialize;
+
 use super::RequestCounters;
 use crate::model::Name;
 
 /// An agent, over all its sessions since the server began. Its numbers grow
 /// alone, as a page of metrics wants them, until it is forgotten.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentInfo {
     /// The name that it told.
@@ -18,8 +20,8 @@ pub struct AgentInfo {
     pub connected: usize,
     /// How many it began.
     pub sessions: u64,
-    /// When it was here first.
-    pub since: Instant,
+    /// How many seconds ago it connected for the first time.
+    pub seconds: u64,
     /// What it asked for, and what it was told.
     pub counters: RequestCounters,
 }
@@ -95,6 +97,7 @@ impl Agents {
         name: Option<&Name>,
         most: usize,
         live: impl Iterator<Item = (Name, RequestCounters)>,
+        now: Instant,
     ) -> Vec<AgentInfo> {
         let from = name.map_or(Bound::Unbounded, Bound::Excluded);
         let agents = self.agents.range::<Name, _>((from, Bound::Unbounded)).take(most);
@@ -102,7 +105,7 @@ impl Agents {
             name: name.clone(),
             connected: agent.connected,
             sessions: agent.sessions,
-            since: agent.since,
+            seconds: now.saturating_duration_since(agent.since).as_secs(),
             counters: agent.counters,
         };
         let mut found: Vec<AgentInfo> = agents.map(info).collect();

@@ -442,7 +442,7 @@ impl ServerCore {
     }
 
     /// The clients, in the order in which they connected.
-    pub fn sessions(&self) -> Vec<SessionInfo> {
+    pub fn sessions(&self, now: Instant) -> Vec<SessionInfo> {
         let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
             connection: *connection,
             address: session.address.clone(),
@@ -455,7 +455,7 @@ impl ServerCore {
                 .element
                 .as_ref()
                 .and_then(|element| element.location.clone()),
-            since: session.since,
+            seconds: now.saturating_duration_since(session.since).as_secs(),
             policies: self.policy.watchers.count(connection),
             endpoint_resolves: self.registry.endpoints.watchers.count(connection),
             endpoints: self.registry.count(*connection),
@@ -468,12 +468,12 @@ impl ServerCore {
 
     /// Some of the agents that told a name, those that have left included, in the
     /// order of their names and behind one of them.
-    pub fn agents_after(&self, name: Option<&Name>, most: usize) -> Vec<AgentInfo> {
+    pub fn agents_after(&self, name: Option<&Name>, most: usize, now: Instant) -> Vec<AgentInfo> {
         let live = self.sessions.values().filter_map(|session| {
             let element = session.element.as_ref()?;
             Some((element.name.clone(), session.counters))
         });
-        self.agents.after(name, most, live)
+        self.agents.after(name, most, live, now)
     }
 
     /// What all agents together have asked for since the server began, and what they

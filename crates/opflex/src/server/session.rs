@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
@@ -19,21 +20,23 @@ const MAX_TEXT: usize = 1024;
 const MAX_ROLES: usize = 16;
 
 /// A client of the server, as it stands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SessionInfo {
     /// Its connection.
+    #[serde(rename = "session")]
     pub connection: ConnectionId,
     /// Where it connected from.
     pub address: String,
     /// Its name, once it has told it.
     pub name: Option<Name>,
     /// Its roles.
+    #[serde(rename = "role")]
     pub roles: Vec<Role>,
-    /// Where it is, as far as anybody knows.
+    /// Where it is, if it or the settings say so.
     pub location: Option<String>,
-    /// When it connected.
-    pub since: Instant,
+    /// For how many seconds it has been connected.
+    pub seconds: u64,
     /// Policy resolves in force.
     pub policies: usize,
     /// Endpoint resolves in force.

@@ -59,7 +59,9 @@ fn a_server_that_knows_only_the_others_leads_to_them() {
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     until_value(&element, Store::Policy, GROUP, Some("web"));
     for server in servers {
-        until_server(&server.handle(), |cx| cx.core().sessions()[0].policies == 1);
+        until_server(&server.handle(), |cx| {
+            cx.core().sessions(cx.now())[0].policies == 1
+        });
     }
 }
 

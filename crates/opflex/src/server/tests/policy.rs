@@ -51,7 +51,7 @@ fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
         world.ask(client, "policy_resolve", other)["error"]["message"],
         "/class4/test/ is of the class \"class4\", not \"class5\""
     );
-    assert_eq!(world.server.sessions()[0].counters.unavailable, 1);
+    assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 1);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn several_resolves_in_one_request_bring_each_object_once() {
         uris(&answer["result"]["policy"]),
         ["/class4/test/", "/class4/test/class6/test2/"]
     );
-    assert_eq!(world.server.sessions()[0].policies, 3);
+    assert_eq!(world.server.sessions(world.now)[0].policies, 3);
     assert_eq!(
         world.ask(client, "policy_resolve", json!([]))["result"],
         json!({"policy": []})
@@ -134,7 +134,7 @@ fn the_refresh_time_is_honoured_to_the_moment() {
     world.pass(0.1);
     world.put(vec![object("class4", "/class4/test/", 2)]);
     nothing(&mut world, client);
-    assert_eq!(world.server.sessions()[0].policies, 0);
+    assert_eq!(world.server.sessions(world.now)[0].policies, 0);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_refresh_time_of_nothing_asks_for_no_updates() {
                 .len(),
             2
         );
-        assert_eq!(world.server.sessions()[0].policies, 0);
+        assert_eq!(world.server.sessions(world.now)[0].policies, 0);
     }
     resolve(&mut world, client, "/class4/test/", i64::MAX);
     world.put(vec![object("class4", "/class4/test/", 1)]);
@@ -293,7 +293,7 @@ fn two_ways_of_resolving_are_told_once() {
         "policy_resolve",
         json!([{"subject": "class4", "policy_ident": ident, "prr": 60}]),
     );
-    assert_eq!(world.server.sessions()[0].policies, 2);
+    assert_eq!(world.server.sessions(world.now)[0].policies, 2);
     world.put(vec![object("class4", "/class4/test/", 1)]);
     assert_eq!(
         uris(&update(&mut world, client)["merge_children"]),
@@ -396,7 +396,7 @@ fn a_long_answer_comes_as_updates_and_its_result_is_the_last() {
         .flat_map(uris)
         .collect();
     assert_eq!(told, all);
-    assert_eq!(world.server.sessions()[0].counters.unavailable, 0);
+    assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 0);
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn an_identity_is_answered_with_who_we_are_and_where_everybody_is() {
             ],
         })
     );
-    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "pe1");
+    assert_eq!(&*world.server.sessions(world.now)[0].name.clone().unwrap(), "pe1");
 }
 
 #[test]
@@ -130,7 +130,10 @@ fn a_name_that_is_no_utf_8_is_answered() {
         .unwrap();
     world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
     assert!(world.told(client)[0].get("result").is_some());
-    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "h\u{f6}st");
+    assert_eq!(
+        &*world.server.sessions(world.now)[0].name.clone().unwrap(),
+        "h\u{f6}st"
+    );
 }
 
 #[test]
@@ -311,7 +314,7 @@ fn what_a_server_does_not_take_is_refused_and_the_session_goes_on() {
         assert_eq!(world.say(client, &answer), NOTHING);
     }
     assert_eq!(world.closed(client), None);
-    let counters = world.server.sessions()[0].counters;
+    let counters = world.server.sessions(world.now)[0].counters;
     assert_eq!(
         (
             counters.requests(Method::PolicyResolve),
@@ -365,7 +368,7 @@ fn a_second_identity_takes_the_place_of_the_first() {
     let mut world = world();
     let client = world.element("pe1");
     world.ask(client, "send_identity", json!([identity("pe2")]));
-    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "pe2");
+    assert_eq!(&*world.server.sessions(world.now)[0].name.clone().unwrap(), "pe2");
     assert_eq!(world.server.names.len(), 1);
 }
 
