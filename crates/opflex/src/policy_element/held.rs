@@ -15,7 +15,7 @@ use crate::message::{
 use crate::model::{Ident, ManagedObject, Name, Target, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
 use crate::peer::ConnectionId;
-use crate::rpc::{EncodeError, Id, Pending, Random};
+use crate::rpc::{Id, Pending, Random};
 
 /// The number of the first request, as libopflex has it: below are those that
 /// are counted for each connection.
@@ -103,7 +103,7 @@ struct Call {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) to: Vec<ConnectionId>,
-    pub(super) frame: Result<Bytes, EncodeError>,
+    pub(super) frame: Bytes,
 }
 
 /// Everything held.
@@ -270,7 +270,7 @@ impl Held {
         item.xids.push(xid);
         Some(Outgoing {
             to,
-            frame: frame(&request, xid),
+            frame: frame(&request, xid)?,
         })
     }
 
@@ -303,10 +303,8 @@ impl Held {
             Key::Report(_) => return None,
         };
         let xid = self.calls.number();
-        (!to.is_empty()).then(|| Outgoing {
-            to,
-            frame: frame(&request, xid),
-        })
+        let frame = frame(&request, xid)?;
+        (!to.is_empty()).then_some(Outgoing { to, frame })
     }
 
     /// Something is asked for anew: what was asked before is not waited for.
@@ -366,7 +364,7 @@ impl Held {
                 .and_then(|item| request(&key, item, self.prr));
             if let Some(request) = request {
                 let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
-                let frame = frame(&request, xid);
+                let frame = frame(&request, xid)?;
                 return Some((Outgoing { to, frame }, alarm.then_some((key, attempts))));
             }
             self.calls.end(xid);
@@ -445,10 +443,9 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     })
 }
 
-fn frame(request: &Request, xid: u64) -> Result<Bytes, EncodeError> {
-    request.to_frame(&Id::call(method(request), xid))
-}
-
-fn method(request: &Request) -> &'static str {
-    Method::name(request.method())
+fn frame(request: &Request, xid: u64) -> Option<Bytes> {
+    let frame = request.to_frame(&Id::call(request.method().name(), xid));
+    frame
+        .inspect_err(|fault| log::error!("nothing was sent: {fault}"))
+        .ok()
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use log::{debug, warn};
 
 use super::held::{Item, Key};
-use super::{Action, ElementCore, ElementEvent, ObjectChange, Store, send};
+use super::{ElementCore, ElementEvent, ObjectChange, Store};
 use crate::message::{ErrorCode, ErrorResponse, Update};
 use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Tree, Uri};
 
@@ -14,23 +14,17 @@ impl ElementCore {
     /// A resolve was answered. False where there is no room for the answer,
     /// which then counts as none. An empty answer takes nothing away: what is held
     /// stays until a server says that it is gone.
-    pub(super) fn resolved(
-        &mut self,
-        key: &Key,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn resolved(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) -> bool {
         let Key::Resolve(what, subject, target) = key else {
             return true;
         };
         let found = !objects.is_empty();
         if !self.has_room(*what, objects.iter()) {
             warn!("{}: not taken: too many objects", key.about());
-            actions.push(Action::Tell(ElementEvent::NotTaken {
+            self.tell(ElementEvent::NotTaken {
                 about: key.about(),
                 limit: self.settings.limits.objects,
-            }));
+            });
             return false;
         }
         let objects = self.wanted(*what, objects);
@@ -43,14 +37,14 @@ impl ElementCore {
                     .get_mut(key)
                     .is_some_and(|item| !std::mem::replace(&mut item.answered, true));
                 if first {
-                    actions.push(Action::Tell(ElementEvent::Resolved {
+                    self.tell(ElementEvent::Resolved {
                         what: *what,
                         subject: subject.clone(),
                         target: target.clone(),
                         found,
-                    }));
+                    });
                 }
-                self.changed(*what, &changes, now, actions);
+                self.changed(*what, &changes, now);
             }
             Err(error) => warn!("{}: not taken: {error}", key.about()),
         }
@@ -58,7 +52,7 @@ impl ElementCore {
     }
 
     /// Puts in what the policy to start with has of a resolve.
-    pub(super) fn bring_start_policy(&mut self, key: &Key, actions: &mut Vec<Action>) {
+    pub(super) fn bring_start_policy(&mut self, key: &Key) {
         let Key::Resolve(Store::Policy, subject, target) = key else {
             return;
         };
@@ -86,7 +80,7 @@ impl ElementCore {
             self.held.add_root(key, root);
         }
         match self.policy.update(&[], objects, Vec::new()) {
-            Ok(changes) => self.tell_changes(Store::Policy, &changes, actions),
+            Ok(changes) => self.tell_changes(Store::Policy, &changes),
             Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
         }
         if let Some(item) = self.held.get_mut(key) {
@@ -133,7 +127,6 @@ impl ElementCore {
         what: Store,
         updates: Vec<Update>,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) -> Result<(), Box<ErrorResponse>> {
         let refuse = |text: String| Box::new(ErrorResponse::new(ErrorCode::ERROR, text));
         let objects = || {
@@ -157,20 +150,20 @@ impl ElementCore {
             delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
             let changes = self.tree_mut(what).update(&delete, replace, merge);
             let changes = changes.map_err(|error| refuse(error.to_string()))?;
-            self.changed(what, &changes, now, actions);
+            self.changed(what, &changes, now);
         }
         Ok(())
     }
 
     /// Resolves what the objects of a policy refer to.
-    pub(super) fn follow(&mut self, key: &Key, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn follow(&mut self, key: &Key, now: Instant) {
         let references = self.references_of(key);
-        self.follow_all(references, now, actions);
+        self.follow_all(references, now);
     }
 
     /// Lets go of what nobody wants any more: resolves without a reference that
     /// nothing followed refers to, and the objects that only they held.
-    pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn sweep(&mut self) {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
         let following = self.held.iter().filter(|(_, item)| item.following > 0);
@@ -199,16 +192,17 @@ impl ElementCore {
         }
         unwanted.sort_unstable();
         for key in unwanted {
-            self.let_go(&key, actions);
+            self.let_go(&key);
         }
     }
 
-    fn let_go(&mut self, key: &Key, actions: &mut Vec<Action>) {
+    fn let_go(&mut self, key: &Key) {
         let Key::Resolve(what, _, target) = key else {
             return;
         };
         let to = self.pool.ready(&key.role());
-        send(self.held.take_back(key, to), actions);
+        let request = self.held.take_back(key, to);
+        self.send_request(request);
         let Some(item) = self.held.drop(key) else {
             return;
         };
@@ -229,7 +223,7 @@ impl ElementCore {
         let objects: Vec<_> = objects.collect();
         if !objects.is_empty() {
             let what = *what;
-            actions.push(Action::Tell(ElementEvent::Forgotten { what, objects }));
+            self.tell(ElementEvent::Forgotten { what, objects });
         }
     }
 
@@ -255,19 +249,19 @@ impl ElementCore {
         wanted
     }
 
-    fn changed(&mut self, what: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.tell_changes(what, changes, actions);
+    fn changed(&mut self, what: Store, changes: &Changes, now: Instant) {
+        self.tell_changes(what, changes);
         if what == Store::Policy {
-            self.follow_changes(changes, now, actions);
+            self.follow_changes(changes, now);
         }
     }
 
-    fn tell_changes(&self, what: Store, changes: &Changes, actions: &mut Vec<Action>) {
+    fn tell_changes(&mut self, what: Store, changes: &Changes) {
         if changes.is_empty() {
             return;
         }
         let objects = self.changes_of(what, changes);
-        actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
+        self.tell(ElementEvent::Changed { what, objects });
     }
 
     fn changes_of(&self, what: Store, changes: &Changes) -> Vec<ObjectChange> {
@@ -283,7 +277,7 @@ impl ElementCore {
 
     /// Resolves what changed objects refer to, where they are followed, and has
     /// a look later at what nothing refers to any more.
-    fn follow_changes(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+    fn follow_changes(&mut self, changes: &Changes, now: Instant) {
         let mut references = Vec::new();
         for change in changes {
             let mut holders = self.held.holders(Store::Policy, &change.uri);
@@ -300,10 +294,10 @@ impl ElementCore {
                 references.extend(data.flat_map(Reference::all));
             }
         }
-        self.follow_all(references, now, actions);
+        self.follow_all(references, now);
     }
 
-    fn follow_all(&mut self, references: Vec<Reference>, now: Instant, actions: &mut Vec<Action>) {
+    fn follow_all(&mut self, references: Vec<Reference>, now: Instant) {
         // Policy that is already here is followed on at once.
         let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
         while let Some(key) = queue.pop_front() {
@@ -322,8 +316,8 @@ impl ElementCore {
                 self.followed += usize::from(item.references == 0);
             }
             if !known {
-                self.bring_start_policy(&key, actions);
-                self.ask_all(&key, now, actions);
+                self.bring_start_policy(&key);
+                self.ask_all(&key, now);
             }
             if !followed_on {
                 queue.extend(self.references_of(&key).into_iter().map(key_of));

@@ -155,17 +155,15 @@ struct Run {
 
 impl Peers {
     /// A connection begins.
-    pub(super) fn add(&mut self, id: ssntp_transport::ConnectionId, connection: ConnectionId, name: String) {
-        let shown = Shown::default();
+    pub(super) fn add(
+        &mut self,
+        id: ssntp_transport::ConnectionId,
+        connection: ConnectionId,
+        name: String,
+        shown: Shown,
+    ) {
         self.open.insert(connection, Peer { id, name, shown });
         self.numbers.insert(id, connection);
-    }
-
-    /// The peer has shown these certificates.
-    pub(super) fn has_shown(&mut self, connection: ConnectionId, shown: Shown) {
-        if let Some(peer) = self.open.get_mut(&connection) {
-            peer.shown = shown;
-        }
     }
 
     /// Each connection, and what certificates its peer has shown.
@@ -255,7 +253,8 @@ impl Peers {
 mod tests {
     use super::*;
     use crate::rpc::{Framing, Limits};
-    use crate::run::serving::Serving;
+    use crate::run::machine::Machine;
+    use crate::run::server_side::ServerSide;
     use ssntp_transport::dispatch::events;
 
     #[test]
@@ -263,8 +262,8 @@ mod tests {
         let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
         let mut peers = Peers::default();
         let [a, b] = [ConnectionId(1), ConnectionId(2)];
-        peers.add(ids[0], a, "a".to_owned());
-        peers.add(ids[1], b, "b".to_owned());
+        peers.add(ids[0], a, "a".to_owned(), Shown::default());
+        peers.add(ids[1], b, "b".to_owned(), Shown::default());
         let mut actions = Vec::new();
         let frame = |len: usize| Bytes::from(vec![0; len]);
         for (to, len) in [
@@ -305,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_long_on_its_way_is_told_of() {
-        let (events, queue) = events::channel::<DispatchEvent<Serving>>(4);
+        let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
         let id = ssntp_transport::ConnectionId(1 << 24);
         let mut codec = Codec {
             decoder: Decoder::trusting(Framing::Nul, Limits::default()),

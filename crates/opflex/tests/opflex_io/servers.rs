@@ -107,7 +107,7 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
         let handle = server.handle();
         until_server(&handle, |cx| {
             cx.core()
-                .sessions()
+                .sessions(cx.now())
                 .first()
                 .is_some_and(|session| session.policies == 1)
                 && cx.core().endpoints().len() == 1
@@ -185,7 +185,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     until_server(&server.handle(), |cx| {
         cx.core()
-            .sessions()
+            .sessions(cx.now())
             .first()
             .is_some_and(|session| session.policies == 1)
     });

@@ -6,7 +6,6 @@
 //! | `element` | a policy element |
 //! | `policy` | change the policy of a running server |
 //! | `show` | `endpoints`, `reports`, `sessions`, `agents`: what a running server has |
-//! | `model` | make model files |
 //!
 //! `identity`, `local` and `tls` are flags of these, `source` is the policy file, `control` is the way to a running
 //! server, and `printing` how objects are shown.
@@ -15,7 +14,6 @@ mod control;
 mod element;
 mod identity;
 mod local;
-mod model;
 mod policy;
 mod printing;
 mod serve;
@@ -49,7 +47,6 @@ enum Command {
     Reports(show::ReportArgs),
     Sessions(show::SessionArgs),
     Agents(show::AgentArgs),
-    Model(model::Args),
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
@@ -61,7 +58,6 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Command::Reports(args) => show::reports(args),
         Command::Sessions(args) => show::sessions(args),
         Command::Agents(args) => show::agents(args),
-        Command::Model(args) => model::run(args),
     }
 }
 

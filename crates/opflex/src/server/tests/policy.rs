@@ -311,7 +311,7 @@ fn a_reload_tells_only_what_differs() {
         object("class4", "/class4/test/", "v0"),
         object("class4", "/class4/other/", 1),
     ];
-    world.act(|server, now, actions| drop(server.edit(Edit::Reload(objects), now, actions).unwrap()));
+    world.act(|server, now| drop(server.edit(Edit::Reload(objects), now).unwrap()));
     assert_eq!(
         uris(&update(&mut world, a)["delete"]),
         ["/class4/test/class6/test2/"]
@@ -325,7 +325,7 @@ fn what_stays_below_something_that_goes_is_told_anew() {
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
     let child = object("class6", "/class4/test/class6/test2/", "v0-child");
-    world.act(|server, now, actions| drop(server.edit(Edit::Reload(vec![child]), now, actions).unwrap()));
+    world.act(|server, now| drop(server.edit(Edit::Reload(vec![child]), now).unwrap()));
     let told = update(&mut world, client);
     assert_eq!(
         (uris(&told["delete"]), uris(&told["replace"])),
@@ -416,10 +416,10 @@ fn the_next_request_is_answered_behind_a_long_answer() {
         .unwrap();
     let mut messages = messages.into_iter();
     let first = messages.next().unwrap();
-    world.act(|server, now, actions| server.message(client, first, now, actions));
+    world.act(|server, now| server.message(client, first, now));
     assert_eq!(world.told(client).len(), 1);
     let second = messages.next().unwrap();
-    world.act(|server, now, actions| server.message(client, second, now, actions));
+    world.act(|server, now| server.message(client, second, now));
     let results: Vec<_> = world
         .told(client)
         .into_iter()
@@ -440,7 +440,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
     decoder
         .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
         .unwrap();
-    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    world.act(|server, now| server.message(client, messages.remove(0), now));
     // Both in what was told and in what was not.
     for n in [1, 97] {
         world.put(vec![object(
@@ -452,7 +452,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
         world.put(vec![object("class6", &format!("/class4/x/class6/{n:02}a/"), 1)]);
     }
     while world.server.is_answering(client) {
-        world.act(|server, _, actions| assert!(server.go_on(client, actions)));
+        world.act(|server, _| assert!(server.go_on(client)));
     }
     let mut tree = crate::model::Tree::new();
     for told in world.told(client) {
@@ -538,14 +538,8 @@ fn a_model_file_refuses_unknown_classes() {
     assert_eq!(resolve(&mut world, client, "/class4/x/", 60), json!([]));
     let unknown = json!([{"subject": "class5", "policy_uri": "/class5/x/", "prr": 60}]);
     assert_eq!(code(&world.ask(client, "policy_resolve", unknown)), "ERROR");
-    let mut actions = Vec::new();
     let object = object("class5", "/class5/x/", 1);
-    assert!(
-        world
-            .server
-            .edit(Edit::Merge(vec![object]), world.now, &mut actions)
-            .is_err()
-    );
+    assert!(world.server.edit(Edit::Merge(vec![object]), world.now).is_err());
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn world() -> World {
 fn the_server_sends_an_echo_at_once() {
     let mut world = world();
     let connection = ConnectionId(1);
-    world.act(|server, now, actions| server.connected(connection, "a:1".into(), None, now, actions));
+    world.act(|server, now| server.connected(connection, "a:1".into(), None, now));
     assert_eq!(
         world.heard(connection),
         [json!({"id": ["echo", 0], "method": "echo", "params": [0]})]
@@ -84,9 +84,7 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
     });
     let mut world = World::new(settings);
     let client = ConnectionId(77);
-    world.act(|server, now, actions| {
-        server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now, actions)
-    });
+    world.act(|server, now| server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now));
     world.heard(client);
     let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
     let peers = answer["result"]["peers"].as_array().unwrap();
@@ -128,7 +126,7 @@ fn a_name_that_is_no_utf_8_is_answered() {
     decoder
         .decode(&mut BytesMut::from(&bytes[..]), &mut messages)
         .unwrap();
-    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    world.act(|server, now| server.message(client, messages.remove(0), now));
     assert!(world.told(client)[0].get("result").is_some());
     assert_eq!(
         &*world.server.sessions(world.now)[0].name.clone().unwrap(),
