@@ -1,14 +1,18 @@
 //! What is resolved: policy, or endpoints.
 
+use serde::Serialize;
+
 use super::{Method, Role};
 
 /// Policy or endpoints: what the methods for both say of either. A server has a
 /// tree of each, and so has an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Store {
     /// What a policy repository has.
+    #[serde(rename = "policy")]
     Policy,
     /// What an endpoint registry has.
+    #[serde(rename = "endpoint")]
     Endpoints,
 }
 

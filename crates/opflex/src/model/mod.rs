@@ -10,7 +10,7 @@
 //!
 //! A [`ManagedObject`] is one object as messages and files have it: flat, with
 //! its children named by URI. A [`Tree`] keeps them so that they are found
-//! by URI, class, identifier and reference, and tells what each edit changed.
+//! by URI, class and identifier, and tells what each edit changed.
 //! [`Watchers`] know who wants to hear of which part of a tree, and until when.
 //!
 //! | file | what |

@@ -196,31 +196,22 @@ impl UriBuilder {
 }
 
 /// A text that is no URI of a managed object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UriError {
     /// The text has no characters.
+    #[error("a URI is empty")]
     Empty,
     /// The text is longer than [`Uri::MAX_LEN`].
+    #[error("a URI is longer than {} bytes", Uri::MAX_LEN)]
     TooLong,
     /// The text has more segments than [`Uri::MAX_DEPTH`].
+    #[error("a URI has more than {} segments", Uri::MAX_DEPTH)]
     TooDeep,
     /// The text has a NUL, a line end or another control character.
+    #[error("a URI has a control character")]
     ControlCharacter,
 }
-
-impl fmt::Display for UriError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a URI is empty"),
-            Self::TooLong => write!(f, "a URI is longer than {} bytes", Uri::MAX_LEN),
-            Self::TooDeep => write!(f, "a URI has more than {} segments", Uri::MAX_DEPTH),
-            Self::ControlCharacter => f.write_str("a URI has a control character"),
-        }
-    }
-}
-
-impl std::error::Error for UriError {}
 
 fn escape_into(text: &str, out: &mut String) {
     const HEX: [char; 16] = [

@@ -148,7 +148,7 @@ impl ElementCore {
         let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
-            self.tell(ElementEvent::Health(health));
+            self.tell(ElementEvent::Health { health });
         }
     }
 
@@ -206,7 +206,8 @@ impl ElementCore {
             && self.location.as_ref() != Some(location)
         {
             self.location = Some(location.clone());
-            self.tell(ElementEvent::Location(location.clone()));
+            let location = location.clone();
+            self.tell(ElementEvent::Location { location });
         }
         let verdict = self.pool.identified(connection, identity);
         let name = identity.name.as_deref().unwrap_or("without a name");

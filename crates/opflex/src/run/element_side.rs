@@ -73,8 +73,8 @@ impl Listener {
     fn tell(&mut self, event: ElementEvent) {
         if self.missed > 0 && self.channel.len() < self.most {
             // The receiver is gone if this fails; dropping the event is correct.
-            let _ = self.channel.send(ElementEvent::Missed(self.missed));
-            self.missed = 0;
+            let count = std::mem::take(&mut self.missed);
+            let _ = self.channel.send(ElementEvent::Missed { count });
         }
         if self.channel.len() < self.most {
             let _ = self.channel.send(event);

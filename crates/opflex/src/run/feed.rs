@@ -127,7 +127,9 @@ impl Feed {
             "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
             "location": core.location(),
         })));
-        reader.say(&text_of(&ElementEvent::Health(core.health())));
+        reader.say(&line(&ElementEvent::Health {
+            health: core.health(),
+        }));
         self.last += 1;
         self.readers.insert(self.last, reader);
         Some(Joined {
@@ -191,7 +193,7 @@ impl Feed {
                 self.tell_changes(*what, objects)
             }
             other => {
-                let text = text_of(other);
+                let text = line(other);
                 self.readers
                     .extract_if(|_, reader| !reader.takes(&text, most))
                     .collect::<Vec<_>>()
@@ -264,8 +266,8 @@ impl Reader {
     }
 }
 
-/// Changes in one line; the same as [`ElementEvent::to_json`], made once and
-/// not twice.
+/// Changes in one line; the same as of [`ElementEvent::Changed`], without copies
+/// of the objects.
 fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
     #[derive(Serialize)]
     struct Changed<'a> {
@@ -278,10 +280,6 @@ fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> 
         what: what.name(),
         objects: objects.collect(),
     })
-}
-
-fn text_of(event: &ElementEvent) -> Bytes {
-    line(&event.to_json())
 }
 
 pub(super) fn line(value: &impl Serialize) -> Bytes {

@@ -122,21 +122,12 @@ impl Observer {
         series.map(|(name, series)| (name, series.rows(&self.roll_up)))
     }
 
-    /// The reports below a URI in a form for JSON, the oldest first, with times
-    /// in seconds since 1970, those of intervals too. Both clocks are passed in.
-    pub fn export<'a>(
-        &'a self,
-        below: &'a Uri,
-        now: Instant,
-        wall: SystemTime,
-    ) -> impl Iterator<Item = Exported<'a>> {
-        self.export_after(None, below, now, wall)
-            .map(|(_, report)| report)
-    }
-
-    /// As [`export`](Self::export), of what arrived after a place in the order
-    /// of arrival, each with its own: so that many reports can be taken in
-    /// steps. One that arrives again meanwhile comes again.
+    /// The reports below a URI in a form for JSON, the oldest first, with times in
+    /// seconds since 1970, those of intervals too. Both clocks are passed in.
+    ///
+    /// Only those that arrived after a place in the order of arrival, each with its own
+    /// place: so many reports can be taken in steps. A report that arrives again
+    /// meanwhile comes again.
     pub fn export_after<'a>(
         &'a self,
         place: Option<u64>,

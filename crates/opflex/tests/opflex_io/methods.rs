@@ -308,7 +308,10 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
         .edit(Edit::Merge(vec![object(GROUP, "last")]))
         .unwrap();
     let missed = element.recv_timeout(LIMIT).unwrap();
-    assert!(matches!(missed, ElementEvent::Missed(n) if n >= 18), "{missed:?}");
+    assert!(
+        matches!(missed, ElementEvent::Missed { count } if count >= 18),
+        "{missed:?}"
+    );
     assert!(matches!(
         element.recv_timeout(LIMIT).unwrap(),
         ElementEvent::Changed { .. }

@@ -209,7 +209,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
             .unwrap();
         until_value(&element, Store::Policy, GROUP, Some(&number.to_string()));
         while let Ok(event) = element.events().try_recv() {
-            if let ElementEvent::Missed(count) = event {
+            if let ElementEvent::Missed { count } = event {
                 lost += count;
             }
         }

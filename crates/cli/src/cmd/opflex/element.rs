@@ -303,7 +303,7 @@ fn watch(
         }
         let mut output = Output::new();
         if as_json {
-            output.json(event.to_json())?;
+            output.json(serde_json::to_value(&event).map_err(Failure::new)?)?;
         } else {
             print(&mut output, &event)?;
         }
@@ -446,7 +446,7 @@ fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
 
 fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     match event {
-        ElementEvent::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
+        ElementEvent::Health { health } => output.line(format!("health: {health:?}").to_lowercase()),
         ElementEvent::Peer {
             address,
             state,
@@ -456,7 +456,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             let why = reason.as_ref().map_or(String::new(), |why| format!(": {why}"));
             output.line(printable(&format!("peer {address} {state}{why}")))
         }
-        ElementEvent::Location(location) => output.line(printable(&format!("location {location}"))),
+        ElementEvent::Location { location } => output.line(printable(&format!("location {location}"))),
         ElementEvent::Proxies(proxies) => output.line(printable(&format!(
             "proxies {} {} {}",
             proxies.v4, proxies.v6, proxies.mac
@@ -489,7 +489,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
         } => output.line(printable(&format!(
             "alarm: {method} {about}: no answer after {attempts} attempts"
         ))),
-        ElementEvent::Missed(count) => output.line(format!("{count} events are lost")),
+        ElementEvent::Missed { count } => output.line(format!("{count} events are lost")),
         _ => Ok(()),
     }
 }

@@ -352,11 +352,9 @@ fn a_location_is_learned_and_told_from_then_on() {
     world.act(|element, now| element.connected(connection, now));
     let result = json!({"my_role": ALL, "your_location": "rack 1", "peers": [{"connectivity_info": "a:1"}]});
     world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
-    assert!(
-        world
-            .events
-            .contains(&ElementEvent::Location("rack 1".to_owned()))
-    );
+    assert!(world.events.contains(&ElementEvent::Location {
+        location: "rack 1".to_owned()
+    }));
     let other = world.accept("b:1", &ALL, &["b:1"]);
     assert_eq!(world.heard(other)[0]["params"][0]["my_location"], "rack 1");
 
@@ -404,7 +402,7 @@ fn nothing_is_dialled_after_the_end() {
     let (mut world, server) = World::ready(settings(&[]));
     world.act(|element, now| element.stop(now));
     assert_eq!(world.closed[&server], CloseReason::Asked);
-    assert_eq!(world.events, [ElementEvent::Health(Health::Down)]);
+    assert_eq!(world.events, [ElementEvent::Health { health: Health::Down }]);
     world.pass(100.0);
     assert_eq!(world.dialled.len(), 1);
 }
