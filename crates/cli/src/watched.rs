@@ -24,7 +24,7 @@ pub(crate) struct Watched {
 /// What tells one state of a file from another, without opening it. Links are
 /// followed, so that one to another file is another state; the last change of its
 /// owner or mode counts, too, since it may not have been readable before.
-type Stamp = Result<[i128; 5], io::ErrorKind>;
+pub(crate) type Stamp = Result<[i128; 5], io::ErrorKind>;
 
 impl Watched {
     /// These files are about to be read. Those that change from here on have
@@ -68,7 +68,7 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     paths.iter().map(|path| stamp(path)).collect()
 }
 
-fn stamp(path: &Path) -> Stamp {
+pub(crate) fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).map_err(|e| e.kind())?;
     let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     Ok([

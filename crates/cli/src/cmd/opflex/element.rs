@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::select;
 use ssntp::transport::Address;
 use ssntp_opflex::PolicyElement;
+use ssntp_opflex::message::Proxies;
 use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 use ssntp_opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
 use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
@@ -132,21 +133,22 @@ impl Args {
 
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let mut wanted = policies(&self.resolve)?;
-        for three in self.resolve_ident.chunks(3) {
-            wanted.push(by_ident("--resolve-ident", Store::Policy, three)?);
-        }
-        for two in self.resolve_endpoint.chunks(2) {
-            let [subject, text] = two else {
-                continue;
-            };
-            wanted.push(Wanted {
-                what: Store::Endpoints,
-                subject: subject.as_str().into(),
-                target: uri("--resolve-endpoint", text)?.into(),
-            });
-        }
-        for three in self.resolve_endpoint_ident.chunks(3) {
-            wanted.push(by_ident("--resolve-endpoint-ident", Store::Endpoints, three)?);
+        for (flag, what, values) in [
+            ("--resolve-ident", Store::Policy, self.resolve_ident.chunks(3)),
+            (
+                "--resolve-endpoint",
+                Store::Endpoints,
+                self.resolve_endpoint.chunks(2),
+            ),
+            (
+                "--resolve-endpoint-ident",
+                Store::Endpoints,
+                self.resolve_endpoint_ident.chunks(3),
+            ),
+        ] {
+            for values in values {
+                wanted.push(wanted_by(flag, what, values)?);
+            }
         }
         Ok(wanted)
     }
@@ -168,19 +170,22 @@ fn uri(flag: &str, text: &str) -> Result<Uri, Failure> {
         .map_err(|e| Failure::usage(format!("{flag}: {text:?}: {e}")))
 }
 
-/// What clap has counted.
-fn by_ident(flag: &str, what: Store, three: &[String]) -> Result<Wanted, Failure> {
-    let [subject, context, name] = three else {
-        return Err(Failure::usage(format!("{flag} takes three values")));
+/// A class and a URI, or a class, a context and a name.
+fn wanted_by(flag: &str, what: Store, values: &[String]) -> Result<Wanted, Failure> {
+    let (subject, target) = match values {
+        [subject, text] => (subject, uri(flag, text)?.into()),
+        [subject, context, name] => {
+            let (context, name) = (uri(flag, context)?, name.as_str().into());
+            (subject, Ident { context, name }.into())
+        }
+        // clap has counted them.
+        _ => return Err(Failure::usage(format!("{flag}: wrong number of values"))),
     };
-    let ident = Ident {
-        context: uri(flag, context)?,
-        name: name.as_str().into(),
-    };
+    let subject = subject.as_str().into();
     Ok(Wanted {
         what,
-        subject: subject.as_str().into(),
-        target: ident.into(),
+        subject,
+        target,
     })
 }
 
@@ -188,24 +193,24 @@ fn by_ident(flag: &str, what: Store, three: &[String]) -> Result<Wanted, Failure
 /// one that follows.
 fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
     let mut wanted = Vec::new();
-    let mut subject: Option<&String> = None;
+    let mut subject: Option<Name> = None;
     for argument in arguments {
         if !argument.starts_with('/') && subject.is_none() {
-            subject = Some(argument);
+            subject = Some(argument.as_str().into());
             continue;
         }
         let uri = uri("--resolve", argument)?;
         wanted.push(Wanted {
             what: Store::Policy,
-            subject: subject.take().map_or_else(
-                || ElementHandle::class_of(&uri),
-                |subject| subject.as_str().into(),
-            ),
+            subject: subject.take().unwrap_or_else(|| ElementHandle::class_of(&uri)),
             target: uri.into(),
         });
     }
     match subject {
-        Some(subject) => Err(Failure::usage(format!("--resolve: no URI after {subject:?}"))),
+        Some(subject) => Err(Failure::usage(format!(
+            "--resolve: no URI after {:?}",
+            subject.as_str()
+        ))),
         None => Ok(wanted),
     }
 }
@@ -390,9 +395,8 @@ fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool)
         target,
     } in wanted
     {
-        let objects = element
-            .found(*what, subject.clone(), target)
-            .map_err(Failure::new)?;
+        let objects = element.found(*what, subject.clone(), target);
+        let objects = objects.map_err(Failure::new)?;
         if objects.is_empty() {
             missing.push(target.to_string());
         }
@@ -444,9 +448,10 @@ fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
     trees
 }
 
+/// Prints an event for people.
 fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
-    match event {
-        ElementEvent::Health { health } => output.line(format!("health: {health:?}").to_lowercase()),
+    let text = match event {
+        ElementEvent::Health { health } => format!("health: {health:?}").to_lowercase(),
         ElementEvent::Peer {
             address,
             state,
@@ -454,13 +459,10 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
         } => {
             let state = state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase());
             let why = reason.as_ref().map_or(String::new(), |why| format!(": {why}"));
-            output.line(printable(&format!("peer {address} {state}{why}")))
+            format!("peer {address} {state}{why}")
         }
-        ElementEvent::Location { location } => output.line(printable(&format!("location {location}"))),
-        ElementEvent::Proxies(proxies) => output.line(printable(&format!(
-            "proxies {} {} {}",
-            proxies.v4, proxies.v6, proxies.mac
-        ))),
+        ElementEvent::Location { location } => format!("location {location}"),
+        ElementEvent::Proxies(Proxies { v4, v6, mac }) => format!("proxies {v4} {v6} {mac}"),
         ElementEvent::Resolved {
             subject,
             target,
@@ -468,40 +470,44 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             ..
         } => {
             let found = if *found { "resolved" } else { "not there yet" };
-            output.line(printable(&format!("{subject} {target} {found}")))
+            format!("{subject} {target} {found}")
         }
-        ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => objects
-            .iter()
-            .try_for_each(|change| print_change(output, *what, change)),
+        ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => {
+            return objects
+                .iter()
+                .try_for_each(|change| print_change(output, *what, change));
+        }
         ElementEvent::Refused {
             address,
             method,
             about,
             error,
-        } => output.line(printable(&format!("{address} refused {method} {about}: {error}"))),
-        ElementEvent::NotTaken { about, limit } => output.line(printable(&format!(
-            "{about} not taken: more than {limit} objects"
-        ))),
+        } => {
+            format!("{address} refused {method} {about}: {error}")
+        }
+        ElementEvent::NotTaken { about, limit } => format!("{about} not taken: more than {limit} objects"),
         ElementEvent::Unanswered {
             method,
             about,
             attempts,
-        } => output.line(printable(&format!(
-            "alarm: {method} {about}: no answer after {attempts} attempts"
-        ))),
-        ElementEvent::Missed { count } => output.line(format!("{count} events are lost")),
-        _ => Ok(()),
-    }
+        } => {
+            format!("alarm: {method} {about}: no answer after {attempts} attempts")
+        }
+        ElementEvent::Missed { count } => format!("{count} events are lost"),
+        _ => return Ok(()),
+    };
+    output.line(printable(&text))
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (kind, what) = (change.kind.name(), what.name());
-    output.line(printable(&format!(
-        "{what} {kind} {} {}",
-        change.subject, change.uri
-    )))?;
-    change
-        .object
-        .as_ref()
-        .map_or(Ok(()), |object| print_properties(output, object))
+    let text = format!(
+        "{} {} {} {}",
+        what.name(),
+        change.kind.name(),
+        change.subject,
+        change.uri
+    );
+    output.line(printable(&text))?;
+    let object = change.object.as_ref();
+    object.map_or(Ok(()), |object| print_properties(output, object))
 }

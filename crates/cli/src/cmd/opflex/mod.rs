@@ -21,6 +21,7 @@ mod show;
 mod source;
 mod tls;
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,20 +82,19 @@ impl Args {
     }
 }
 
-/// Reads a file of managed objects, as JSON or, where its name says so, YAML.
-fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
-    let shown = path.display();
-    let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    let format = Format::of_name(&path.to_string_lossy());
-    ManagedObject::read_all(&text, format).map_err(|e| Failure::new(format!("{shown}: {e}")))
+/// Reads a file as JSON or, if its name says so, YAML. An error names the file.
+fn load<T, E: Display>(path: &Path, read: impl FnOnce(&[u8], Format) -> Result<T, E>) -> Result<T, Failure> {
+    let failed = |e: &dyn Display| Failure::new(format!("{}: {e}", path.display()));
+    let text = std::fs::read(path).map_err(|e| failed(&e))?;
+    read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| failed(&e))
 }
 
-/// Reads a model file, as JSON or, where its name says so, YAML.
+/// Reads a file of managed objects.
+fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
+    load(path, ManagedObject::read_all)
+}
+
+/// Reads a model file.
 fn load_model(path: &Path) -> Result<Arc<Schema>, Failure> {
-    let shown = path.display();
-    let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    let schema = Schema::read(&text, Format::of_name(&path.to_string_lossy()));
-    schema
-        .map(Arc::new)
-        .map_err(|e| Failure::new(format!("{shown}: {e}")))
+    load(path, Schema::read).map(Arc::new)
 }

@@ -97,15 +97,11 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return lone_line(text, args.control.json.then(|| as_json.to_string()));
         }
         Command::Dump { uri, yaml } => {
-            let objects = control
-                .dump(&uri.unwrap_or_else(Uri::root))
-                .map_err(Failure::new)?;
+            let objects = control.dump(&uri.unwrap_or_else(Uri::root));
+            let objects = objects.map_err(Failure::new)?;
             let format = if yaml { Format::Yaml } else { Format::Json };
             let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
-            match yaml {
-                true => output.text(&text)?,
-                false => output.text(&printable_json(&text))?,
-            }
+            output.text(&if yaml { text } else { printable_json(&text) })?;
             return output.flush();
         }
     };
@@ -120,9 +116,6 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {
-    let mut objects = Vec::new();
-    for file in files {
-        objects.extend(load_objects(file)?);
-    }
-    Ok(objects)
+    let objects: Result<Vec<_>, _> = files.iter().map(|file| load_objects(file)).collect();
+    Ok(objects?.concat())
 }

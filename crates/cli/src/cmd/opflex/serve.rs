@@ -20,7 +20,7 @@ use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::lone_line;
 use crate::settings::{ConfigFile, Settings};
 use crate::signal_stacks;
 use crate::watched::Watched;
@@ -227,15 +227,12 @@ impl Running<'_> {
     }
 }
 
-/// Prints where a server listens. Flushed and let go of: somebody waits for
-/// this line.
+/// Prints where a server listens.
 fn announce(server: &Server, as_json: bool) -> Result<(), Failure> {
     let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
-    let mut output = Output::new();
-    if as_json {
-        output.json(json!({ "listening": addresses }))?;
-    } else {
-        output.line(format!("listening at {}", addresses.join(", ")))?;
-    }
-    output.flush()
+    let text = format!("listening at {}", addresses.join(", "));
+    lone_line(
+        text,
+        as_json.then(|| json!({ "listening": addresses }).to_string()),
+    )
 }

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use ssntp_opflex::model::{ManagedObject, Schema};
 
 use super::load_objects;
 use crate::failure::Failure;
+use crate::watched::{Stamp, stamp};
 
 /// How often it is looked at. One that has just changed is looked at twice
 /// before it is read, since whoever writes it may be at it.
@@ -24,22 +24,13 @@ const FILES: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Source {
     path: PathBuf,
-    /// What objects have to fit, so that an error can name the file.
+    /// The model that objects have to fit: checked here, an error names the file.
     schema: Option<Arc<Schema>>,
-    read: Stamp,
-    seen: Stamp,
+    read: Stamps,
+    seen: Stamps,
 }
 
-/// What tells one state of the files from another, without reading them.
-type Stamp = Result<Vec<FileStamp>, io::ErrorKind>;
-
-#[derive(Debug, PartialEq, Eq)]
-struct FileStamp {
-    path: PathBuf,
-    inode: u64,
-    len: u64,
-    modified: (i64, i64),
-}
+type Stamps = Result<Vec<(PathBuf, Stamp)>, io::ErrorKind>;
 
 impl Source {
     pub(super) fn new(path: PathBuf, schema: Option<Arc<Schema>>) -> Self {
@@ -60,8 +51,8 @@ impl Source {
     pub(super) fn read(&mut self) -> Result<Vec<ManagedObject>, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
         // What is written from here on is another state.
-        self.seen = stamp(&self.path);
-        self.read = stamp(&self.path);
+        self.seen = stamps(&self.path);
+        self.read = stamps(&self.path);
         let mut objects = Vec::new();
         for file in files(&self.path).map_err(failed)? {
             let of_file = load_objects(&file)?;
@@ -81,25 +72,17 @@ impl Source {
     /// Whether it has changed since it was read, and nobody is writing any more.
     /// To be asked again after [`LOOK`].
     pub(super) fn has_changed(&mut self) -> bool {
-        let now = stamp(&self.path);
+        let now = stamps(&self.path);
         let is_quiet = now == self.seen;
         self.seen = now;
         is_quiet && self.seen != self.read
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
-    let stamp = |path: PathBuf| {
-        let metadata = fs::metadata(&path)?;
-        Ok(FileStamp {
-            path,
-            inode: metadata.ino(),
-            len: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    };
-    let stamps: io::Result<Vec<_>> = files(path).and_then(|files| files.into_iter().map(stamp).collect());
-    stamps.map_err(|e| e.kind())
+fn stamps(path: &Path) -> Stamps {
+    let stamped = |path: PathBuf| (path.clone(), stamp(&path));
+    let files = files(path).map_err(|e| e.kind())?;
+    Ok(files.into_iter().map(stamped).collect())
 }
 
 /// The file, or those of the directory whose names end as those of policy do, in
