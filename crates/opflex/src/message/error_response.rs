@@ -67,6 +67,16 @@ pub struct ErrorResponse {
 }
 
 impl ErrorResponse {
+    /// The generic error, as functions return it.
+    pub(crate) fn error(message: impl fmt::Display) -> Box<Self> {
+        Self::boxed(ErrorCode::ERROR, message)
+    }
+
+    /// As [`new`](Self::new), for a `Result` that stays small.
+    pub(crate) fn boxed(code: ErrorCode, message: impl fmt::Display) -> Box<Self> {
+        Box::new(Self::new(code, message))
+    }
+
     /// An error with a text for people.
     pub fn new(code: ErrorCode, message: impl fmt::Display) -> Self {
         Self {
@@ -81,6 +91,7 @@ impl ErrorResponse {
 
 /// A text of the peer's choice, cut to what an answer and a log line can bear.
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    // About two lines of a log.
     const CHARACTERS: usize = 200;
     match text.char_indices().nth(CHARACTERS) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
@@ -92,6 +103,8 @@ impl<'de> Deserialize<'de> for ErrorResponse {
     /// Reads every object: a code or message that is missing or no string must
     /// not hide that the request failed.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Not derived: a derived type would fail on a code that is a number, and the failure of
+        // the request would be lost with it.
         let mut members: Map<String, Value> = json::object(deserializer)?;
         let mut take = |name| members.remove(name).filter(|value| !value.is_null());
         let text = |value| match value {

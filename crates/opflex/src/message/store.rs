@@ -1,5 +1,7 @@
 //! What is resolved: policy, or endpoints.
 
+use std::ops::{Index, IndexMut};
+
 use serde::Serialize;
 
 use super::{Method, Role};
@@ -55,5 +57,22 @@ impl Store {
             Self::Policy => "policy",
             Self::Endpoints => "endpoint",
         }
+    }
+}
+
+/// One of something for policy, and one for endpoints.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PerStore<T>([T; 2]);
+
+impl<T> Index<Store> for PerStore<T> {
+    type Output = T;
+    fn index(&self, of: Store) -> &T {
+        &self.0[of as usize]
+    }
+}
+
+impl<T> IndexMut<Store> for PerStore<T> {
+    fn index_mut(&mut self, of: Store) -> &mut T {
+        &mut self.0[of as usize]
     }
 }

@@ -31,7 +31,15 @@ impl Format {
         match self {
             Self::Json => serde_json::from_slice(text).map_err(|error| FileError::Json(error.to_string())),
             Self::Yaml => {
-                let yaml = |error: serde_yaml::Error| FileError::Yaml(error.to_string());
+                // serde_yaml leaves the place out if it is the beginning of the file.
+                let yaml = |error: serde_yaml::Error| {
+                    let place = if error.location().is_none() {
+                        " at line 1"
+                    } else {
+                        ""
+                    };
+                    FileError::Yaml(format!("{error}{place}"))
+                };
                 // Reading as plain values first refuses keys that stand twice in a map.
                 // The types would let the last one win.
                 let _: serde_yaml::Value = serde_yaml::from_slice(text).map_err(yaml)?;

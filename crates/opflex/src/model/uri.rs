@@ -5,8 +5,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::ser::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::json;
 
 /// The URI of a managed object: its path from the root of the tree.
 ///
@@ -32,7 +33,7 @@ use serde::ser::{Serialize, Serializer};
 /// assert!("/EprL3Ep/".parse::<Uri>()?.is_ancestor_of(&endpoint));
 /// # Ok::<(), ssntp_opflex::model::UriError>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uri(Arc<str>);
 
 impl Uri {
@@ -90,6 +91,7 @@ impl Uri {
     /// with and without the slash at its end.
     pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
+        // Both spellings, because some peers leave the last slash out.
         path.match_indices('/')
             .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
             .filter(|text| !text.is_empty())
@@ -136,12 +138,6 @@ impl fmt::Display for Uri {
     }
 }
 
-impl fmt::Debug for Uri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
 impl Borrow<str> for Uri {
     fn borrow(&self) -> &str {
         &self.0
@@ -156,17 +152,7 @@ impl Serialize for Uri {
 
 impl<'de> Deserialize<'de> for Uri {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Uri;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a URI")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Uri, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(Text)
+        json::text(deserializer, "a URI")
     }
 }
 
@@ -236,6 +222,7 @@ fn unescape(segment: &str) -> Cow<'_, str> {
     let mut rest = segment.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let digit = |at: usize| after.get(at).and_then(|d| char::from(*d).to_digit(16));
+        // libopflex leaves a bad escape as it stands, and so does this.
         match (byte, digit(0), digit(1)) {
             (b'%', Some(high), Some(low)) => {
                 // Two hexadecimal digits fit a byte.

@@ -66,7 +66,7 @@ use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
 use super::deadlines::after;
 pub use super::message::Store;
-use super::message::{Proxies, Role};
+use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
 use super::rpc::Random;
@@ -75,22 +75,6 @@ use ssntp_transport::LogLimit;
 /// One interest in a policy or an endpoint, until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReferenceId(u64);
-
-/// Something that the element has asked servers for, or told them.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Wanted {
-    /// Policy or endpoint.
-    pub what: Store,
-    /// The class.
-    pub subject: Name,
-    /// Which object.
-    pub target: Target,
-    /// How many references there are; none when only other policy refers to it.
-    pub references: usize,
-    /// Whether a server has answered.
-    pub answered: bool,
-}
 
 /// A policy element without its threads.
 ///
@@ -103,10 +87,10 @@ pub struct ElementCore {
     held: Held,
     references: HashMap<ReferenceId, (Key, bool)>,
     next_reference: u64,
-    policy: Tree,
+    /// What resolves brought.
+    trees: PerStore<Tree>,
     /// What resolves bring that no server has answered.
     start_policy: Tree,
-    endpoints: Tree,
     /// When to look for what nobody wants any more.
     sweep: Option<Instant>,
     health: Health,
@@ -133,9 +117,8 @@ impl ElementCore {
             start: now,
             references: HashMap::new(),
             next_reference: 1,
-            policy: Tree::new(),
+            trees: PerStore::default(),
             start_policy: Tree::new(),
-            endpoints: Tree::new(),
             sweep: None,
             health: Health::Down,
             proxies: None,
@@ -292,20 +275,17 @@ impl ElementCore {
 
     /// The policy that came.
     pub fn policy(&self) -> &Tree {
-        &self.policy
+        &self.trees[Store::Policy]
     }
 
     /// The endpoints that came.
     pub fn endpoints(&self) -> &Tree {
-        &self.endpoints
+        &self.trees[Store::Endpoints]
     }
 
     /// Either of these.
     pub fn tree(&self, what: Store) -> &Tree {
-        match what {
-            Store::Policy => &self.policy,
-            Store::Endpoints => &self.endpoints,
-        }
+        &self.trees[what]
     }
 
     /// How much of what should be connected is.
@@ -326,20 +306,6 @@ impl ElementCore {
     /// The proxies of transport mode, once a server has told them.
     pub fn proxies(&self) -> Option<&Proxies> {
         self.proxies.as_ref()
-    }
-
-    /// The resolves in force, in no particular order.
-    pub fn resolves(&self) -> impl Iterator<Item = Wanted> {
-        self.held.iter().filter_map(|(key, item)| match key.clone() {
-            Key::Resolve(what, subject, target) => Some(Wanted {
-                what,
-                subject,
-                target,
-                references: item.references,
-                answered: item.answered,
-            }),
-            _ => None,
-        })
     }
 
     /// The objects that the element declares and reports behind a place in the
@@ -398,6 +364,7 @@ impl ElementCore {
     fn tell_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
         let is_new = self.held.hold(key, now);
         if let Some(item) = self.held.get_mut(key)
+            // The same objects again cost no message: applications report in loops.
             && (is_new || item.objects != objects)
         {
             item.objects = objects;
@@ -409,6 +376,7 @@ impl ElementCore {
 
     /// Asks all servers for something, in place of what they were asked before.
     fn ask_all(&mut self, key: &Key, now: Instant) {
+        // An answer to the earlier request would otherwise stop the repetition of this one.
         self.held.forget_calls(key);
         let to = self.pool.ready(&key.role());
         let request = self.held.ask(key, to, now);
@@ -418,6 +386,7 @@ impl ElementCore {
     /// Asks a server that has become ready for everything that it can tell, and
     /// tells it everything that it wants to know.
     fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
+        // Sorted, because a hash map's order would make each run send in another order.
         let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
         // Endpoints and reports come after the policy that they depend on.
         keys.sort_unstable();

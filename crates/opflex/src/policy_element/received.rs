@@ -7,8 +7,8 @@ use log::{debug, warn};
 
 use super::held::{Item, Key};
 use super::{ElementCore, ElementEvent, ObjectChange, Store};
-use crate::message::{ErrorCode, ErrorResponse, Update};
-use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Tree, Uri};
+use crate::message::{ErrorResponse, Update};
+use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
 
 impl ElementCore {
     /// A resolve was answered. False where there is no room for the answer,
@@ -30,7 +30,7 @@ impl ElementCore {
         let objects = self.wanted(*what, objects);
         // The first answer is what counts, also where it is that there is none.
         let outdated = self.take_start_policy(key);
-        match self.tree_mut(*what).update(&outdated, objects, Vec::new()) {
+        match self.trees[*what].update(&outdated, objects, Vec::new()) {
             Ok(changes) => {
                 let first = self
                     .held
@@ -79,7 +79,7 @@ impl ElementCore {
         for root in &roots {
             self.held.add_root(key, root);
         }
-        match self.policy.update(&[], objects, Vec::new()) {
+        match self.trees[Store::Policy].update(&[], objects, Vec::new()) {
             Ok(changes) => self.tell_changes(Store::Policy, &changes),
             Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
         }
@@ -128,7 +128,6 @@ impl ElementCore {
         updates: Vec<Update>,
         now: Instant,
     ) -> Result<(), Box<ErrorResponse>> {
-        let refuse = |text: String| Box::new(ErrorResponse::new(ErrorCode::ERROR, text));
         let objects = || {
             updates.iter().flat_map(|update| {
                 update
@@ -138,18 +137,19 @@ impl ElementCore {
             })
         };
         if !self.has_room(what, objects()) {
-            return Err(refuse("too many objects".to_owned()));
+            return Err(ErrorResponse::error("too many objects"));
         }
         let tree = self.tree(what);
+        // All objects are checked before the first is taken: an update counts as a whole.
         let mut checks = objects().map(|object| tree.check(object));
-        checks.try_for_each(|check| check.map_err(|error| refuse(error.to_string())))?;
+        checks.try_for_each(|check| check.map_err(ErrorResponse::error))?;
         for update in updates {
             let mut delete = self.outdated(what, &update);
             let replace = self.wanted(what, update.replace);
             let merge = self.wanted(what, update.merge_children.unwrap_or_default());
             delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
-            let changes = self.tree_mut(what).update(&delete, replace, merge);
-            let changes = changes.map_err(|error| refuse(error.to_string()))?;
+            let changes = self.trees[what].update(&delete, replace, merge);
+            let changes = changes.map_err(ErrorResponse::error)?;
             self.changed(what, &changes, now);
         }
         Ok(())
@@ -167,6 +167,8 @@ impl ElementCore {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
         let following = self.held.iter().filter(|(_, item)| item.following > 0);
+        // Reached from what is followed, as a garbage collector does: policies that refer to
+        // each other in a circle would never lose their last reference.
         let mut stack: Vec<Key> = following.map(|(key, _)| key.clone()).collect();
         while let Some(key) = stack.pop() {
             for reference in self.references_of(&key) {
@@ -190,6 +192,7 @@ impl ElementCore {
                 _ => {}
             }
         }
+        // Servers are told in an order that does not depend on the hash map.
         unwanted.sort_unstable();
         for key in unwanted {
             self.let_go(&key);
@@ -211,10 +214,7 @@ impl ElementCore {
             roots.insert(uri.clone());
         }
         let held = &self.held;
-        let tree = match what {
-            Store::Policy => &mut self.policy,
-            Store::Endpoints => &mut self.endpoints,
-        };
+        let tree = &mut self.trees[*what];
         let pruned: Vec<Changes> = roots
             .iter()
             .map(|root| tree.prune(root, |uri| held.holders(*what, uri).next().is_some()))
@@ -239,6 +239,7 @@ impl ElementCore {
                 }
             }
         }
+        // A server may send more than was asked for. Keeping it would let it fill the memory.
         let came = objects.len();
         let held = &self.held;
         let is_held = |object: &ManagedObject| held.holders(what, &object.uri).next().is_some();
@@ -289,7 +290,7 @@ impl ElementCore {
             if change.kind != ChangeKind::Created {
                 self.sweep_soon(now);
             }
-            if let Some(object) = self.policy.get(&change.uri) {
+            if let Some(object) = self.policy().get(&change.uri) {
                 let data = object.properties().iter().map(|property| &property.data);
                 references.extend(data.flat_map(Reference::all));
             }
@@ -302,6 +303,7 @@ impl ElementCore {
         let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
         while let Some(key) = queue.pop_front() {
             let known = self.held.get(&key).is_some();
+            // References come from the server, so their number needs a bound.
             if !known && self.followed >= self.settings.limits.followed {
                 warn!("{}: not resolved: too many policies refer to others", key.about());
                 continue;
@@ -340,7 +342,7 @@ impl ElementCore {
         let objects = of_target
             .into_iter()
             .chain(&item.roots)
-            .flat_map(|root| self.policy.subtree(root));
+            .flat_map(|root| self.policy().subtree(root));
         let data = objects
             .flat_map(|object| object.properties())
             .map(|property| &property.data);
@@ -352,13 +354,6 @@ impl ElementCore {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
         tree.len() + coming <= most
-    }
-
-    fn tree_mut(&mut self, what: Store) -> &mut Tree {
-        match what {
-            Store::Policy => &mut self.policy,
-            Store::Endpoints => &mut self.endpoints,
-        }
     }
 }
 

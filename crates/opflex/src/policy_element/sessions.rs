@@ -53,6 +53,7 @@ impl ElementCore {
 
     /// A message arrived.
     pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
+        // It was closed, and what arrived before that is still in the queue.
         if self.pool.address(connection).is_none() {
             return;
         }
@@ -158,11 +159,10 @@ impl ElementCore {
             Request::Echo(echo) => return self.send(connection, Frame::result(id, &echo.answer())),
             Request::Update(what, updates) => self.updated(what, updates, now),
             // A request of the wrong direction.
-            _ => Err(ErrorResponse::new(
+            _ => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a policy element does not take {method}"),
-            )
-            .into()),
+            )),
         };
         match result {
             Ok(()) if self.settings.acknowledge_updates => {
@@ -189,6 +189,7 @@ impl ElementCore {
             return;
         }
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
+        // Judged before anything of it is kept.
         if let Some(fault) = fault_of(identity, &address) {
             return self.close(connection, CloseReason::BadIdentity(fault), now);
         }
@@ -345,6 +346,7 @@ impl ElementCore {
 /// known to be good, also where it is a Unix socket, to which no other server
 /// may send an element.
 fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
+    // A server could otherwise fill the memory with addresses that nobody dials.
     const MAX_PEERS: usize = 1024;
     const MAX_TEXT: usize = 1024;
 

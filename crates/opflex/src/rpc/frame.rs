@@ -60,6 +60,7 @@ impl Frame {
 }
 
 fn begin(id: &Id) -> Vec<u8> {
+    // Most requests and answers have less than 256 bytes: one allocation.
     let mut out = Vec::with_capacity(256);
     out.extend_from_slice(b"{\"id\":");
     out.extend_from_slice(id.as_json());

@@ -45,6 +45,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     name: &str,
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
+    // The dispatcher answers before any thread is started, so a refusal costs none.
     let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
@@ -212,6 +213,7 @@ impl Peers {
         };
         let bytes = std::mem::take(&mut self.run.bytes);
         let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
+        // Joining short frames costs a copy and saves a system call for each.
         let body = match self.run.frames.pop() {
             // One alone may be shared with others.
             Some(only) if self.run.frames.is_empty() => only,

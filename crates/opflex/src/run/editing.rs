@@ -20,9 +20,9 @@ use std::thread::JoinHandle;
 use crossbeam_channel::Sender;
 
 use super::control::{Edited, PolicyEdit};
-use super::query::refused;
 use super::server_side::{ServerEvents, call, copy_policy};
 use super::{CallError, keeper, machine};
+use crate::message::ErrorResponse;
 use crate::model::{Edit, ManagedObject, Tree, Uri};
 use crate::peer::ConnectionId;
 use ssntp_transport::threads;
@@ -78,6 +78,7 @@ fn merge_in_pieces(
             cx.core().policy().check_all(&objects).map(|()| objects)
         })??;
     }
+    // Parents first, so that no piece has a child whose parent is still to come.
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
     let rest = objects.split_off(objects.len().min(AT_ONCE));
     let begun = change(events, at, Edit::Merge(objects))?;
@@ -106,11 +107,13 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
     let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
+    // Each round compares with a copy that another edit may have made stale.
     for _ in 0..TRIES {
         let revision = call(events, |cx| cx.core().policy_revision())?;
         let there = copy_policy(events)?;
         let (delete, mut merge) = difference(&there, &wanted);
         let rest = merge.split_off(merge.len().min(AT_ONCE));
+        // Bound to the revision of the copy: a stale comparison must not be carried out.
         let first = change(events, Some(at.unwrap_or(revision)), Edit::Update(delete, merge));
         match first {
             Err(CallError::Revision { .. }) if at.is_none() => {}
@@ -175,7 +178,7 @@ impl Editor {
                     recv(queue) -> job => match job {
                         Ok((connection, job)) => {
                             let edited = job.edit().and_then(|(wanted, at)| {
-                                edit(&events, keeper.as_ref(), wanted, at).map_err(refused)
+                                edit(&events, keeper.as_ref(), wanted, at).map_err(ErrorResponse::error)
                             });
                             let frame = job.answer(edited);
                             machine::post(&events, move |machine, now, actions| {

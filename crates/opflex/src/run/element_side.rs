@@ -196,6 +196,7 @@ impl Side for ElementSide {
         peers: &mut Peers,
         now: Instant,
     ) -> Result<ConnectionId, ()> {
+        // The core may have closed the connection while it was being made.
         let dial = self.dials.get(&connection);
         if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
             return Err(());

@@ -153,6 +153,7 @@ impl Feed {
             Store::Policy => core.policy(),
             Store::Endpoints => core.endpoints(),
         };
+        // Bounded by bytes as well: one object may have a megabyte.
         let mut bytes = 0;
         let objects = tree.after(last.as_ref()).take(STEP).take_while(|object| {
             let has_room = bytes <= STEP_BYTES;

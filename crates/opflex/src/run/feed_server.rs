@@ -59,6 +59,7 @@ fn serve(events: &ElementEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
     let write = |text: &[u8]| write_all(stream, text, || newcomer.is_stopping());
     let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
     let joined = on_feed(events, |feed, core| feed.join(core));
+    // Refused readers get a line, too, so that they can tell this from a crash.
     let Some(Joined { id, lines, waiting }) = joined.ok().flatten() else {
         return end("as many read as may");
     };

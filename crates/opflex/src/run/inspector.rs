@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use super::local::{LOOK, LocalSocket, write_all};
 use super::machine::{self, Contents, Side, SideEvents};
-use super::query::{QUERY, Query, ROOT, refused};
+use super::query::{QUERY, Query, ROOT};
 use super::{CallError, StartError, now};
 use crate::message::{Decoder, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{ManagedObject, Name, Schema, Uri};
@@ -125,7 +125,7 @@ fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut 
     for call in calls {
         let queries = match call.method.as_str() {
             QUERY => Query::all(&call).and_then(|queries| known(events, queries)),
-            other => Err(refused(format_args!("unknown method: {other:.64}"))),
+            other => Err(ErrorResponse::error(format_args!("unknown method: {other:.64}"))),
         };
         match queries {
             Ok(queries) => show(events, id, queries, out)?,
@@ -142,11 +142,14 @@ fn known<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Que
         let knows =
             |query: &Query| query.subject == ROOT || schema.is_none_or(|schema| schema.knows(&query.subject));
         match queries.iter().find(|query| !knows(query)) {
-            Some(query) => Err(refused(format_args!("Unknown subject: {:.64}", query.subject))),
+            Some(query) => Err(ErrorResponse::error(format_args!(
+                "Unknown subject: {:.64}",
+                query.subject
+            ))),
             None => Ok(queries),
         }
     });
-    judged.unwrap_or_else(|_| Err(refused("it is shutting down")))
+    judged.unwrap_or_else(|_| Err(ErrorResponse::error("it is shutting down")))
 }
 
 /// Writes one answer as it is made.
@@ -288,6 +291,7 @@ impl Scan {
                 }
             }
         }
+        // The place is in `last` or `place`; the next call goes on from there.
         if !is_over {
             return true;
         }

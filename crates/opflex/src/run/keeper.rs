@@ -80,6 +80,7 @@ impl Ask {
         let mut waiting = self.lock();
         waiting.objects += edits.iter().map(Line::len).sum::<usize>();
         waiting.edits.extend(edits);
+        // Beyond this, writing everything is cheaper than the memory of the edits.
         if waiting.objects > EDITED {
             waiting.all = true;
             waiting.edits.clear();

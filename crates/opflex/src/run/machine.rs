@@ -109,6 +109,7 @@ impl<S: Side> Machine<S> {
         settings: Settings,
         queue: Queue<DispatchEvent<Self>>,
     ) -> Result<JoinHandle<()>, StartError> {
+        // The runner sends short frames itself only while no event waits.
         let watch = queue.watch();
         let runner = Runner::new(self, settings, move || watch.is_empty());
         threads::spawn(name, move || dispatch::run(runner, &queue)).map_err(StartError::Thread)
@@ -215,6 +216,7 @@ impl<S: Side> Core for Machine<S> {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Messages>) {
+        // The core has closed it; what its reader found before that is dropped.
         let Some(connection) = self.peers.connection(id) else {
             return (0, None);
         };

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::message::{Custom, ErrorCode, ErrorResponse};
+use crate::message::{Custom, ErrorResponse};
 use crate::model::{Name, Uri};
 
 /// The inner method.
@@ -23,7 +23,7 @@ pub(super) struct Query {
 impl Query {
     /// The questions of a call: an array of them, or a single one.
     pub(super) fn all(call: &Custom) -> Result<Vec<Self>, Box<ErrorResponse>> {
-        let read = |value: &Value| Self::deserialize(value).map_err(refused);
+        let read = |value: &Value| Self::deserialize(value).map_err(ErrorResponse::error);
         match &call.params {
             Value::Array(all) => all.iter().map(read).collect(),
             one => read(one).map(|query| vec![query]),
@@ -38,8 +38,4 @@ impl Query {
     pub(super) fn asks_for(&self, subject: &Name, uri: &Uri) -> bool {
         self.subject == *subject && self.policy_uri.as_ref().is_none_or(|wanted| wanted == uri)
     }
-}
-
-pub(super) fn refused(why: impl std::fmt::Display) -> Box<ErrorResponse> {
-    Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
 }

@@ -86,6 +86,7 @@ impl Server {
             let address = Address::Unix(path.clone());
             let failed = |e| StartError::Listen(address.clone(), e);
             let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
+            // Only the server's own user may change policy.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
@@ -107,6 +108,7 @@ impl Server {
             None => (None, None),
         };
         let side = ServerSide::new(core, asked(), jobs, room.sessions);
+        // Clients are many and chosen by nobody: all their queues share one bound.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
         let settings = Settings {
             queue: config.queue,
@@ -470,6 +472,7 @@ impl ServerHandle {
         loop {
             let last = agents.last().map(|agent| agent.name.clone());
             let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
+            // In steps, since ten thousand agents in one call would delay clients by milliseconds.
             let is_over = next.len() < AGENTS;
             agents.extend(next);
             if is_over {

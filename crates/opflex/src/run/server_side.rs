@@ -175,6 +175,7 @@ impl ServerSide {
         match (answer, &self.editor) {
             (control::Answer::Now(frame), _) => self.answer(id, frame),
             (control::Answer::Later(edit), Some(editor)) => {
+                // The dispatcher never waits, so a full queue is an answer and not a pause.
                 if let Err(full) = editor.try_send((id, edit)) {
                     let (_, edit) = full.into_inner();
                     self.answer(id, edit.busy());
@@ -208,6 +209,7 @@ impl Side for ServerSide {
         if self.is_stopping {
             return Err("the server is shutting down".to_owned());
         }
+        // Its certificate was judged by rules that do not hold any more.
         if newcomer.generation < self.generation {
             return Err("the certificates of the server were replaced during its handshake".to_owned());
         }

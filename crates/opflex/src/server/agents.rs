@@ -62,6 +62,7 @@ impl Agents {
         });
         agent.connected += 1;
         agent.sessions += 1;
+        // An agent that is connected is never dropped to make room.
         self.left.remove(&agent.left);
     }
 
@@ -70,6 +71,7 @@ impl Agents {
         let Some(agent) = self.agents.get_mut(name) else {
             return;
         };
+        // Counted apart from the agents, so that the sum never falls when one is forgotten.
         self.over.add(counters);
         agent.counters.add(counters);
         agent.connected = agent.connected.saturating_sub(1);

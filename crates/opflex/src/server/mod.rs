@@ -53,7 +53,6 @@
 //! | `resolves` | who resolves what of a tree, and what is still to be told |
 //! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
 //! | `ownership` | whose the endpoints are |
-//! | `refusal` | a request answered with an error |
 //! | `push` | from changes to updates and their receivers |
 //! | `roll_up` | numbers over time |
 
@@ -63,7 +62,6 @@ mod endpoint_registry;
 mod observer;
 mod ownership;
 mod push;
-mod refusal;
 mod requests;
 mod resolves;
 mod roll_up;
@@ -200,6 +198,7 @@ impl ServerCore {
         now: Instant,
     ) {
         let session = Session::new(address, dialled, &self.settings, now);
+        // From the first byte on, so that a client that says nothing is ended.
         self.timers.set(connection, session.deadline(&self.settings));
         self.sessions.insert(connection, session);
         self.echo(connection, 0, now);
@@ -318,6 +317,7 @@ impl ServerCore {
             Store::Endpoints => &self.registry.endpoints.tree,
         };
         let objects = untold.next(tree, self.settings.limits.message_bytes);
+        // The result is the last piece: a client that gets it has everything.
         let is_over = untold.is_empty();
         let is_nothing = is_over && objects.is_empty();
         let frame = if is_over {
@@ -355,6 +355,7 @@ impl ServerCore {
         while let Some(connection) = self.timers.pop(now) {
             self.session_due(connection, now);
         }
+        // Nobody is told: the client knows its own refresh time.
         while self.policy.watchers.expired(now).is_some() {}
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
@@ -453,6 +454,7 @@ impl ServerCore {
             counters: session.counters,
         };
         let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
+        // Connection numbers grow, so this is the order in which clients came.
         sessions.sort_by_key(|session| session.connection);
         sessions
     }
@@ -545,6 +547,7 @@ impl ServerCore {
             self.agents.left(&element.name, &session.counters, most);
         }
         if let Some(element) = session.element
+            // Another connection may have taken the name over.
             && self.names.get(&element.name) == Some(&connection)
         {
             self.names.remove(&element.name);
@@ -562,6 +565,7 @@ impl ServerCore {
             Store::Endpoints => &self.registry.endpoints,
         };
         self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
+        // Walks keep what was there when they began.
         for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
             walk.changed(&resolvable.tree, changes);
         }

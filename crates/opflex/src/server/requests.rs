@@ -5,7 +5,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{Level, debug};
 
-use super::refusal::Refusal;
 use super::resolves::{Interest, Resolvable, Untold};
 use super::session::Answer;
 use super::{RequestCounters, ServerCore, Store};
@@ -28,7 +27,7 @@ impl ServerCore {
         let answer = match request {
             Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
             Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now),
-            _ if !self.settings.has(&role_for(method)) => Err(Refusal::new(
+            _ if !self.settings.has(&role_for(method)) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
             )),
@@ -42,6 +41,7 @@ impl ServerCore {
                 }
             }
             Request::Unresolve(of, unresolves) => {
+                // An unresolve of what is not resolved is answered like any other.
                 let targets = unresolves.iter().map(|unresolve| &unresolve.target);
                 self.resolvable_mut(of).unresolve(connection, targets);
                 Ok(done())
@@ -68,14 +68,14 @@ impl ServerCore {
                 self.observer.report(&element, reports, now).map(|()| done())
             }
             // A request of the wrong direction, which no role takes.
-            Request::Update(..) | Request::Custom(_) => Err(Refusal::new(
+            Request::Update(..) | Request::Custom(_) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a server does not take {method}"),
             )),
         };
         match answer {
             Ok(frame) => self.send(connection, frame),
-            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), now),
+            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal, now),
         }
     }
 
@@ -121,9 +121,9 @@ impl ServerCore {
         id: &Id,
         identity: Identity,
         now: Instant,
-    ) -> Result<Result<Bytes, EncodeError>, Refusal> {
+    ) -> Result<Result<Bytes, EncodeError>, Box<ErrorResponse>> {
         let Some(session) = self.sessions.get_mut(&connection) else {
-            return Err(Refusal::new(ErrorCode::ESTATE, "no session"));
+            return Err(ErrorResponse::boxed(ErrorCode::ESTATE, "no session"));
         };
         let before = session.element.as_ref().map(|element| element.name.clone());
         let domain = identity.domain.clone();

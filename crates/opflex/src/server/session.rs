@@ -5,11 +5,10 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::refusal::Refusal;
 use super::resolves::Untold;
 use super::{RequestCounters, Settings, Store};
 use crate::deadlines::after;
-use crate::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
+use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::model::Name;
 use crate::peer::{ConnectionId, Keepalive, bare};
 use crate::rpc::Id;
@@ -115,8 +114,9 @@ impl Session {
         &mut self,
         identity: Identity,
         settings: &Settings,
-    ) -> Result<IdentityResult, Refusal> {
-        let refuse = |code, message: String| Err(Refusal::new(code, message));
+    ) -> Result<IdentityResult, Box<ErrorResponse>> {
+        let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
+        // Before anything is kept: these texts stay for as long as the connection.
         let texts = [&identity.name, &identity.my_location, &identity.domain]
             .into_iter()
             .flatten();

@@ -28,6 +28,7 @@ impl Index {
         let uri = &object.uri;
         if let Some(class) = self.classes.get_mut(&object.subject) {
             class.remove(uri);
+            // Peers choose the names of classes: empty ones must not pile up.
             if class.is_empty() {
                 self.classes.remove(&object.subject);
             }

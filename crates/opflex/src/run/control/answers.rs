@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::query::{QUERY, Query, refused};
+use super::super::query::{QUERY, Query};
 use super::super::{SERVER_LOG as LOG, ServerContext};
 use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, MORE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
@@ -49,7 +49,7 @@ impl PolicyEdit {
 
     /// The answer when there is no room for it.
     pub(in super::super) fn busy(&self) -> Bytes {
-        failure(&self.id, &refused("busy: too many edits wait"))
+        failure(&self.id, &ErrorResponse::error("busy: too many edits wait"))
     }
 
     /// The edit, and the revision of policy that it is for.
@@ -151,6 +151,7 @@ fn answer(
                 Store::Endpoints
             };
             let uri = params::<Below>(call)?.uri;
+            // A walk that nobody takes to its end would be told of every edit for ever.
             if let Some(old) = walk.replace(cx.begin_walk(store, uri)) {
                 cx.end_walk(old);
             }
@@ -189,7 +190,7 @@ fn answer(
         }
         other => {
             let what = format!("unknown method {other:.64?}");
-            return Err(Box::new(ErrorResponse::new(ErrorCode::EUNSUPPORTED, what)));
+            return Err(ErrorResponse::boxed(ErrorCode::EUNSUPPORTED, what));
         }
     })
 }
@@ -250,7 +251,7 @@ fn reply(id: &Id, method: &str, result: impl Serialize) -> Bytes {
 }
 
 fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
-    T::deserialize(&call.params).map_err(refused)
+    T::deserialize(&call.params).map_err(ErrorResponse::error)
 }
 
 fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
@@ -271,7 +272,9 @@ fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<Error
         let room = QUERIED + 1 - found.len();
         found.extend(below.take(room).map(|object| object.to_object()));
         if found.len() > QUERIED {
-            return Err(refused(format_args!("more than {QUERIED} objects: take {DUMP}")));
+            return Err(ErrorResponse::error(format_args!(
+                "more than {QUERIED} objects: take {DUMP}"
+            )));
         }
     }
     Ok(found)

@@ -212,6 +212,7 @@ impl Control {
         let frame = Request::Custom(vec![custom])
             .to_frame(&id)
             .map_err(|e| ControlError::Io(io::Error::other(e)))?;
+        // The server would end the connection without saying why.
         if frame.len() > MESSAGE {
             let what = format!("{} bytes at once; {MESSAGE} are taken", frame.len());
             return Err(ControlError::Io(io::Error::new(
