@@ -1,7 +1,5 @@
 //! The pages of `--admin`, as curl and Prometheus meet them, and under attack.
 
-#![cfg(any(feature = "aws-lc-rs", feature = "ring"))]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -552,7 +550,6 @@ fn a_client_is_ready_while_it_is_connected() {
     }
 }
 
-#[cfg(feature = "opflex")]
 #[test]
 fn an_opflex_server_has_pages_of_its_own() {
     let dir = certificates();

@@ -1,6 +1,5 @@
 //! The program starts itself again without signal stacks where memory maps
 //! would be too few with them for the sessions that are asked for.
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -158,12 +157,7 @@ fn without_a_number_the_process_stays_as_it_is() {
     let own = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = mask(&own, "SigIgn:") & BOTH == BOTH;
     let place = place();
-    for line in [
-        SERVER,
-        SCHEDULER,
-        #[cfg(feature = "opflex")]
-        "opflex serve",
-    ] {
+    for line in [SERVER, SCHEDULER, "opflex serve"] {
         let server = Running::start(place.path(), line);
         assert_eq!(server.ignores(), ignored, "{line}");
         assert!(!server.proc("environ").contains("SSNTP_STARTED_AGAIN"));
