@@ -16,11 +16,9 @@
 //! | `process` | [`ProcessDriver`]: a process of this machine |
 //! | `qemu` | [`QemuDriver`]: a virtual machine |
 //! | `supervisor` | a process for each run, which outlives the agent, for drivers that run programs |
-//! | `simulate` | [`SimulateDriver`]: nothing at all, with plausible figures |
 
 mod process;
 mod qemu;
-mod simulate;
 mod supervisor;
 
 use std::fmt;
@@ -34,7 +32,6 @@ use uuid::Uuid;
 
 pub use self::process::ProcessDriver;
 pub use self::qemu::QemuDriver;
-pub use self::simulate::SimulateDriver;
 pub(super) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
