@@ -107,7 +107,7 @@ mod streams;
 mod tree;
 mod worker;
 
-pub use self::figures::{AgentFigures, CrewFigures};
+pub use self::figures::{AgentFigures, AgentLimits, CrewFigures};
 pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};
 pub use self::stepped::{Step, SteppedAgent, SteppedConfig};
