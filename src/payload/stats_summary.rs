@@ -283,7 +283,11 @@ fn is_plain(value: &str) -> bool {
 
 /// A value that is text without escapes, and is not read as nothing.
 fn text(value: &str) -> Option<&str> {
-    let between = |quote| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote));
+    let between = |quote| {
+        value
+            .strip_prefix(quote)
+            .and_then(|value| value.strip_suffix(quote))
+    };
     let is_text = match between('"').or_else(|| between('\'')) {
         Some(quoted) => return (!quoted.contains(['\\', '\''])).then_some(quoted),
         None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL"),

@@ -361,7 +361,11 @@ fn other_types_can_be_read_and_written_too() {
 #[test]
 fn keys_lists_and_blocks_are_quoted_as_values_are() {
     let block = "a: no\n- yes\n'b': 12:30\n\nno".to_owned();
-    let maps = vec![BTreeMap::from([("no", block.as_str()), ("a: 'b'", "12:30"), ("\"\t: 'k", "no")])];
+    let maps = vec![BTreeMap::from([
+        ("no", block.as_str()),
+        ("a: 'b'", "12:30"),
+        ("\"\t: 'k", "no"),
+    ])];
     let written = yaml::encode(&BTreeMap::from([("list", maps.clone())])).unwrap();
     let expected = "list:\n- \"\\\"\\t: 'k\": \"no\"\n  'a: ''b''': \"12:30\"\n  \"no\": |-\n    a: no\n    - yes\n    'b': 12:30\n\n    no\n";
     assert_eq!(text(&written), expected);
