@@ -1,8 +1,5 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
-#[cfg(feature = "full")]
-mod fleet;
-
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +14,7 @@ use ssntp::client::{ClientError, UuidSource};
 use ssntp::payload::NextState;
 #[cfg(feature = "full")]
 use ssntp_admin::Snapshot;
-use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
+use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 
 #[cfg(feature = "full")]
@@ -82,17 +79,6 @@ pub(crate) struct Args {
     /// The most instances, stopped ones included
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
-    /// Pretend to be that many agents, over a few threads, to load a cluster;
-    /// only with --driver simulate, and one --connect. Says when all of them
-    /// are connected, and at its end how much they sent and received
-    #[cfg(feature = "full")]
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with_all = ["state", "uuid", "role", "server_name", "grace", "confinement"],
-        value_parser = value_parser!(u32).range(1..=100_000),
-    )]
-    count: Option<u32>,
     /// How often it reports
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     interval: Seconds,
@@ -207,8 +193,6 @@ enum DriverName {
     Process,
     /// Virtual machines, where QEMU is installed
     Qemu,
-    /// Nothing at all, with plausible figures
-    Simulate,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -220,10 +204,6 @@ enum ConfinementName {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    #[cfg(feature = "full")]
-    if let Some(count) = args.count {
-        return fleet::run(&args, count as usize);
-    }
     let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
     let (client, renewal) = args
         .connection
@@ -245,7 +225,6 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             config = match driver {
                 DriverName::Process => config.driver(process(&args)?),
                 DriverName::Qemu => config.driver(qemu(&args)?),
-                DriverName::Simulate => config.driver(SimulateDriver::new()),
             };
         }
     }

@@ -654,11 +654,11 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let mut names = BTreeSet::new();
-    let mut files: Vec<_> = fs::read_dir(root.join("src/admin"))
+    let mut files: Vec<_> = fs::read_dir(root.join("crates/admin/src"))
         .unwrap()
         .map(|file| file.unwrap().path())
         .collect();
-    files.push(root.join("src/bin/ssntp/admin.rs"));
+    files.push(root.join("crates/cli/src/admin.rs"));
     for file in files {
         let text = fs::read_to_string(file).unwrap();
         for prefix in ["\"ssntp_", "\"process_"] {
