@@ -40,7 +40,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 .collect::<Value>(),
         )?;
     } else {
-        output.line(tables::fitted(&tables::sessions(&sessions)))?;
+        output.line(tables::sessions(&sessions))?;
     }
     output.flush()
 }
