@@ -94,7 +94,7 @@ impl What {
 
 fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
     let (config, mut renewal) = options.config_going_on(stop)?;
-    let controller = Controller::start(config).map_err(Failure::new)?;
+    let controller = Controller::start(config)?;
     let changes = controller.subscribe();
     let looks = connection::looks();
     let over_itself = !options.json && std::io::stdout().is_terminal();
