@@ -301,7 +301,10 @@ impl State {
         let Self { view, orders, .. } = self;
         let failed = |failure| Err(OrderError::Failed(Box::new(failure)));
         settle(orders, |order| {
-            let shown = order.goal.failed(failure).then(|| order.goal.is_met_by(failure, view))?;
+            let shown = order
+                .goal
+                .failed(failure)
+                .then(|| order.goal.is_met_by(failure, view))?;
             Some(shown.map_or_else(|| failed(failure.clone()), Ok))
         });
         // InvalidFrameType names no command: the best fit, and among equals the latest.

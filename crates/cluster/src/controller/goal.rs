@@ -260,10 +260,16 @@ impl Goal {
             }
             Command::EVACUATE => {
                 let node = self.node(view).filter(|node| node.connected)?;
-                let alive = || view.instances_of(node.uuid).filter(|instance| instance.is_alive());
+                let alive = || {
+                    view.instances_of(node.uuid)
+                        .filter(|instance| instance.is_alive())
+                };
                 let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
                 let is_empty = hung == alive().count() && node.status == NodeStatus::Maintenance;
-                is_empty.then_some(Shown::Evacuated { node: node.uuid, hung })
+                is_empty.then_some(Shown::Evacuated {
+                    node: node.uuid,
+                    hung,
+                })
             }
             Command::RESTORE => {
                 let node = self.node(view).filter(|node| node.connected)?;
@@ -370,8 +376,7 @@ impl Goal {
     pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
         let node = view.node(failure.node.uuid()?)?;
         let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
-        let is_gone =
-            self.command == Command::DELETE && failure.reason == "no_instance" && node.is_current();
+        let is_gone = self.command == Command::DELETE && failure.reason == "no_instance" && node.is_current();
         is_gone.then_some(Shown::Gone { instance: seen.uuid })
     }
 
@@ -398,8 +403,7 @@ impl Goal {
     /// Whether its instance is being started, by a node that still reports.
     pub(super) fn is_progressing(&self, view: &View) -> bool {
         self.instance(view).is_some_and(|instance| {
-            instance.state == InstanceState::Pending
-                && view.node(instance.node).is_some_and(Node::is_current)
+            instance.state == InstanceState::Pending && view.node(instance.node).is_some_and(Node::is_current)
         })
     }
 
