@@ -18,7 +18,6 @@ use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 
 #[cfg(feature = "full")]
-use super::config::Problems;
 #[cfg(feature = "full")]
 use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
@@ -28,7 +27,7 @@ use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
-use crate::settings::{ConfigFile, Settings};
+use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -317,7 +316,7 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let agent = self.agent;
         #[cfg(feature = "full")]
         let pages = self.pages;

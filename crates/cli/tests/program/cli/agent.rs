@@ -1,7 +1,5 @@
 //! `ssntp agent` as a user meets it: processes of its own, and signals.
 
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
