@@ -6,7 +6,7 @@ use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
-pub(super) struct Nats;
+pub(crate) struct Nats;
 
 const CONNECT: &[u8] = b"CONNECT {\"verbose\":false,\"pedantic\":false,\"tls_required\":true,\
 \"echo\":false,\"headers\":false,\"lang\":\"raw\",\"version\":\"1\",\"protocol\":1}\r\n";

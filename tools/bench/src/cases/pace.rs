@@ -4,32 +4,32 @@ use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::super::child::Server;
-use super::super::histogram::Histogram;
-use super::super::pause;
-use super::super::raw::{Session, Stamped, Subject, System, now, stamp};
 use super::{Bench, Figures};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::histogram::Histogram;
+use crate::pause;
+use crate::raw::{Session, Stamped, Subject, System, now, stamp};
 
 /// How long the last frames may take.
 const ENDING: Duration = Duration::from_secs(10);
 
 /// How sessions take turns.
 #[derive(Debug)]
-pub(super) struct Pace {
-    pub(super) system: System,
-    pub(super) subject: Subject,
-    pub(super) payload: usize,
+pub(crate) struct Pace {
+    pub(crate) system: System,
+    pub(crate) subject: Subject,
+    pub(crate) payload: usize,
     /// Writes each second, all together.
-    pub(super) rate: f64,
-    pub(super) sends: u64,
+    pub(crate) rate: f64,
+    pub(crate) sends: u64,
     /// Frames of a write, at most.
-    pub(super) most: usize,
+    pub(crate) most: usize,
 }
 
 impl Pace {
     /// A session that gets what is sent.
-    pub(super) fn receiver(&self, bench: &Bench<'_>, server: &Server) -> Result<Session, Failure> {
+    pub(crate) fn receiver(&self, bench: &Bench<'_>, server: &Server) -> Result<Session, Failure> {
         let side = self.subject.receiver();
         bench.pki.dialer(self.system, side)?.connect(&server.address)
     }
@@ -37,18 +37,18 @@ impl Pace {
 
 /// What came of it.
 #[derive(Debug)]
-pub(super) struct Driven {
-    pub(super) taken: Histogram,
-    pub(super) lost: u64,
+pub(crate) struct Driven {
+    pub(crate) taken: Histogram,
+    pub(crate) lost: u64,
     rate: f64,
     /// The server's CPU time for a frame.
-    pub(super) cpu_us: f64,
+    pub(crate) cpu_us: f64,
     /// The server's memory in KiB while all sessions are there.
-    pub(super) rss: u64,
+    pub(crate) rss: u64,
 }
 
 impl Driven {
-    pub(super) fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> Figures {
         vec![
             ("frames_per_second", self.rate),
             ("p50_us", self.taken.quantile(0.5)),
@@ -61,7 +61,7 @@ impl Driven {
 }
 
 /// Lets one sender after the other send, at an even pace.
-pub(super) fn drive(
+pub(crate) fn drive(
     bench: &Bench<'_>,
     server: &Server,
     senders: Vec<Session>,
@@ -77,7 +77,7 @@ pub(super) fn drive(
 
 /// As [`drive`], to a receiver that is connected, whether anything arrives or
 /// not.
-pub(super) fn drive_to(
+pub(crate) fn drive_to(
     mut inbound: Session,
     bench: &Bench<'_>,
     server: &Server,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::child::Server;
-use super::super::raw::{Session, Side, System, batch, broadcast, now};
 use super::{Bench, Figures};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::raw::{Session, Side, System, batch, broadcast, now};
 
 /// What each session carries in each direction before it is idle again.
 const CARRIED: usize = 65_536;
@@ -18,7 +18,7 @@ const SETTLED: Duration = Duration::from_secs(3);
 
 /// Opens sessions and lets them idle; for our own server, lets each carry a
 /// large frame both ways, and idle again.
-pub(super) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Figures, Failure> {
+pub(crate) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Figures, Failure> {
     super::raise_descriptors(count)?;
     let server = bench.start(system)?;
     let dialer = bench.pki.dialer(system, Side::Sender)?;

@@ -33,12 +33,12 @@ const TICK: Timespec = Timespec {
 const SEND_BUFFER: usize = 64 * 1024;
 
 /// Whether so many sessions share threads.
-pub(in super::super) fn is_crowd(sessions: usize) -> bool {
+pub(crate) fn is_crowd(sessions: usize) -> bool {
     sessions > ALONE
 }
 
 /// What each thread drives.
-pub(in super::super) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
+pub(crate) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
     let threads = match is_crowd(sessions.len()) {
         true => SHARED,
         false => sessions.len(),
@@ -52,7 +52,7 @@ pub(in super::super) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
 
 /// Sends `batch` again and again on every session, each as fast as the server
 /// takes it, until `stop`; counts frames, and the sessions that end before.
-pub(in super::super) fn send(
+pub(crate) fn send(
     sessions: &mut [Session],
     batch: &Outgoing,
     stop: &AtomicBool,
@@ -112,7 +112,7 @@ pub(in super::super) fn send(
 
 /// Receives on every session until it ends; counts deliveries, and the
 /// sessions that have ended.
-pub(in super::super) fn receive(sessions: &mut [Session], delivered: &AtomicU64, cut: &AtomicUsize) {
+pub(crate) fn receive(sessions: &mut [Session], delivered: &AtomicU64, cut: &AtomicUsize) {
     let more = |session: &mut Session| {
         let mut count = 0;
         let more = session.receive(&mut |_| count += 1);
@@ -155,8 +155,8 @@ fn ready(sockets: &[Socket], waiting: &[usize], events: PollFlags) -> Vec<usize>
 
 #[cfg(test)]
 mod tests {
-    use super::super::{LIMIT, Pki, System, batch};
     use super::*;
+    use super::super::{LIMIT, Pki, System, batch};
 
     #[test]
     fn up_to_eight_sessions_have_a_thread_each() {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use ssntp::client::{Client, ClientEvent, DialFault};
 use ssntp::transport::Limits;
 
-use super::super::child::Server;
-use super::super::raw::{Side, now};
 use super::{Bench, Figures, raise_descriptors};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::raw::{Side, now};
 
 /// So many connect at a time at first.
 const AT_A_TIME: usize = 50;
@@ -28,7 +28,7 @@ struct Returning {
 /// Connects so many clients, starts the server anew at the same address, and
 /// looks at how they come back. Where it is `killed`, they lose it without a
 /// word.
-pub(super) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Result<Figures, Failure> {
+pub(crate) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
     // All show one certificate, which may have three quarters of the sessions.
     let sessions = (count.saturating_add(count / 3).saturating_add(2)).to_string();
@@ -44,9 +44,9 @@ pub(super) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
     while returning.len() < count {
         let some = AT_A_TIME.min(count - returning.len());
         let clients: Result<Vec<_>, _> = (0..some).map(|_| Client::start(config.clone())).collect();
-        for client in clients.map_err(Failure::new)? {
+        for client in clients? {
             let connected = client.handle().wait_connected(Some(PATIENCE));
-            if !connected.map_err(Failure::new)? {
+            if !connected? {
                 return Err(Failure::new("a client does not connect"));
             }
             while client.try_recv().is_ok() {}

@@ -10,7 +10,7 @@
 //! | `crowd` | many of them on one thread |
 //! | `ssntp`, `nats`, `mqtt` | what differs: greeting, publication, delivery |
 
-pub(super) mod crowd;
+pub(crate) mod crowd;
 mod mqtt;
 mod nats;
 mod pki;
@@ -19,20 +19,20 @@ mod ssntp;
 
 use std::time::{Duration, Instant};
 
-use ::ssntp_transport::{Halves, Outgoing};
+use ssntp_transport::{Halves, Outgoing};
 
 use crate::failure::Failure;
 
-pub(super) use self::pki::Pki;
-pub(super) use self::session::Session;
-pub(super) use self::ssntp::broadcast;
+pub(crate) use self::pki::Pki;
+pub(crate) use self::session::Session;
+pub(crate) use self::ssntp::broadcast;
 
 /// How long one step of a connection's beginning may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum System {
+pub(crate) enum System {
     Ssntp,
     /// Another version of it.
     Earlier,
@@ -42,12 +42,12 @@ pub(super) enum System {
 
 impl System {
     /// Whether it speaks SSNTP.
-    pub(super) fn is_ssntp(self) -> bool {
+    pub(crate) fn is_ssntp(self) -> bool {
         matches!(self, Self::Ssntp | Self::Earlier)
     }
 
     /// The program, and what it is called in a report.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ssntp => "ssntp",
             Self::Earlier => "earlier",
@@ -56,7 +56,7 @@ impl System {
         }
     }
 
-    pub(super) fn wire(self) -> &'static dyn Wire {
+    pub(crate) fn wire(self) -> &'static dyn Wire {
         match self {
             Self::Ssntp | Self::Earlier => &self::ssntp::Ssntp,
             Self::Nats => &self::nats::Nats,
@@ -67,7 +67,7 @@ impl System {
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     /// It publishes: an agent.
     Sender,
     /// It gets everything that is published as load: a controller.
@@ -78,7 +78,7 @@ pub(super) enum Side {
 
 /// What a publication is about. Servers keep the two apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(crate) enum Subject {
     /// What a case measures.
     Load,
     /// A pair that shows what the load does to others.
@@ -87,7 +87,7 @@ pub(super) enum Subject {
 
 impl Subject {
     /// Who gets it.
-    pub(super) fn receiver(self) -> Side {
+    pub(crate) fn receiver(self) -> Side {
         match self {
             Self::Load => Side::Receiver,
             Self::Bystander => Side::Bystander,
@@ -96,9 +96,9 @@ impl Subject {
 }
 
 /// A protocol, as far as two subjects go.
-pub(super) trait Wire: Sync + std::fmt::Debug {
+pub(crate) trait Wire: Sync + std::fmt::Debug {
     /// What comes before TLS.
-    fn before_tls(&self, stream: &dyn ::ssntp_transport::Duplex) -> Result<(), Failure> {
+    fn before_tls(&self, stream: &dyn ssntp_transport::Duplex) -> Result<(), Failure> {
         let _ = stream;
         Ok(())
     }
@@ -116,13 +116,13 @@ pub(super) trait Wire: Sync + std::fmt::Debug {
 
 /// Publications with a payload of so many bytes, as many as a 16 KiB record
 /// holds, at least one.
-pub(super) fn batch(system: System, payload: usize) -> Outgoing {
+pub(crate) fn batch(system: System, payload: usize) -> Outgoing {
     Stamped::new(system, Subject::Load, payload, usize::MAX).fill(0)
 }
 
 /// A batch of equal publications that can be sent with a time in each.
 #[derive(Debug)]
-pub(super) struct Stamped {
+pub(crate) struct Stamped {
     bytes: Vec<u8>,
     /// Where each payload begins.
     payloads: Vec<usize>,
@@ -130,7 +130,7 @@ pub(super) struct Stamped {
 
 impl Stamped {
     /// As many publications as 16 KiB hold, at least one and `most` at most.
-    pub(super) fn new(system: System, subject: Subject, payload: usize, most: usize) -> Self {
+    pub(crate) fn new(system: System, subject: Subject, payload: usize, most: usize) -> Self {
         let mut one = Vec::new();
         let offset = system.wire().publish(&vec![b'x'; payload], subject, &mut one);
         let count = (16 * 1024 / one.len()).clamp(1, most.max(1));
@@ -140,12 +140,12 @@ impl Stamped {
         }
     }
 
-    pub(super) fn frames(&self) -> usize {
+    pub(crate) fn frames(&self) -> usize {
         self.payloads.len()
     }
 
     /// The batch, with `stamp` in front of each payload that has room.
-    pub(super) fn fill(&mut self, stamp: u64) -> Outgoing {
+    pub(crate) fn fill(&mut self, stamp: u64) -> Outgoing {
         let length = self.bytes.len() / self.payloads.len();
         let first = self.payloads.first().copied().unwrap_or(0);
         if stamp != 0 && length - first >= 8 {
@@ -159,7 +159,7 @@ impl Stamped {
 }
 
 /// The stamp of a delivery.
-pub(super) fn stamp(payload: &[u8]) -> Option<u64> {
+pub(crate) fn stamp(payload: &[u8]) -> Option<u64> {
     payload.first_chunk::<8>().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
@@ -169,7 +169,7 @@ fn read_until(
     mut done: impl FnMut(&mut bytes::BytesMut) -> Result<bool, Failure>,
 ) -> Result<(), Failure> {
     while !done(halves.inbox.bytes_mut())? {
-        let received = halves.receive.receive(&mut halves.inbox).map_err(Failure::new)?;
+        let received = halves.receive.receive(&mut halves.inbox)?;
         if received.end {
             return Err(Failure::new("the server closed the connection"));
         }
@@ -180,13 +180,13 @@ fn read_until(
 /// Sends bytes of a greeting.
 fn say(halves: &mut Halves, bytes: &[u8]) -> Result<(), Failure> {
     let whole = Outgoing::whole(bytes.to_vec().into(), 1);
-    halves.transmit.transmit(&[whole]).map_err(Failure::new)?;
+    halves.transmit.transmit(&[whole])?;
     halves.transmit.idle();
     Ok(())
 }
 
 #[expect(clippy::disallowed_methods, reason = "measuring is what the clock is for")]
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 

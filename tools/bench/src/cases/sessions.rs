@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::raw::{Side, Subject, System, now};
 use super::pace::{Pace, drive};
 use super::{Bench, Figures, raise_descriptors};
 use crate::failure::Failure;
+use crate::raw::{Side, Subject, System, now};
 
 /// The length of an agent's STATS, about.
 const PAYLOAD: usize = 512;
@@ -15,7 +15,7 @@ const SINGLES: f64 = 4_000.0;
 const BATCHES: f64 = 500.0;
 
 /// Connects so many agents, and lets each send STATS each second.
-pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
+pub(crate) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
     // All agents show one certificate, which may have three quarters of the
     // sessions; one is the controller's.
@@ -59,7 +59,7 @@ pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> 
 
 /// What a frame costs the server while so many sessions take turns: each
 /// frame alone, and in batches of 16 KiB.
-pub(super) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
+pub(crate) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
     let mut figures = Vec::new();
     for (name, rate, most) in [

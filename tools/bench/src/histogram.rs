@@ -8,13 +8,13 @@ const STEPS: u32 = 128;
 
 /// Counts durations from a nanosecond to hours.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     counts: Vec<u64>,
     total: u64,
 }
 
 impl Histogram {
-    pub(super) fn add(&mut self, nanoseconds: u64) {
+    pub(crate) fn add(&mut self, nanoseconds: u64) {
         let bucket = bucket(nanoseconds);
         if bucket >= self.counts.len() {
             self.counts.resize(bucket + 1, 0);
@@ -23,12 +23,12 @@ impl Histogram {
         self.total += 1;
     }
 
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
     /// The duration that a share `q` of all does not exceed, in microseconds.
-    pub(super) fn quantile(&self, q: f64) -> f64 {
+    pub(crate) fn quantile(&self, q: f64) -> f64 {
         let rank = self.total as f64 * q;
         let mut seen = 0;
         for (bucket, count) in self.counts.iter().enumerate() {

@@ -6,7 +6,7 @@ use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
-pub(super) struct Mqtt;
+pub(crate) struct Mqtt;
 
 /// Clean session, no keep-alive, a name that the server chooses.
 const CONNECT: &[u8] = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x00\x00\x00";

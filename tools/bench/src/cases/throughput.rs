@@ -8,11 +8,11 @@ use ssntp::client::{Client, ClientEvent};
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::Halves;
 
-use super::super::child::Server;
-use super::super::raw::{Session, Side, Subject, System, batch, crowd, now};
 use super::pace::{Pace, drive_to};
 use super::{Bench, Figures, raise_descriptors, whole};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::raw::{Session, Side, Subject, System, batch, crowd, now};
 
 /// How long a case runs before its window begins.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -30,7 +30,7 @@ const BYSTANDER_PAYLOAD: usize = 256;
 /// Drives a server with every sender as fast as it goes. Where a crowd sends,
 /// another pair sends at a pace beside it, which shows what the crowd does to
 /// others.
-pub(super) fn routed(
+pub(crate) fn routed(
     bench: &Bench<'_>,
     system: System,
     senders: usize,
@@ -148,7 +148,7 @@ impl Bystander {
         let sender = bench.pki.dialer(system, Side::Sender)?.connect(&server.address)?;
         // A server that stops to read is a finding, and no reason to wait for ever.
         let limited = sender.stream().set_write_timeout(Some(ENDING));
-        limited.map_err(Failure::new)?;
+        limited?;
         Ok(Self {
             pace,
             sender,
@@ -185,7 +185,7 @@ fn rates(frames: u64, elapsed: Duration, cpu: Duration, payload: usize) -> Figur
 
 /// Frames each second through two TLS ends without a protocol: the same
 /// bytes, one thread sends and one receives.
-pub(super) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
+pub(crate) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
     let (mut client, server) = bench.pki.tls_pair()?;
     let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let batch = batch(System::Ssntp, payload);
@@ -224,9 +224,9 @@ pub(super) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failur
 
 /// Drives a server through the public client: each frame its own `send`, and
 /// its own event at the other end.
-pub(super) fn client(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
+pub(crate) fn client(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
     let server = bench.start(System::Ssntp)?;
-    let connect = |side| Client::connect(bench.pki.client(side, &server.address)).map_err(Failure::new);
+    let connect = |side| Client::connect(bench.pki.client(side, &server.address));
     let (outbound, inbound) = (connect(Side::Sender)?, connect(Side::Receiver)?);
     let (delivered, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let frame = Frame::with_payload(Command::STATS, vec![b'x'; payload]);

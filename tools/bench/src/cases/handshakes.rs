@@ -1,12 +1,12 @@
 //! Sessions that come and go.
 
-use super::super::raw::{Side, System, now};
 use super::{Bench, Figures};
 use crate::failure::Failure;
+use crate::raw::{Side, System, now};
 
 /// Sessions set up and ended each second by one client, one after the other;
 /// `returning` keeps the tickets that the server gives.
-pub(super) fn one_after_the_other(
+pub(crate) fn one_after_the_other(
     bench: &Bench<'_>,
     system: System,
     returning: bool,

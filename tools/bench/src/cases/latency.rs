@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::raw::{Side, Stamped, Subject, System};
 use super::pace::{Pace, drive};
 use super::{Bench, Figures, throughput, whole};
 use crate::failure::Failure;
+use crate::raw::{Side, Stamped, Subject, System};
 
 const PAYLOAD: usize = 256;
 /// Up to this rate each frame is a write of its own; beyond, a write holds
@@ -16,18 +16,18 @@ const SINGLE: f64 = 5_000.0;
 const LONG: u32 = 10;
 
 /// Sends so many frames each second, few enough that none waits for another.
-pub(super) fn at_leisure(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
+pub(crate) fn at_leisure(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
     paced(bench, system, rate, bench.window * LONG)
 }
 
 /// Sends so many frames each second, about as many as keep the server busy.
-pub(super) fn under_load(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
+pub(crate) fn under_load(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
     paced(bench, system, rate, bench.window)
 }
 
 /// Half of what the slowest of the systems reaches, so that each can carry it
 /// and all are compared at one rate.
-pub(super) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f64, Failure> {
+pub(crate) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f64, Failure> {
     let mut slowest = f64::INFINITY;
     for system in systems {
         let found = throughput::routed(bench, *system, 1, 1, PAYLOAD)?;

@@ -13,7 +13,7 @@ use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
-pub(super) struct Ssntp;
+pub(crate) struct Ssntp;
 
 impl Wire for Ssntp {
     fn greet(&self, halves: &mut Halves, side: Side) -> Result<(), Failure> {
@@ -27,10 +27,7 @@ impl Wire for Ssntp {
         let handshake = ClientHandshake::new(connect, Role::ALL, None, DEFAULT_MAX_PAYLOAD);
         say(halves, &handshake.connect())?;
         read_until(halves, |bytes| {
-            handshake
-                .receive(bytes)
-                .map(|done| done.is_some())
-                .map_err(Failure::new)
+            Ok(handshake.receive(bytes)?.is_some())
         })
     }
 
@@ -62,7 +59,7 @@ impl Wire for Ssntp {
 }
 
 /// A frame that `Server::start` is told to forward to every agent.
-pub(in super::super) fn broadcast(payload: usize) -> Outgoing {
+pub(crate) fn broadcast(payload: usize) -> Outgoing {
     Outgoing::whole(
         Frame::with_payload(Command::EVACUATE, vec![b'x'; payload]).encode(),
         1,
