@@ -8,10 +8,7 @@
 //! server counts before it starts.
 //!
 //! A process that was started with SIGSEGV and SIGBUS ignored has no signal
-//! stacks, and takes two mappings a thread. A fault ends it all the same: the
-//! kernel does not let these two be ignored when they are its own. The
-//! program `ssntp` starts itself again like that where it is asked for so
-//! many sessions that [`more_without_signal_stacks`] says so.
+//! stacks, and takes two mappings a thread.
 
 use std::env;
 use std::fs;
@@ -202,25 +199,6 @@ pub struct Room {
     /// How many handshakes are wanted.
     wanted: usize,
     tightest: Option<Limit>,
-    /// What it would be without signal stacks, where there are some.
-    without_signal_stacks: Option<Box<Self>>,
-}
-
-/// Whether a server that is to admit so many sessions had room for them only
-/// in a process that was started with SIGSEGV and SIGBUS ignored: without the
-/// signal stacks of its threads. Never true in a process without them.
-/// `handshakes` is what the server's configuration says.
-///
-/// A program that finds it true may execute itself again with the two signals
-/// ignored, before it starts anything. Children inherit that.
-///
-/// It only asks: soft limits count as what `Server::start` raises them to.
-pub fn more_without_signal_stacks(sessions: usize, handshakes: usize) -> bool {
-    let room = Room::of_this_system(handshakes, |resource| match resource {
-        Resource::As => getrlimit(resource).current,
-        _ => getrlimit(resource).maximum,
-    });
-    room.is_enough_without_signal_stacks(sessions)
 }
 
 impl Room {
@@ -252,14 +230,7 @@ impl Room {
     /// Reads the system's limits, with so many handshakes beside the
     /// sessions; `limit` reads those of the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
-        let of = |mappings| Self::of(limits(mappings, limit), handshakes.max(1));
-        match signal_stacks() {
-            true => Self {
-                without_signal_stacks: Some(Box::new(of(2))),
-                ..of(4)
-            },
-            false => of(2),
-        }
+        Self::of(limits(mappings_per_thread(), limit), handshakes.max(1))
     }
 
     fn of(limits: Vec<Limit>, wanted: usize) -> Self {
@@ -271,14 +242,7 @@ impl Room {
             handshakes: handshakes.unwrap_or(wanted),
             wanted,
             tightest,
-            without_signal_stacks: None,
         }
-    }
-
-    fn is_enough_without_signal_stacks(&self, asked: usize) -> bool {
-        self.without_signal_stacks
-            .as_ref()
-            .is_some_and(|without| asked > self.sessions && asked <= without.sessions)
     }
 
     /// How many sessions a server has that was asked for so many.
@@ -293,20 +257,12 @@ impl Room {
             ));
         }
         if sessions > self.sessions {
-            let mut why = format!(
-                "{sessions} sessions are more than this system allows: {}",
-                self.too_few_for(sessions)
-            );
-            if let Some(without) = &self.without_signal_stacks
-                && without.sessions > self.sessions
-            {
-                why.push_str("; started with SIGSEGV and SIGBUS ignored, ");
-                why.push_str(&match without.sessions >= sessions {
-                    true => format!("it is enough for {}", without.sessions),
-                    false => without.too_few_for(sessions),
-                });
-            }
-            return Err(why);
+            return Err(format!(
+                "{sessions} sessions are more than this system allows: {}, is enough for {}, and they need {}",
+                self.limit(),
+                self.sessions,
+                self.needed(sessions)
+            ));
         }
         Ok(sessions)
     }
@@ -321,14 +277,6 @@ impl Room {
                 self.needed(FEW)
             )
         })
-    }
-
-    fn too_few_for(&self, asked: usize) -> String {
-        let (limit, sessions) = (self.limit(), self.sessions);
-        format!(
-            "{limit}, is enough for {sessions}, and they need {}",
-            self.needed(asked)
-        )
     }
 
     /// The limit that is the tightest, with its value.
@@ -414,14 +362,18 @@ fn pids(root: &Path) -> Option<(u64, u64)> {
     bounds.min_by_key(|(max, used)| max.saturating_sub(*used))
 }
 
-/// Whether each thread has a signal stack: the standard library gives it one
-/// where it found SIGSEGV or SIGBUS at their defaults, and so caught them.
-fn signal_stacks() -> bool {
+/// Memory mappings of a thread: its stack and a guard page, and as many again if it has
+/// a signal stack. The standard library makes signal stacks if SIGSEGV or SIGBUS was at
+/// its default when the process started, and then catches that signal.
+fn mappings_per_thread() -> u64 {
     const SIGBUS: u32 = 7;
     const SIGSEGV: u32 = 11;
     let status = status();
     let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
-    caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0)
+    match caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0) {
+        true => 4,
+        false => 2,
+    }
 }
 
 /// How many files may be open, once the soft limit has been raised to the
@@ -537,43 +489,19 @@ mod tests {
         assert_eq!(room(few).few(None), None);
     }
 
-    /// As with `vm.max_map_count` = 65530 and 512 handshakes.
-    fn by_maps(signal_stacks: bool) -> Room {
-        let maps = |per_thread| Limit {
+    #[test]
+    fn asking_for_more_names_the_setting_and_what_it_needs() {
+        let maps = Limit {
             name: "vm.max_map_count",
             value: 65_530,
             used: 256,
-            cost: mappings(per_thread),
+            cost: mappings(4),
         };
-        let of = |per_thread| Room::of(vec![maps(per_thread)], 512);
-        Room {
-            without_signal_stacks: signal_stacks.then(|| Box::new(of(2))),
-            ..of(if signal_stacks { 4 } else { 2 })
-        }
-    }
-
-    #[test]
-    fn asking_for_more_names_the_setting_and_what_it_needs() {
-        let room = by_maps(true);
+        let room = Room::of(vec![maps], 512);
         assert_eq!(room.admit(Some(7_872)).unwrap(), 7_872);
         let error = room.admit(Some(10_000)).unwrap_err();
-        for part in ["vm.max_map_count = 65530", "10000", "82554", "SIGSEGV", "16000"] {
+        for part in ["vm.max_map_count = 65530", "10000", "7872", "82554"] {
             assert!(error.contains(part), "{error}");
-        }
-        let error = room.admit(Some(20_000)).unwrap_err();
-        for part in ["162554", "SIGSEGV", "81530"] {
-            assert!(error.contains(part), "{error}");
-        }
-        let error = by_maps(false).admit(Some(20_000)).unwrap_err();
-        assert!(error.contains("81530") && !error.contains("SIGSEGV"), "{error}");
-    }
-
-    #[test]
-    fn signal_stacks_are_in_the_way_where_they_cost_sessions_that_are_wanted() {
-        for (asked, expected) in [(7_872, false), (7_873, true), (16_000, true), (16_001, false)] {
-            let room = by_maps(true);
-            assert_eq!(room.is_enough_without_signal_stacks(asked), expected);
-            assert!(!by_maps(false).is_enough_without_signal_stacks(asked));
         }
     }
 

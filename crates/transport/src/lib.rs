@@ -79,7 +79,7 @@ pub use self::address::{Address, AddressError, DEFAULT_PORT};
 pub use self::available_memory::memory_for_queues;
 pub use self::buffers::BufferPool;
 pub use self::cancel::Cancel;
-pub use self::capacity::{Room, descriptors, more_without_signal_stacks};
+pub use self::capacity::{Room, descriptors};
 pub use self::codec::{Decode, Inbox};
 pub use self::deadline::{after, deadline, left};
 pub use self::dispatch::{BudgetFigures, DispatcherFigures};

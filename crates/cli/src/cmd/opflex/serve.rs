@@ -22,7 +22,6 @@ use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::settings::{ConfigFile, Settings};
-use crate::signal_stacks;
 use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
@@ -63,10 +62,6 @@ pub(super) struct Args {
     #[command(flatten)]
     inspector: InspectorArgs,
     /// The most clients at a time [default: what the system allows]
-    ///
-    /// Where vm.max_map_count allows fewer than N, the program starts itself
-    /// again without signal stacks, which takes half of the memory maps; a stack
-    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     #[command(flatten)]
@@ -91,7 +86,6 @@ impl Args {
 }
 
 pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;

@@ -661,7 +661,7 @@ fn now() -> Instant {
 mod tests {
     use super::*;
 
-    pub(super) const SUPERVISOR: &str = "cluster::agent::driver::supervisor::tests::as_a_supervisor";
+    pub(super) const SUPERVISOR: &str = "agent::driver::supervisor::tests::as_a_supervisor";
 
     /// No test, but the supervisor of others: the program that they start
     /// again is this one.
