@@ -239,7 +239,7 @@ fn free_port() -> Result<u16, Failure> {
     let listeners = Listener::bind(&any, TcpOptions::default())?;
     match listeners.first().and_then(Listener::local_address) {
         Some(Address::Tcp { port, .. }) => Ok(port),
-        _ => Err(Failure::new("no loopback")),
+        _ => Err(Failure::new("cannot listen on loopback")),
     }
 }
 

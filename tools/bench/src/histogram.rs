@@ -1,9 +1,8 @@
-//! Durations by the million, in little memory and with an error below one
-//! percent.
+//! Counts millions of durations in little memory, with an error below one percent.
 
 use std::time::Duration;
 
-/// Buckets for each doubling.
+/// Buckets between a value and its double. 128 of them keep the error below one percent.
 const STEPS: u32 = 128;
 
 /// Counts durations from a nanosecond to hours.
@@ -27,7 +26,7 @@ impl Histogram {
         self.total
     }
 
-    /// The duration that a share `q` of all does not exceed, in microseconds.
+    /// The `q`-quantile in microseconds: a share `q` of all durations is not longer.
     pub(crate) fn quantile(&self, q: f64) -> f64 {
         let rank = self.total as f64 * q;
         let mut seen = 0;
@@ -41,7 +40,7 @@ impl Histogram {
     }
 }
 
-/// Values below `STEPS` have a bucket each; above, each doubling has `STEPS`.
+/// Values below `STEPS` have a bucket each. Above, each doubling has `STEPS` buckets.
 fn bucket(value: u64) -> usize {
     let doublings = value.checked_ilog2().unwrap_or(0).saturating_sub(STEPS.ilog2());
     let step = value >> doublings;

@@ -28,14 +28,14 @@ use crate::failure::Failure;
 use crate::raw::{Pki, System, now};
 use crate::stop::Stop;
 
-/// Payload lengths of the throughput cases.
+/// Payload lengths of the throughput cases, in bytes.
 const PAYLOADS: [usize; 4] = [0, 256, 4096, 65_536];
 /// Senders and receivers of the throughput cases.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (8, 1), (1, 8)];
-/// The shapes of clusters: one to all and all to one.
+/// A controller that tells all agents something, and all agents that report.
 const CROWDS: [(usize, usize); 4] = [(1, 100), (1, 1_000), (100, 1), (1_000, 1)];
 const CROWD_PAYLOAD: usize = 256;
-/// Sessions of the curve.
+/// Numbers of sessions of the curve.
 const CURVE: [usize; 6] = [1, 10, 100, 500, 1_000, 2_000];
 
 /// Named figures. The names are the keys of the JSON.

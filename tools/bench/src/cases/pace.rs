@@ -1,4 +1,4 @@
-//! Frames at a pace, each with its time of departure.
+//! Frames at a fixed rate, each with its time of departure.
 
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,39 +11,39 @@ use crate::histogram::Histogram;
 use crate::pause;
 use crate::raw::{Session, Stamped, Subject, System, now, stamp};
 
-/// How long the last frames may take.
+/// How long the last frames may take to arrive.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// How sessions take turns.
+/// What is sent, and how often.
 #[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) system: System,
     pub(crate) subject: Subject,
     pub(crate) payload: usize,
-    /// Writes each second, all together.
+    /// Writes a second of all senders together.
     pub(crate) rate: f64,
     pub(crate) sends: u64,
-    /// Frames of a write, at most.
+    /// The largest number of frames in a write.
     pub(crate) most: usize,
 }
 
 impl Pace {
-    /// A session that gets what is sent.
+    /// Connects a session that receives the frames.
     pub(crate) fn receiver(&self, bench: &Bench<'_>, server: &Server) -> Result<Session, Failure> {
         let side = self.subject.receiver();
         bench.pki.dialer(self.system, side)?.connect(&server.address)
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug)]
 pub(crate) struct Driven {
     pub(crate) taken: Histogram,
     pub(crate) lost: u64,
     rate: f64,
-    /// The server's CPU time for a frame.
+    /// The server's CPU time for a frame, in microseconds.
     pub(crate) cpu_us: f64,
-    /// The server's memory in KiB while all sessions are there.
+    /// The server's resident memory in KiB while all sessions are connected.
     pub(crate) rss: u64,
 }
 
@@ -60,7 +60,7 @@ impl Driven {
     }
 }
 
-/// Lets one sender after the other send, at an even pace.
+/// Sends from one sender after the other, at an even rate.
 pub(crate) fn drive(
     bench: &Bench<'_>,
     server: &Server,
@@ -70,13 +70,12 @@ pub(crate) fn drive(
     let inbound = pace.receiver(bench, server)?;
     let driven = drive_to(inbound, bench, server, senders, pace);
     if driven.taken.total() == 0 {
-        return Err(Failure::new("nothing was delivered at a pace"));
+        return Err(Failure::new("no paced frame was delivered"));
     }
     Ok(driven)
 }
 
-/// As [`drive`], to a receiver that is connected, whether anything arrives or
-/// not.
+/// As [`drive`], with a receiver that is already connected. It is no error if nothing arrives.
 pub(crate) fn drive_to(
     mut inbound: Session,
     bench: &Bench<'_>,
@@ -96,8 +95,8 @@ pub(crate) fn drive_to(
             let mut taken = Histogram::default();
             while taken.total() < expected {
                 let before = taken.total();
-                // The time at which the first of what arrived together is
-                // looked at stands for all of it.
+                // Frames that arrived together have one time of arrival, because the clock is
+                // read only at the first of them.
                 let mut arrived = None;
                 let more = inbound.receive(&mut |payload| {
                     let arrived = *arrived.get_or_insert_with(|| nanoseconds(began.elapsed()));
@@ -111,9 +110,9 @@ pub(crate) fn drive_to(
             gone.store(true, Relaxed);
             taken
         });
-        // A write that is late because the one before it had to wait counts
-        // from when it was due; one that is late because this thread woke up
-        // late counts from when it woke up.
+        // If a write is late because the write before it had to wait, its latency counts from
+        // the time at which it was due: the server caused the delay. If it is late because
+        // this thread woke up late, it counts from the waking.
         let first = began.elapsed();
         let interval = Duration::from_secs_f64(1.0 / pace.rate.max(1.0));
         let mut woke = first;

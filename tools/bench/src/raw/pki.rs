@@ -20,8 +20,8 @@ use super::session::{Dialer, Session, Tickets};
 use super::{LIMIT, Side, System, now};
 use crate::failure::Failure;
 
-/// A throw-away authority, with files for the servers' processes. Dropping
-/// it removes them.
+/// A throw-away authority with files for the processes of the servers. Dropping it removes the
+/// files.
 #[derive(Debug)]
 pub(crate) struct Pki {
     directory: PathBuf,
@@ -57,7 +57,7 @@ impl Pki {
         Ok(pki)
     }
 
-    /// Writes a file that only this user may read; answers where it is.
+    /// Writes a file that only this user may read; returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, Failure> {
         let path = self.path(name);
         let file = fs::OpenOptions::new()
@@ -71,7 +71,7 @@ impl Pki {
         Ok(path)
     }
 
-    /// Where a file of this name is.
+    /// The path of the file of this name.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -93,21 +93,20 @@ impl Pki {
         }
     }
 
-    /// The configuration of a client of the public kind.
+    /// The configuration of a public client.
     pub(crate) fn client(&self, side: Side, address: &Address) -> ClientConfig {
         ClientConfig::new(self.identity(side).clone(), self.trust.clone())
             .address(address.clone())
             .attempts(1)
     }
 
-    /// What connects to a system, with a full handshake each time.
+    /// A dialer that makes a full handshake each time.
     pub(crate) fn dialer(&self, system: System, side: Side) -> Result<Dialer, Failure> {
         let connector = Connector::mutual(self.identity(side), &self.trust)?;
         Ok(Dialer::new(system, side, connector, self.pool.clone()))
     }
 
-    /// As [`dialer`](Self::dialer), for a client that comes back: with the
-    /// ticket of an earlier session where the server gave one.
+    /// A dialer for a returning client, which uses the tickets that the server gave it.
     pub(crate) fn returning(&self, system: System, side: Side) -> Result<(Dialer, Arc<Tickets>), Failure> {
         let identity = self.identity(side);
         let tickets = Arc::new(Tickets::default());
@@ -120,13 +119,13 @@ impl Pki {
         Ok((Dialer::new(system, side, connector, self.pool.clone()), tickets))
     }
 
-    /// Two ends of one TLS connection over loopback, without a server.
+    /// The two ends of a TLS connection over loopback, without a server.
     pub(crate) fn tls_pair(&self) -> Result<(Session, Halves), Failure> {
         let acceptor = Acceptor::mutual(&self.server, &self.trust)?;
         let listen = Address::tcp("127.0.0.1", 0);
         let listeners = ssntp_transport::Listener::bind(&listen, TcpOptions::default())?;
         let Some(listener) = listeners.first() else {
-            return Err(Failure::new("no loopback"));
+            return Err(Failure::new("cannot listen on loopback"));
         };
         let address = listener.local_address().unwrap_or(listen);
         let dialer = self.dialer(System::Ssntp, Side::Sender)?;
@@ -134,7 +133,7 @@ impl Pki {
             let client = scope.spawn(|| dialer.tls(&address));
             let accepted = listener.accept()?;
             let Some(stream) = accepted else {
-                return Err(Failure::new("the listener was woken"));
+                return Err(Failure::new("the listener was closed"));
             };
             let server = acceptor.accept(stream, &self.pool, now() + LIMIT)?.halves;
             let client = client.join().map_err(|_| Failure::new("the client panicked"))??;

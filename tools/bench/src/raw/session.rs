@@ -1,4 +1,4 @@
-//! One connection by hand.
+//! One connection without the public client.
 
 use std::fmt;
 use std::net::Shutdown;
@@ -26,7 +26,7 @@ pub(crate) trait Pollable: AsFd + Send + Sync + fmt::Debug {}
 
 impl<T: AsFd + Send + Sync + fmt::Debug> Pollable for T {}
 
-/// Connects to one system, as one side.
+/// Connects to one system as one side.
 #[derive(Debug)]
 pub(crate) struct Dialer {
     connector: Connector,
@@ -45,7 +45,7 @@ impl Dialer {
         }
     }
 
-    /// A connection with TLS, and nothing said on it.
+    /// A connection with TLS, before the greeting.
     pub(crate) fn tls(&self, address: &Address) -> Result<Session, Failure> {
         let (stream, socket) = match address {
             Address::Tcp { host, port } => shared(connect_tcp(host, *port, &TcpOptions::default(), LIMIT)?),
@@ -64,7 +64,7 @@ impl Dialer {
         })
     }
 
-    /// A session that the server has taken up.
+    /// A session that the server has accepted.
     pub(crate) fn connect(&self, address: &Address) -> Result<Session, Failure> {
         let mut session = self.tls(address)?;
         let stream = session.stream();
@@ -74,7 +74,7 @@ impl Dialer {
         Ok(session)
     }
 
-    /// So many sessions, made by a few threads at a time.
+    /// This number of sessions, made by a few threads.
     pub(crate) fn connect_many(&self, address: &Address, count: usize) -> Result<Vec<Session>, Failure> {
         const THREADS: usize = 8;
         std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ impl Dialer {
     }
 }
 
-/// One stream as its two uses see it.
+/// The stream for TLS, and the same stream to poll it.
 fn shared<S: Duplex + AsFd>(stream: S) -> (Arc<dyn Duplex>, Socket) {
     let stream = Arc::new(stream);
     (Arc::clone(&stream) as _, stream)
@@ -112,7 +112,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// The raw stream, to end it from another thread.
+    /// The raw stream, so that another thread can shut it down.
     pub(crate) fn stream(&self) -> Arc<dyn Duplex> {
         Arc::clone(&self.halves.stream)
     }
@@ -121,31 +121,31 @@ impl Session {
         Arc::clone(&self.socket)
     }
 
-    /// Sends encoded publications; false once the connection is gone.
+    /// Sends encoded publications; returns false if the connection has ended.
     pub(crate) fn send(&mut self, batch: &Outgoing) -> bool {
         self.halves.transmit.transmit(std::slice::from_ref(batch)).is_ok()
     }
 
-    /// As [`send`](Self::send), and gives its buffer back.
+    /// As [`send`](Self::send), and returns the write buffer to the pool.
     pub(crate) fn send_once(&mut self, batch: &Outgoing) -> bool {
         let sent = self.send(batch);
         self.halves.transmit.idle();
         sent
     }
 
-    /// Sends as much of a batch as the socket has room for; what is left goes
-    /// with [`flush`](Self::flush).
+    /// Sends as much of a batch as the socket has room for. [`flush`](Self::flush) sends the
+    /// rest.
     pub(crate) fn try_send(&mut self, batch: &Outgoing) -> Tried {
         self.halves.transmit.try_transmit(batch)
     }
 
-    /// Sends the rest of a batch; false once the connection is gone.
+    /// Sends the rest of a batch; returns false if the connection has ended.
     pub(crate) fn flush(&mut self) -> bool {
         self.halves.transmit.flush().is_ok()
     }
 
-    /// Waits for bytes, and hands over the payloads of the deliveries that
-    /// they complete; false at the end.
+    /// Waits for bytes and hands over the payloads of complete deliveries; returns false if the
+    /// connection has ended.
     pub(crate) fn receive(&mut self, each: &mut dyn FnMut(&[u8])) -> bool {
         match self.halves.receive.receive(&mut self.halves.inbox) {
             Ok(received) if !received.end => {}
@@ -155,15 +155,14 @@ impl Session {
         let Some(used) = self.wire.deliveries(bytes, each) else {
             return false;
         };
-        // What is left moves to the front: a buffer is used as long as it
-        // is long enough.
+        // An incomplete delivery moves to the front, so that the same buffer can be used again.
         let left = bytes.len() - used;
         bytes.copy_within(used.., 0);
         bytes.truncate(left);
         true
     }
 
-    /// Limits each later [`receive`](Self::receive).
+    /// Sets the time limit of each later [`receive`](Self::receive).
     pub(crate) fn limit_receive(&self, limit: Option<Duration>) {
         let _ = self.halves.stream.set_read_timeout(limit);
     }
@@ -180,7 +179,7 @@ impl Drop for Session {
     }
 }
 
-/// The tickets of a returning client, and how many were used.
+/// The tickets of a returning client, and the number of used ones.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     kept: ClientSessionMemoryCache,
@@ -197,7 +196,7 @@ impl Default for Tickets {
 }
 
 impl Tickets {
-    /// How many handshakes began with one.
+    /// How many handshakes began with a ticket.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
