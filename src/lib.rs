@@ -83,7 +83,6 @@
 //! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
 //! | `admin` | with `cli` | the module `admin`: metrics, health and sessions over HTTP |
 //! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
-//! | `fleet` | with `cli` | simulated agents by the thousand: `cluster::agent::Fleet` |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
 //! | `testkit` | yes | the module `testkit`, for tests of programs that embed this crate |
@@ -135,7 +134,7 @@ pub mod transport {
     pub use ssntp_transport::tls;
     pub use ssntp_transport::{
         Address, AddressError, BudgetFigures, DEFAULT_PORT, DispatcherFigures, KeepAlive, Limits,
-        PeerAddress, ProcessFigures, TcpOptions, default_max_handshakes, more_without_signal_stacks,
+        PeerAddress, ProcessFigures, TcpOptions, default_max_handshakes,
     };
 }
 pub use ssntp_transport::pki;

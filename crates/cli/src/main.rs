@@ -17,7 +17,6 @@
 //! | `seconds` | times on the command line |
 //! | `service_manager` | what systemd is told of a daemon |
 //! | `settings/` | what daemons are told by flags, environment and file |
-//! | `signal_stacks` | memory maps for twice as many sessions |
 //! | `signals` | SIGINT and SIGTERM |
 //! | `watched` | files that are read again when they change |
 
@@ -45,8 +44,6 @@ mod receipt;
 mod seconds;
 mod service_manager;
 mod settings;
-#[cfg(feature = "full")]
-mod signal_stacks;
 mod signals;
 mod watched;
 
@@ -59,7 +56,10 @@ fn main() -> ExitCode {
     }
     let (args, settings) = args::Args::of_this_process();
     let logging = logging::Logging::start(args.command.log_level(), args.log_format);
-    match cmd::run(args.command, settings) {
+    if let Some(sink) = logging.notes() {
+        output::send_notes_to(sink);
+    }
+    match args.command.run(settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => logging.last_word(failure),
     }

@@ -15,7 +15,7 @@ const BOUNDS: usize = 30;
 /// ```
 /// use std::time::Duration;
 ///
-/// use ssntp::Histogram;
+/// use ssntp_transport::Histogram;
 ///
 /// let mut waits = Histogram::default();
 /// waits.record(Duration::from_micros(3));

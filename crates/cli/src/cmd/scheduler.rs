@@ -12,15 +12,13 @@ use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use uuid::Uuid;
 
-use super::config::Problems;
 use super::server::{Admission, announce, load_configuration, sessions};
 use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
-use crate::settings::{ConfigFile, Settings};
-use crate::signal_stacks;
+use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
@@ -65,10 +63,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
     /// The most sessions at a time [default: what the system allows]
-    ///
-    /// Where vm.max_map_count allows fewer than N, the program starts itself
-    /// again without signal stacks, which takes half of the memory maps; a stack
-    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
     #[command(flatten)]
@@ -125,7 +119,6 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_sessions);
     let mut daemon = Daemon::install()?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {
@@ -212,9 +205,9 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let files = match &read {
-            Some((crate::args::Command::Scheduler(args), _)) => args.files(),
+            Some((args, _)) => args.files(),
             _ => self.files.clone(),
         };
         let watched = files.paths().into_iter().chain(self.settings.file());

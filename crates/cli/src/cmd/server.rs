@@ -16,7 +16,6 @@ use ssntp::server::{
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::config::Problems;
 use super::dev::{self, Dev};
 use super::{listen, operands};
 use crate::admin::{self, About, AdminArgs, Pages};
@@ -27,8 +26,7 @@ use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
 use crate::receipt::Question;
 use crate::seconds::Seconds;
-use crate::settings::{ConfigFile, Settings};
-use crate::signal_stacks;
+use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
 /// Run a server that checks roles, filters and routes
@@ -95,10 +93,6 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = ActionName::Reject)]
     filter_action: ActionName,
     /// The most sessions at a time [default: what the system allows]
-    ///
-    /// Where vm.max_map_count allows fewer than N, the program starts itself
-    /// again without signal stacks, which takes half of the memory maps; a stack
-    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
     #[command(flatten)]
@@ -229,7 +223,6 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_sessions);
     // The end of its terminal ends a server that somebody only tries.
     let mut daemon = match args.dev {
         true => Daemon::install_for_trying()?,
@@ -429,9 +422,9 @@ const TAKEN: [&str; 8] = [
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         // Everything is read before anything is changed.
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let args = match &read {
-            Some((crate::args::Command::Server(args), _)) => args,
+            Some((args, _)) => args,
             _ => self.args,
         };
         let watched = args.watched(&self.settings);

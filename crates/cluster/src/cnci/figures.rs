@@ -1,12 +1,14 @@
 //! What a concentrator knows about itself: one snapshot, for pages that show it.
 
+use serde::Serialize;
 use ssntp::client::ClientFigures;
 
 /// A snapshot of a concentrator, see [`Cnci::figures`](super::Cnci::figures).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CnciFigures {
     /// Its connection.
+    #[serde(skip)]
     pub client: ClientFigures,
     /// Tunnels to nodes.
     pub tunnels: usize,

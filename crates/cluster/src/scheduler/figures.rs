@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::{ControllerMode, Scheduler};
@@ -12,7 +13,7 @@ use ssntp_transport::Histogram;
 
 /// A snapshot of a scheduler, see [`Scheduler::figures`](super::Scheduler::figures).
 /// What counts, counts from its start.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct SchedulerFigures {
     /// Nodes that are connected, by what they are.
@@ -42,7 +43,7 @@ pub struct SchedulerFigures {
 }
 
 /// Nodes by status: each is in one of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodeFigures {
     /// That have not said yet how they are.
@@ -74,7 +75,7 @@ impl NodeFigures {
 }
 
 /// Instances by state: each is in one of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct InstanceFigures {
     /// Whose START waits for a node.
@@ -107,7 +108,7 @@ impl InstanceFigures {
 
 /// STARTs and what became of them. Those of instances that are moved are among
 /// them, as if they had just come.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct StartFigures {
     /// That have come.
@@ -122,8 +123,10 @@ pub struct StartFigures {
     pub failed: BTreeMap<&'static str, u64>,
     /// How long those that were started took: from the START's arrival until
     /// STATS listed the instance.
+    #[serde(skip)]
     pub start_time: Histogram,
     /// How long those that failed took until they were answered.
+    #[serde(skip)]
     pub failure_time: Histogram,
     /// That wait for a READY.
     pub held: usize,

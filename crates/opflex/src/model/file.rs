@@ -33,11 +33,8 @@ impl Format {
             Self::Yaml => {
                 // serde_yaml leaves the place out if it is the beginning of the file.
                 let yaml = |error: serde_yaml::Error| {
-                    let place = if error.location().is_none() {
-                        " at line 1"
-                    } else {
-                        ""
-                    };
+                    let is_told = error.location().is_some_and(|place| place.index() > 0);
+                    let place = if is_told { "" } else { " at line 1" };
                     FileError::Yaml(format!("{error}{place}"))
                 };
                 // Reading as plain values first refuses keys that stand twice in a map.

@@ -48,9 +48,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use self::ledger::{Ledger, Phase, Refused, Tell};
-use super::flow::Budget;
-use super::halves::{Transmit, Tried};
-use super::outgoing::{Load, Outgoing};
+use crate::budget::Budget;
+use crate::stream::halves::{Transmit, Tried};
+use crate::stream::outgoing::{Load, Outgoing};
 
 /// How much may wait for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,25 +72,16 @@ impl Default for Limits {
     }
 }
 
-/// Why [`Outbox::push`] did not take an item; it comes back.
-#[derive(Debug)]
+/// Why [`Outbox::push`] did not take an item. The item comes back.
+#[derive(Debug, thiserror::Error)]
 pub enum PushError {
     /// A limit is reached.
+    #[error("the queue is full")]
     Full(Outgoing),
     /// The connection is closed or closing.
+    #[error("the connection is closed")]
     Closed(Outgoing),
 }
-
-impl fmt::Display for PushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full(_) => "the queue is full",
-            Self::Closed(_) => "the connection is closed",
-        })
-    }
-}
-
-impl std::error::Error for PushError {}
 
 /// A batch ends once it holds so many bytes: some sixteen TLS records, which
 /// go to the system four at a time, with no short ones between.
@@ -399,20 +390,22 @@ impl Outbox {
     /// Waits until it is closed or closing, for at most `limit`; false when
     /// that has passed.
     pub fn wait_until_closed(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(super::deadline(limit)), |ledger| !ledger.is_open())
+        self.sleep_until(Some(crate::host::deadline::deadline(limit)), |ledger| {
+            !ledger.is_open()
+        })
     }
 
     /// Waits until the writer has sent its last byte, for at most `limit`;
     /// false when that has passed.
     pub(super) fn wait_until_drained(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(super::deadline(limit)), |ledger| {
+        self.sleep_until(Some(crate::host::deadline::deadline(limit)), |ledger| {
             ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
         })
     }
 
     /// Waits until nothing is to be sent any more, for at most `limit`.
     pub(super) fn wait_until_over(&self, limit: Duration) {
-        self.sleep_until(Some(super::deadline(limit)), Ledger::is_over);
+        self.sleep_until(Some(crate::host::deadline::deadline(limit)), Ledger::is_over);
     }
 
     fn sleep_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&Ledger) -> bool) -> bool {

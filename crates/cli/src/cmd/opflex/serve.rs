@@ -10,7 +10,6 @@ use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
 use ssntp_opflex::run::ServerConfig;
 
-use super::super::config::Problems;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
@@ -21,8 +20,7 @@ use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::lone_line;
-use crate::settings::{ConfigFile, Settings};
-use crate::signal_stacks;
+use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
@@ -63,10 +61,6 @@ pub(super) struct Args {
     #[command(flatten)]
     inspector: InspectorArgs,
     /// The most clients at a time [default: what the system allows]
-    ///
-    /// Where vm.max_map_count allows fewer than N, the program starts itself
-    /// again without signal stacks, which takes half of the memory maps; a stack
-    /// overflow then ends it without a message.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     #[command(flatten)]
@@ -91,7 +85,6 @@ impl Args {
 }
 
 pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    signal_stacks::drop_where_needed(args.max_connections);
     let mut daemon = Daemon::install()?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
@@ -174,7 +167,7 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let (acceptor, lifetimes) = self.tls.acceptor()?;
         let of_pages = self.tls.credentials()?;
         self.read_policy()?;

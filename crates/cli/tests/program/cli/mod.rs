@@ -18,5 +18,4 @@ mod service_manager;
 mod session;
 mod settings;
 mod shell;
-mod signal_stacks;
 mod signals;

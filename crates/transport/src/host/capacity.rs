@@ -1,0 +1,525 @@
+//! How many sessions the system allows.
+//!
+//! A session takes two threads and one descriptor; so does a handshake, of
+//! which one is a thread. A thread takes a task id and four memory mappings:
+//! its stack, the signal stack by which the standard library tells a stack
+//! overflow from other faults, and a guard page before each. Beyond
+//! `vm.max_map_count` a new thread does not fail: the process aborts. So the
+//! server counts before it starts.
+//!
+//! A process that was started with SIGSEGV and SIGBUS ignored has no signal
+//! stacks, and takes two mappings a thread.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::thread::available_parallelism;
+
+use log::{info, warn};
+use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
+
+use crate::host::available_memory::memory_beside_queues;
+use crate::host::procfs::{directories, field, number, number_field};
+
+const THREADS_PER_SESSION: u64 = 2;
+/// Fewer sessions than this are worth a warning, where nobody has asked for
+/// a number: a system for servers has room for thousands.
+const FEW: usize = 100;
+/// The part of a limit that handshakes may have at most, as one in so many:
+/// where it is tight, most of it is for sessions.
+const HANDSHAKES_SHARE: u64 = 4;
+/// The part of a limit that is kept free, up to [`Cost::most_spare`], as one
+/// in so many: what others take of it may grow while the server runs.
+const SPARE_SHARE: u64 = 16;
+
+/// What is counted against one kind of limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cost {
+    session: u64,
+    handshake: u64,
+    /// What the rest of the server takes: threads, listeners and the newcomer
+    /// that is at hand for each, files; libraries and heap arenas.
+    fixed: u64,
+    most_spare: u64,
+    /// What the allocator reserves as threads come, for as long as there is
+    /// enough for another arena.
+    reserved: u64,
+}
+
+const DESCRIPTORS: Cost = Cost {
+    session: 1,
+    handshake: 1,
+    fixed: 16,
+    most_spare: 128,
+    reserved: 0,
+};
+
+const TASKS: Cost = Cost {
+    session: THREADS_PER_SESSION,
+    handshake: 1,
+    fixed: 16,
+    most_spare: 1000,
+    reserved: 0,
+};
+
+/// Of memory mappings, for threads that take so many each. No other process
+/// takes any; 16 heap arenas and large buffers are in the fixed part.
+const fn mappings(per_thread: u64) -> Cost {
+    Cost {
+        session: per_thread * THREADS_PER_SESSION,
+        handshake: per_thread,
+        fixed: 250,
+        most_spare: 0,
+        reserved: 0,
+    }
+}
+
+impl Cost {
+    /// One limit that this counts against; none where it is not set.
+    fn limit(self, name: &'static str, value: Option<u64>, used: u64) -> Option<Limit> {
+        Some(Limit {
+            name,
+            value: value?,
+            used,
+            cost: self,
+        })
+    }
+}
+
+/// An arena of the C library's allocator, in KiB of address space.
+const ARENA: u64 = 64 * 1024;
+
+/// How many arenas the C library makes at most: eight for each core, or what
+/// the environment tells it.
+fn arenas() -> u64 {
+    let told = env::var("MALLOC_ARENA_MAX")
+        .ok()
+        .and_then(|told| told.parse().ok());
+    let cores = available_parallelism().map_or(1, usize::from) as u64;
+    told.filter(|told| *told > 0).unwrap_or(cores.saturating_mul(8))
+}
+
+/// In KiB. Where it is used up, it is not a thread that fails but memory for
+/// something small, and the process aborts. A handshake has a stack of 2 MiB
+/// and a session two of 128 KiB, each with a signal stack and guard pages,
+/// and some memory beside.
+fn address_space() -> Cost {
+    Cost {
+        session: 400,
+        handshake: 2304,
+        fixed: 16 * 1024,
+        most_spare: ARENA,
+        reserved: arenas().saturating_mul(ARENA),
+    }
+}
+
+/// In KiB, of what the process may have beside the queues. A session that waits
+/// takes 26 of them, and somewhat more while it is used; a handshake has a stack
+/// and the state of TLS; a server without sessions takes 8 MiB beside its program.
+const MEMORY: Cost = Cost {
+    session: 40,
+    handshake: 128,
+    fixed: 8 * 1024,
+    most_spare: ARENA,
+    reserved: 0,
+};
+
+/// One limit of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    name: &'static str,
+    value: u64,
+    /// How much is taken already, by this process or by all that share it.
+    used: u64,
+    cost: Cost,
+}
+
+impl Limit {
+    /// How many sessions, and handshakes of those wanted, it has room for.
+    fn room(&self, handshakes: usize) -> (usize, usize) {
+        let taken = self.used.saturating_add(self.cost.fixed);
+        let room = self.value.saturating_sub(taken);
+        let room = match self.cost.reserved {
+            0 => room,
+            // Where not all arenas fit, no more than what one would need is left.
+            reserved => room.saturating_sub(reserved).max(room.min(ARENA)),
+        };
+        let room = room - (room / SPARE_SHARE).min(self.cost.most_spare);
+        let most = room / HANDSHAKES_SHARE / self.cost.handshake;
+        let handshakes = handshakes.min(usize::try_from(most).unwrap_or(usize::MAX)).max(1);
+        let left = room.saturating_sub(self.cost.handshake.saturating_mul(handshakes as u64));
+        let sessions = usize::try_from(left / self.cost.session).unwrap_or(usize::MAX);
+        (sessions, handshakes)
+    }
+
+    /// What to say where not all arenas fit: then they may take what small
+    /// pieces of memory need, and no count of sessions prevents that.
+    fn crowded(&self) -> Option<String> {
+        let beside = self.used.saturating_add(self.cost.fixed);
+        let fits = self.value >= beside.saturating_add(self.cost.reserved);
+        (self.cost.reserved > 0 && !fits).then(|| {
+            format!(
+                "{}: the C library's allocator may take {} of it, and memory for something small may \
+                 then be refused, which ends the process: set MALLOC_ARENA_MAX=1, or raise the limit",
+                self.shown(),
+                self.cost.reserved
+            )
+        })
+    }
+
+    /// The smallest value with room for so many sessions.
+    fn needed(&self, sessions: usize, handshakes: usize) -> u64 {
+        let (mut too_few, mut enough) = (0, u64::MAX);
+        while enough - too_few > 1 {
+            let value = too_few + (enough - too_few) / 2;
+            let limit = Self { value, ..*self };
+            match limit.room(handshakes).0 >= sessions {
+                true => enough = value,
+                false => too_few = value,
+            }
+        }
+        enough
+    }
+
+    fn shown(&self) -> String {
+        match self.used {
+            0 => format!("{} = {}", self.name, self.value),
+            used => format!("{} = {}, {used} in use", self.name, self.value),
+        }
+    }
+}
+
+/// What the tightest limit of the system has room for, and of it what a server
+/// takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub sessions: usize,
+    /// At a time: those wanted, or fewer where limits are tight.
+    pub handshakes: usize,
+    /// How many handshakes are wanted.
+    wanted: usize,
+    tightest: Option<Limit>,
+}
+
+impl Room {
+    /// Raises the soft limits of open files and processes to the hard ones,
+    /// and decides how many sessions a server admits: what it was asked to,
+    /// or as many as the system has room for. Where these are few it says so
+    /// in the log, under `target`.
+    ///
+    /// # Errors
+    /// More are asked for than there is room for, or there is none for a
+    /// single one: the text names the setting, its value, and what it needs.
+    pub fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
+        let room = Self::of_this_system(handshakes, |resource| match resource {
+            // Whoever has lowered it means it.
+            Resource::As => getrlimit(resource).current,
+            _ => raise(resource),
+        });
+        let sessions = room.admit(asked)?;
+        let crowded = room.tightest.as_ref().and_then(Limit::crowded);
+        for why in room.few(asked).into_iter().chain(crowded) {
+            warn!(target: target, "{why}");
+        }
+        if room.handshakes < room.wanted {
+            info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, room.wanted, room.limit());
+        }
+        Ok(Self { sessions, ..room })
+    }
+
+    /// Reads the system's limits, with so many handshakes beside the
+    /// sessions; `limit` reads those of the process.
+    fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
+        Self::of(limits(mappings_per_thread(), limit), handshakes.max(1))
+    }
+
+    fn of(limits: Vec<Limit>, wanted: usize) -> Self {
+        let rooms = limits.iter().map(|limit| limit.room(wanted));
+        let handshakes = rooms.map(|(_, handshakes)| handshakes).min();
+        let tightest = limits.into_iter().min_by_key(|limit| limit.room(wanted).0);
+        Self {
+            sessions: tightest.as_ref().map_or(usize::MAX, |limit| limit.room(wanted).0),
+            handshakes: handshakes.unwrap_or(wanted),
+            wanted,
+            tightest,
+        }
+    }
+
+    /// How many sessions a server has that was asked for so many.
+    fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
+        let sessions = asked.unwrap_or(self.sessions);
+        if sessions == 0 && asked.is_none() {
+            return Err(format!(
+                "this system has no room for a single session: {}; one needs {}, and {FEW} need {}",
+                self.limit(),
+                self.needed(1),
+                self.needed(FEW)
+            ));
+        }
+        if sessions > self.sessions {
+            return Err(format!(
+                "{sessions} sessions are more than this system allows: {}, is enough for {}, and they need {}",
+                self.limit(),
+                self.sessions,
+                self.needed(sessions)
+            ));
+        }
+        Ok(sessions)
+    }
+
+    /// What to say where nobody has asked for a number, and it is small.
+    fn few(&self, asked: Option<usize>) -> Option<String> {
+        (asked.is_none() && self.sessions < FEW).then(|| {
+            format!(
+                "room for {} sessions only: {}; {FEW} need {}",
+                self.sessions,
+                self.limit(),
+                self.needed(FEW)
+            )
+        })
+    }
+
+    /// The limit that is the tightest, with its value.
+    pub fn limit(&self) -> String {
+        let unknown = || "no limit that is known".to_owned();
+        self.tightest.as_ref().map_or_else(unknown, Limit::shown)
+    }
+
+    fn needed(&self, sessions: usize) -> u64 {
+        let needed = |limit: &Limit| limit.needed(sessions, self.wanted);
+        self.tightest.as_ref().map_or(0, needed)
+    }
+}
+
+/// Every limit that there is, for threads of so many memory mappings.
+fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
+    let sysctl = |name| number(&Path::new("/proc/sys").join(name));
+    let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
+    let (space, mapped) = (limit(Resource::As).map(|bytes| bytes / 1024), mapped());
+    // A program's mappings come and go: so a count that is asked for again
+    // somewhat later is the same.
+    let maps = lines("/proc/self/maps").next_multiple_of(256);
+    let (tasks, own) = (all_tasks(), tasks_of_this_user());
+    let processes = limit(Resource::Nproc);
+    let (pids, in_group) = pids(Path::new("/")).unzip();
+    let limits = [
+        DESCRIPTORS.limit("the open files limit (ulimit -n)", files, open),
+        address_space().limit("the address space limit (ulimit -v)", space, mapped),
+        MEMORY.limit("three quarters of the memory in KiB", memory_beside_queues(), 0),
+        mappings(per_thread).limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
+        TASKS.limit("kernel.pid_max", sysctl("kernel/pid_max"), tasks),
+        TASKS.limit("kernel.threads-max", sysctl("kernel/threads-max"), tasks),
+        TASKS.limit("the user processes limit (ulimit -u)", processes, own),
+        TASKS.limit("pids.max of the control group", pids, in_group.unwrap_or(0)),
+    ];
+    limits.into_iter().flatten().collect()
+}
+
+fn status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap_or_default()
+}
+
+/// The address space in use, in KiB.
+fn mapped() -> u64 {
+    number_field(&status(), "VmSize").unwrap_or_default()
+}
+
+fn lines(path: &str) -> u64 {
+    fs::read_to_string(path).map_or(0, |text| text.lines().count() as u64)
+}
+
+fn entries(path: &str) -> u64 {
+    fs::read_dir(path).map_or(0, |entries| entries.count() as u64)
+}
+
+/// Of the whole system.
+fn all_tasks() -> u64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let tasks = load.split(' ').find_map(|field| field.split_once('/'));
+    tasks.and_then(|(_, all)| all.parse().ok()).unwrap_or(0)
+}
+
+/// As far as they are visible.
+fn tasks_of_this_user() -> u64 {
+    let user = getuid().as_raw().to_string();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let tasks = processes.filter_map(|process| {
+        let status = fs::read_to_string(process.path().join("status")).ok()?;
+        let is_own = field(&status, "Uid")? == user;
+        number_field(&status, "Threads").filter(|_| is_own)
+    });
+    tasks.sum()
+}
+
+/// The bound of the process's control groups that leaves the least, and how
+/// much of it is in use.
+fn pids(root: &Path) -> Option<(u64, u64)> {
+    let groups = directories(root, "pids").into_iter();
+    let bounds = groups.filter_map(|group| {
+        let used = number(&group.join("pids.current")).unwrap_or_default();
+        Some((number(&group.join("pids.max"))?, used))
+    });
+    bounds.min_by_key(|(max, used)| max.saturating_sub(*used))
+}
+
+/// Memory mappings of a thread: its stack and a guard page, and as many again if it has
+/// a signal stack. The standard library makes signal stacks if SIGSEGV or SIGBUS was at
+/// its default when the process started, and then catches that signal.
+fn mappings_per_thread() -> u64 {
+    const SIGBUS: u32 = 7;
+    const SIGSEGV: u32 = 11;
+    let status = status();
+    let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
+    match caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0) {
+        true => 4,
+        false => 2,
+    }
+}
+
+/// How many files may be open, once the soft limit has been raised to the
+/// hard one; none where there is no limit.
+pub fn descriptors() -> Option<u64> {
+    raise(Resource::Nofile)
+}
+
+/// The limit, its soft part raised to the hard one.
+fn raise(resource: Resource) -> Option<u64> {
+    let before = getrlimit(resource);
+    let raised = Rlimit {
+        current: before.maximum,
+        ..before
+    };
+    match setrlimit(resource, raised) {
+        Ok(()) => raised.current,
+        Err(_) => before.current,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(cost: Cost, value: u64, used: u64) -> Limit {
+        let name = "a limit";
+        Limit {
+            name,
+            value,
+            used,
+            cost,
+        }
+    }
+
+    fn sessions(cost: Cost, value: u64) -> usize {
+        limit(cost, value, 10).room(128).0
+    }
+
+    #[test]
+    fn where_memory_is_short_fewer_sessions_are_admitted_than_it_would_kill_with() {
+        // Three quarters of 32 MiB, in which some 600 sessions were too many.
+        let sessions = |mib: u64| limit(MEMORY, mib * 1024 / 4 * 3, 0).room(512).0;
+        assert!((100..400).contains(&sessions(32)), "{}", sessions(32));
+        assert!(sessions(16) > 0);
+        assert!(sessions(8192) > 100_000);
+    }
+
+    #[test]
+    fn a_system_has_room_for_some_sessions_and_names_its_limit() {
+        let room = Room::of_this_system(16, |resource| getrlimit(resource).maximum);
+        assert_eq!(room.admit(None), Ok(room.sessions));
+        assert!(room.limit().contains(" = "), "{}", room.limit());
+    }
+
+    #[test]
+    fn small_limits_have_room_for_fewer_handshakes_and_some_sessions() {
+        for (cost, value, expected) in [
+            (DESCRIPTORS, 20, (0, 1)),
+            (DESCRIPTORS, 100, (53, 17)),
+            (DESCRIPTORS, 400, (264, 87)),
+            (DESCRIPTORS, 1024, (808, 128)),
+            (TASKS, 300, (96, 64)),
+            (TASKS, 1_500, (627, 128)),
+            (TASKS, 32_768, (15_807, 128)),
+        ] {
+            assert_eq!(limit(cost, value, 10).room(128), expected, "{value}");
+        }
+        let scarce = Cost {
+            reserved: 16 * ARENA,
+            ..address_space()
+        };
+        assert_eq!(limit(scarce, 600_000, 10_000).room(128), (119, 6));
+        let crowded = limit(scarce, 600_000, 10_000).crowded().unwrap();
+        assert!(crowded.contains("MALLOC_ARENA_MAX=1"), "{crowded}");
+        assert!(limit(scarce, 2 << 20, 10_000).crowded().is_none());
+        assert!(limit(TASKS, 10, 9).crowded().is_none());
+        assert_eq!(limit(scarce, 20_000, 10_000).room(128).0, 0);
+        assert!(limit(scarce, 8 << 20, 10_000).room(128).0 > 10_000);
+        assert!(limit(TASKS, 1_000, 900).room(128).0 < limit(TASKS, 1_000, 10).room(128).0);
+    }
+
+    #[test]
+    fn what_is_needed_for_a_number_of_sessions_is_just_enough_for_them() {
+        for cost in [DESCRIPTORS, TASKS, mappings(2), mappings(4)] {
+            for wanted in [1, 2, 99, 7_878, 10_000] {
+                let needed = limit(cost, 0, 10).needed(wanted, 128);
+                assert_eq!(sessions(cost, needed), wanted);
+                assert!(sessions(cost, needed - 1) < wanted);
+            }
+        }
+        assert_eq!(limit(TASKS, 0, 0).needed(usize::MAX, 1), u64::MAX);
+    }
+
+    #[test]
+    fn no_room_for_a_session_is_refused_and_little_room_is_told() {
+        let room = |value| Room::of(vec![limit(TASKS, value, 7)], 128);
+        let error = room(20).admit(None).unwrap_err();
+        let (one, few) = (
+            limit(TASKS, 0, 7).needed(1, 128),
+            limit(TASKS, 0, 7).needed(FEW, 128),
+        );
+        for part in ["a limit = 20, 7 in use", &one.to_string(), &few.to_string()] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(room(one).admit(None).unwrap(), 1);
+        assert!(room(20).admit(Some(1)).is_err());
+        let told = room(one).few(None).unwrap();
+        for part in ["1 sessions", "a limit = ", &few.to_string()] {
+            assert!(told.contains(part), "{told}");
+        }
+        assert_eq!(room(one).few(Some(1)), None);
+        assert_eq!(room(few).few(None), None);
+    }
+
+    #[test]
+    fn asking_for_more_names_the_setting_and_what_it_needs() {
+        let maps = Limit {
+            name: "vm.max_map_count",
+            value: 65_530,
+            used: 256,
+            cost: mappings(4),
+        };
+        let room = Room::of(vec![maps], 512);
+        assert_eq!(room.admit(Some(7_872)).unwrap(), 7_872);
+        let error = room.admit(Some(10_000)).unwrap_err();
+        for part in ["vm.max_map_count = 65530", "10000", "7872", "82554"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_control_group_that_leaves_the_least_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/self/cgroup", "0::/one/two\n");
+        assert_eq!(pids(root.path()), None);
+        write("sys/fs/cgroup/one/two/pids.max", "max\n");
+        write("sys/fs/cgroup/one/pids.max", "500\n");
+        write("sys/fs/cgroup/one/pids.current", "20\n");
+        write("sys/fs/cgroup/pids.max", "1000\n");
+        write("sys/fs/cgroup/pids.current", "900\n");
+        assert_eq!(pids(root.path()), Some((1000, 900)));
+    }
+}

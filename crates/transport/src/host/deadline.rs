@@ -1,0 +1,35 @@
+//! When a time limit ends. `Duration::MAX` is a good way to say "never", and
+//! adding it to an `Instant` panics.
+
+use std::time::{Duration, Instant};
+
+/// Longer than any process runs.
+const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// The end of a time limit that begins now.
+pub fn deadline(limit: Duration) -> Instant {
+    after(now(), limit)
+}
+
+/// The end of a time limit that begins at `start`.
+pub fn after(start: Instant, limit: Duration) -> Instant {
+    start + limit.min(NEVER)
+}
+
+/// What is left until a deadline.
+///
+/// # Errors
+/// `TimedOut` once it has passed.
+pub fn left(deadline: Instant) -> std::io::Result<Duration> {
+    let left = deadline.saturating_duration_since(now());
+    match left.is_zero() {
+        true => Err(std::io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+/// The time, for the parts of the transport that wait.
+#[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}

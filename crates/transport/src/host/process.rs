@@ -1,0 +1,116 @@
+//! This process, as the system sees it.
+
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::host::available_memory::available_memory;
+use crate::host::procfs::number_field;
+
+/// What this process uses, and may use. What cannot be read is `None`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProcessFigures {
+    /// When it began, by the wall clock as it is now. It is 10 ms exact.
+    pub started: Option<SystemTime>,
+    /// How long ago that was, time in which the host slept included.
+    pub uptime: Option<Duration>,
+    /// The processor time of all its threads.
+    pub processor_time: Duration,
+    /// How many threads it has.
+    pub threads: Option<u64>,
+    /// How many descriptors are open.
+    pub descriptors: Option<u64>,
+    /// How many may be, where there is a limit.
+    pub max_descriptors: Option<u64>,
+    /// Its memory, in bytes: what of it is in RAM.
+    pub resident: Option<u64>,
+    /// Its address space, in bytes.
+    pub virtual_memory: Option<u64>,
+    /// The memory that it may have, in bytes: the tightest of what there is, the
+    /// limits of its control groups, and that of its address space.
+    pub memory_limit: u64,
+    /// The version of this crate.
+    pub version: &'static str,
+}
+
+impl ProcessFigures {
+    /// Reads them, from some files of `/proc`: about a tenth of a millisecond.
+    pub fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let bytes = |name| number_field(&status, name).map(|kib| kib * 1024);
+        let uptime = uptime(Path::new("/proc"));
+        // Worked out once: two readings of two clocks never say quite the same, and
+        // whoever watches this takes any change for a restart.
+        static STARTED: OnceLock<Option<SystemTime>> = OnceLock::new();
+        let started = *STARTED.get_or_init(|| wall_clock().checked_sub(uptime?));
+        Self {
+            started,
+            uptime,
+            processor_time: clock_gettime(ClockId::ProcessCPUTime)
+                .try_into()
+                .unwrap_or_default(),
+            threads: number_field(&status, "Threads"),
+            descriptors: fs::read_dir("/proc/self/fd")
+                .ok()
+                // The directory itself is open meanwhile.
+                .map(|entries| (entries.count() as u64).saturating_sub(1)),
+            max_descriptors: getrlimit(Resource::Nofile).current,
+            resident: bytes("VmRSS"),
+            virtual_memory: bytes("VmSize"),
+            memory_limit: available_memory(),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
+
+/// How long this process has been there.
+fn uptime(proc: &Path) -> Option<Duration> {
+    let stat = fs::read_to_string(proc.join("self/stat")).ok()?;
+    // The name of the program stands in parentheses, and may hold any.
+    let fields = stat.rsplit_once(')')?.1;
+    let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    let began = Duration::from_millis(ticks.checked_mul(10)?);
+    // Both count from the boot, time in which the host slept included.
+    Duration::try_from(clock_gettime(ClockId::Boottime))
+        .ok()?
+        .checked_sub(began)
+}
+
+#[expect(clippy::disallowed_methods, reason = "when a process began, for people")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_linux_says_of_this_process_is_read() {
+        let figures = ProcessFigures::read();
+        let began = figures.started.unwrap();
+        assert!(began < wall_clock() && figures.uptime.unwrap() < Duration::from_secs(86_400));
+        assert!(figures.threads.unwrap() >= 1 && figures.descriptors.unwrap() >= 3);
+        assert!(figures.resident.unwrap() <= figures.virtual_memory.unwrap());
+        assert!(figures.memory_limit > 0 && figures.processor_time > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_does_not_move_the_fields() {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir(proc.path().join("self")).unwrap();
+        let fields = (4..=21).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+        let stat = |ticks: u64| format!("12 (a ) b (c) S {fields} {ticks} 23 24\n");
+        fs::write(proc.path().join("self/stat"), stat(100)).unwrap();
+        let long = uptime(proc.path()).unwrap();
+        fs::write(proc.path().join("self/stat"), stat(50)).unwrap();
+        assert!(uptime(proc.path()).unwrap() >= long + Duration::from_millis(500));
+        fs::write(proc.path().join("self/stat"), "12 (a) S 1").unwrap();
+        assert_eq!(uptime(proc.path()), None);
+    }
+}

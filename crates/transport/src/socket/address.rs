@@ -1,0 +1,167 @@
+//! Where to listen and where to connect.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The default port of SSNTP (docs/protocol.md, "Underneath").
+pub const DEFAULT_PORT: u16 = 8888;
+
+/// A place to listen at or to connect to.
+///
+/// Read from text as `HOST`, `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, a bare
+/// IPv6 address, `:PORT` (every interface when listening, this host when
+/// connecting), or `unix:PATH`. The port is 8888 where none is given.
+///
+/// ```
+/// use ssntp_transport::Address;
+///
+/// let address: Address = "[::1]:9000".parse()?;
+/// assert_eq!(address, Address::tcp("::1", 9000));
+/// assert_eq!("node7".parse::<Address>()?.to_string(), "node7:8888");
+/// assert_eq!("unix:/run/s.sock".parse::<Address>()?, Address::Unix("/run/s.sock".into()));
+/// # Ok::<(), ssntp_transport::AddressError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Address {
+    /// A host name or IP address, and a port. An empty host is every
+    /// interface when listening and this host when connecting.
+    Tcp {
+        /// Name or IP address, without brackets.
+        host: String,
+        /// Port; 0 lets the system choose one when listening.
+        port: u16,
+    },
+    /// A Unix domain socket.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// A TCP address.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::Tcp {
+            host: host.into(),
+            port,
+        }
+    }
+
+    /// The name that a server at this address has to prove: the host, or
+    /// `localhost` for a Unix socket or an empty host.
+    pub fn server_name(&self) -> &str {
+        match self {
+            Self::Tcp { host, .. } if !host.is_empty() => host,
+            _ => "localhost",
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let bad = |why| AddressError {
+            text: text.to_owned(),
+            why,
+        };
+        match text.strip_prefix("unix:") {
+            Some("") => return Err(bad("no path after unix:")),
+            Some(path) => return Ok(Self::Unix(path.into())),
+            // Taken for a host it would be shown with its port, as unix:8888, and
+            // that reads as a socket's path.
+            None if text == "unix" => return Err(bad("no path after unix:")),
+            None if text.is_empty() => return Err(bad("it is empty")),
+            None => {}
+        }
+        if let Ok(ip) = text.parse::<Ipv6Addr>() {
+            return Ok(Self::tcp(ip.to_string(), DEFAULT_PORT));
+        }
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let bracket = rest.split_once(']');
+            let (ip, after) = bracket.ok_or_else(|| bad("the bracket is not closed"))?;
+            let ip: Ipv6Addr = ip.parse().map_err(|_| bad("no IPv6 address in the brackets"))?;
+            let port = after.strip_prefix(':');
+            if port.is_none() && !after.is_empty() {
+                return Err(bad("no colon after the bracket"));
+            }
+            (ip.to_string(), port)
+        } else {
+            let (host, port) = match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            };
+            let is_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+            if !host.chars().all(is_of_a_name) {
+                return Err(bad("the host is neither a name nor an IP address"));
+            }
+            (host.to_owned(), port)
+        };
+        let port = port.map(str::parse).transpose();
+        let port = port.map_err(|_| bad("the port is not a number from 0 to 65535"))?;
+        Ok(Self::tcp(host, port.unwrap_or(DEFAULT_PORT)))
+    }
+}
+
+/// The text is not an [`Address`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not an address: {why}")]
+pub struct AddressError {
+    text: String,
+    why: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        for (text, host, port) in [
+            ("node7", "node7", 8888),
+            ("node-7.rack_1:1", "node-7.rack_1", 1),
+            ("10.0.0.7:0", "10.0.0.7", 0),
+            (":9000", "", 9000),
+            ("::1", "::1", 8888),
+            ("[::1]", "::1", 8888),
+            ("[fe80::1]:65535", "fe80::1", 65535),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address, Address::tcp(host, port), "{text}");
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+        assert_eq!("unix:a b".parse(), Ok(Address::Unix("a b".into())));
+    }
+
+    #[test]
+    fn bad_forms_say_why() {
+        for (text, why) in [
+            ("", "empty"),
+            ("host:", "port"),
+            ("host:66000", "port"),
+            ("host:1:2", "port"),
+            ("[::1", "bracket"),
+            ("[host]:1", "IPv6"),
+            ("[::1]1", "colon"),
+            ("a b:1", "neither"),
+            ("unix:", "path"),
+            ("unix", "path"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(
+                error.contains(why) && error.contains(&format!("{text:?}")),
+                "{error}"
+            );
+        }
+    }
+}

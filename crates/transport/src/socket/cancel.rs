@@ -1,0 +1,159 @@
+//! Ends the waits of one thread from another.
+//!
+//! ```text
+//!  waiting thread                          any thread
+//!  watch(stream) ── registers ──▶ ┌───────┐
+//!  poll(socket, pipe)             │Cancel │ ◀── cancel(): shuts the stream down,
+//!  select!(…, done())             └───────┘      drops the pipe, ends done()
+//! ```
+
+use std::convert::Infallible;
+use std::io::{self, PipeReader, PipeWriter};
+use std::net::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+
+use crate::socket::duplex::Duplex;
+
+/// Ends what one thread waits for: a connection attempt, a handshake, a
+/// pause. Once cancelled it stays so.
+///
+/// # Threads
+/// A clone is another handle. One thread at a time waits under it; any
+/// thread may [`cancel`](Self::cancel), which blocks nobody.
+#[derive(Clone, Debug)]
+pub struct Cancel {
+    state: Arc<Mutex<State>>,
+    done: Receiver<Infallible>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once cancelled: that disconnects `done`.
+    open: Option<Sender<Infallible>>,
+    awaited: Option<Awaited>,
+}
+
+/// What the thread waits in, and so what has to be ended to wake it.
+#[derive(Debug)]
+enum Awaited {
+    Stream(Arc<dyn Duplex>),
+    Pipe(#[expect(dead_code, reason = "it is there to be dropped")] PipeWriter),
+}
+
+impl Cancel {
+    pub fn new() -> Self {
+        let (open, done) = crossbeam_channel::bounded(0);
+        let state = State {
+            open: Some(open),
+            awaited: None,
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            done,
+        }
+    }
+
+    /// Ends the present wait and every later one.
+    pub fn cancel(&self) {
+        let mut state = self.lock();
+        state.open = None;
+        if let Some(Awaited::Stream(stream)) = state.awaited.take() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.lock().open.is_none()
+    }
+
+    /// Never gives anything; disconnected once cancelled. For `select!`.
+    pub fn done(&self) -> &Receiver<Infallible> {
+        &self.done
+    }
+
+    /// Waits so long; false at once when cancelled.
+    pub fn pause(&self, time: Duration) -> bool {
+        matches!(self.done.recv_timeout(time), Err(RecvTimeoutError::Timeout))
+    }
+
+    /// Shuts `stream` down if this is cancelled while the guard lives.
+    pub fn watch(&self, stream: &Arc<dyn Duplex>) -> Watch<'_> {
+        self.register(Awaited::Stream(Arc::clone(stream)))
+    }
+
+    /// A pipe that ends when this is cancelled while the guard lives, to
+    /// stand beside a socket in `poll`.
+    pub(crate) fn pipe(&self) -> io::Result<(PipeReader, Watch<'_>)> {
+        let (reader, writer) = io::pipe()?;
+        Ok((reader, self.register(Awaited::Pipe(writer))))
+    }
+
+    fn register(&self, awaited: Awaited) -> Watch<'_> {
+        let mut state = self.lock();
+        if state.open.is_some() {
+            state.awaited = Some(awaited);
+        } else if let Awaited::Stream(stream) = awaited {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        Watch { cancel: self }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a cancelled attempt fails with.
+pub(crate) fn cancelled_error() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "cancelled")
+}
+
+/// While it lives, a [`Cancel`] ends what was registered with it.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    cancel: &'a Cancel,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.cancel.lock().awaited = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::threads;
+    use crate::socket::memory;
+
+    #[test]
+    fn a_watched_stream_ends_and_an_unwatched_one_does_not() {
+        let cancel = Cancel::new();
+        let (a, b) = memory::pair();
+        let (a, b): (Arc<dyn Duplex>, Arc<dyn Duplex>) = (Arc::new(a), Arc::new(b));
+        drop(cancel.watch(&b));
+        let _watch = cancel.watch(&a);
+        let reader = Arc::clone(&a);
+        let thread = threads::spawn("t", move || reader.read(&mut [0; 1])).unwrap();
+        cancel.cancel();
+        assert_eq!(thread.join().unwrap().unwrap(), 0);
+        assert!(cancel.is_cancelled());
+    }
+
+    #[test]
+    fn after_the_end_nothing_waits() {
+        let cancel = Cancel::new();
+        assert!(cancel.pause(Duration::from_millis(1)));
+        cancel.cancel();
+        assert!(!cancel.pause(Duration::from_secs(60)));
+        let (a, _b) = memory::pair();
+        let a: Arc<dyn Duplex> = Arc::new(a);
+        let _watch = cancel.watch(&a);
+        assert_eq!(a.read(&mut [0; 1]).unwrap(), 0);
+        let (pipe, _watch) = cancel.pipe().unwrap();
+        assert_eq!(io::Read::read(&mut &pipe, &mut [0; 1]).unwrap(), 0);
+    }
+}

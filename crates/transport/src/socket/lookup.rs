@@ -1,0 +1,161 @@
+//! Names to addresses, without waiting for the system longer than wanted.
+//!
+//! The system's look-up cannot be ended: a resolver that does not answer holds
+//! it for many seconds. So it runs on a thread of its own, and whoever waits
+//! can stop waiting.
+//!
+//! ```text
+//!  addresses()                      thread ssntp-lookup
+//!    │ spawn ─────────────────────────▶ the system's look-up
+//!    │ wait: answer, limit, cancel            │
+//!    │◀───────────────────────────────────────┘ answer: joined
+//!    └ given up ─ the thread is left alone, and ends when the system answers
+//! ```
+//!
+//! A thread that is left alone holds a name and its stack, nothing of whoever
+//! asked. It is the only kind of thread in this crate that nobody joins. There
+//! are at most [`MOST`] at a time in a process; beyond that a look-up fails at
+//! once. An address in figures needs no thread.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use crossbeam_channel::{after, select};
+
+use crate::host::deadline::now;
+use crate::host::threads;
+use crate::socket::cancel::{Cancel, cancelled_error};
+
+/// Look-ups that may be under way in a process.
+const MOST: usize = 64;
+
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts one look-up for as long as it runs.
+struct Counted;
+
+impl Counted {
+    fn new() -> Option<Self> {
+        let counted = Self;
+        (UNDER_WAY.fetch_add(1, Ordering::AcqRel) < MOST).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The addresses of a host. Blocks until the system answers, the deadline
+/// passes, or it is cancelled.
+///
+/// # Errors
+/// What the system says; `TimedOut`, `Interrupted`; `WouldBlock` when too many
+/// look-ups are under way.
+pub(crate) fn addresses(
+    host: &str,
+    port: u16,
+    deadline: Instant,
+    cancel: &Cancel,
+) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let host = host.to_owned();
+    look_up(deadline, cancel, move || {
+        (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+    })
+}
+
+fn look_up<T: Send + 'static>(
+    deadline: Instant,
+    cancel: &Cancel,
+    ask: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let Some(counted) = Counted::new() else {
+        let text = "too many name look-ups are under way";
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
+    };
+    let (sender, answer) = crossbeam_channel::bounded(1);
+    let thread = threads::spawn("ssntp-lookup", move || {
+        let found = ask();
+        drop(counted);
+        // Nobody may wait for it any more.
+        let _ = sender.send(found);
+    })?;
+    let left = deadline.saturating_duration_since(now());
+    let found = select! {
+        recv(answer) -> found => found,
+        recv(cancel.done()) -> _ => return Err(cancelled_error()),
+        recv(after(left)) -> _ => return Err(io::Error::new(io::ErrorKind::TimedOut, "the name look-up takes too long")),
+    };
+    // A panic has been logged by the panic hook.
+    let _ = thread.join();
+    found.unwrap_or_else(|_| Err(io::Error::other("the name look-up panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn in_time(limit: Duration) -> Instant {
+        crate::host::deadline::deadline(limit)
+    }
+
+    #[test]
+    fn an_address_in_figures_is_taken_as_it_is() {
+        for host in ["127.0.0.1", "::1", "fe80::1"] {
+            let found = addresses(host, 7, in_time(Duration::ZERO), &Cancel::new()).unwrap();
+            assert_eq!(found, [SocketAddr::new(host.parse().unwrap(), 7)]);
+        }
+    }
+
+    #[test]
+    fn a_name_has_addresses() {
+        let found = addresses("localhost", 7, in_time(LONG), &Cancel::new()).unwrap();
+        assert!(
+            found
+                .iter()
+                .all(|address| address.ip().is_loopback() && address.port() == 7)
+        );
+        assert!(!found.is_empty());
+    }
+
+    #[test]
+    fn a_look_up_that_hangs_is_given_up_at_its_limit_and_when_cancelled() {
+        // Two resolvers that answer when the test is over.
+        let (end, ended) = crossbeam_channel::bounded::<()>(0);
+        let hang = || {
+            let ended = ended.clone();
+            move || -> io::Result<()> {
+                let _ = ended.recv();
+                Ok(())
+            }
+        };
+        let limited = look_up(in_time(Duration::from_millis(20)), &Cancel::new(), hang());
+        assert_eq!(limited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+        let cancel = Cancel::new();
+        let (cancelled, ask) = (cancel.clone(), hang());
+        let thread = threads::spawn("t", move || look_up(in_time(LONG), &cancelled, ask)).unwrap();
+        cancel.cancel();
+        let result = thread.join().unwrap();
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::Interrupted);
+        drop(end);
+    }
+
+    #[test]
+    fn a_look_up_that_panics_is_an_error() {
+        let result = look_up(in_time(LONG), &Cancel::new(), || -> io::Result<()> {
+            panic!("on purpose")
+        });
+        assert!(result.is_err());
+    }
+}

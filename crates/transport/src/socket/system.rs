@@ -1,0 +1,85 @@
+//! The system's stream sockets, TCP and Unix, as [`Duplex`].
+
+use std::io;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
+use std::time::Duration;
+
+use rustix::io::retry_on_intr;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use socket2::Socket;
+
+use crate::socket::duplex::{Duplex, PeerAddress};
+
+impl Duplex for Socket {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        received(self, buffer, RecvFlags::empty())
+    }
+
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        received(self, buffer, RecvFlags::DONTWAIT)
+    }
+
+    fn wait_readable(&self) -> io::Result<()> {
+        received(self, &mut [0], RecvFlags::PEEK).map(drop)
+    }
+
+    fn is_readable(&self) -> bool {
+        received(self, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok()
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        sent(self, bytes, SendFlags::empty())
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        sent(self, bytes, SendFlags::DONTWAIT)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match Socket::shutdown(self, how) {
+            // A direction that ended before is no error.
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
+            other => other,
+        }
+    }
+
+    fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        Socket::set_read_timeout(self, at_least_a_tick(limit))
+    }
+
+    fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        Socket::set_write_timeout(self, at_least_a_tick(limit))
+    }
+
+    fn peer(&self) -> PeerAddress {
+        if self.local_addr().is_ok_and(|address| address.is_unix()) {
+            return PeerAddress::Unix;
+        }
+        // A peer that is gone already has no address any more.
+        let address = self.peer_addr().ok().and_then(|address| address.as_socket());
+        PeerAddress::Ip(address.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()))
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        self.local_addr().ok()?.as_socket()
+    }
+}
+
+/// Receives until it is not interrupted by a signal.
+fn received(socket: &Socket, buffer: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+    let (_, len) = retry_on_intr(|| recv(socket, &mut *buffer, flags))?;
+    Ok(len)
+}
+
+/// As [`received`], for what is sent. A peer that is gone is an error, not a
+/// signal.
+fn sent(socket: &Socket, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
+    Ok(retry_on_intr(|| {
+        send(socket, bytes, flags | SendFlags::NOSIGNAL)
+    })?)
+}
+
+/// A zero timeout means none to the system.
+fn at_least_a_tick(limit: Option<Duration>) -> Option<Duration> {
+    limit.map(|limit| limit.max(Duration::from_millis(1)))
+}

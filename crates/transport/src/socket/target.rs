@@ -1,0 +1,158 @@
+//! A place to connect to, and how.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::socket::address::Address;
+use crate::socket::cancel::Cancel;
+use crate::socket::duplex::Duplex;
+use crate::socket::memory::MemoryListener;
+use crate::socket::tcp::TcpOptions;
+use crate::socket::{tcp, unix};
+
+/// Where a client connects: an address, or a listener in this process.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Address(Address),
+    Memory(MemoryListener),
+}
+
+impl Target {
+    /// Connects within `limit`. Blocks, and ends at once when `cancel` is
+    /// cancelled.
+    pub fn connect(
+        &self,
+        options: &TcpOptions,
+        limit: Duration,
+        cancel: &Cancel,
+    ) -> io::Result<Arc<dyn Duplex>> {
+        Ok(match self {
+            Self::Address(Address::Tcp { host, port }) => {
+                Arc::new(tcp::connect_unless(host, *port, options, limit, cancel)?)
+            }
+            Self::Address(Address::Unix(path)) => Arc::new(unix::connect_unless(path, limit, cancel)?),
+            Self::Memory(listener) => Arc::new(listener.connect_unless(cancel)?),
+        })
+    }
+
+    /// The name that the server there has to prove, unless another is wanted.
+    pub fn server_name(&self) -> &str {
+        match self {
+            Self::Address(address) => address.server_name(),
+            Self::Memory(_) => "localhost",
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Memory(_) => f.write_str("memory"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::disallowed_types, reason = "a listener that never accepts")]
+    use super::*;
+    use crate::host::threads;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Fills the queue of a listener that never accepts, so that the next
+    /// attempt gets no answer.
+    fn black_hole() -> (socket2::Socket, Vec<socket2::Socket>, Address) {
+        let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let any: std::net::SocketAddr = ([127, 0, 0, 1], 0).into();
+        listener.bind(&any.into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            if socket
+                .connect_timeout(&address, Duration::from_millis(200))
+                .is_err()
+            {
+                break;
+            }
+            waiting.push(socket);
+        }
+        let port = address.as_socket().unwrap().port();
+        (listener, waiting, Address::tcp("127.0.0.1", port))
+    }
+
+    #[test]
+    fn an_attempt_without_answer_ends_at_its_limit_and_when_cancelled() {
+        let (_listener, _waiting, address) = black_hole();
+        let target = Target::Address(address);
+        let options = TcpOptions::default();
+        let limited = target.connect(&options, Duration::from_millis(20), &Cancel::new());
+        assert_eq!(limited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+        let cancel = Cancel::new();
+        let cancelled = cancel.clone();
+        let thread = threads::spawn("t", move || target.connect(&options, LONG, &cancelled)).unwrap();
+        cancel.cancel();
+        assert_eq!(
+            thread.join().unwrap().unwrap_err().kind(),
+            io::ErrorKind::Interrupted
+        );
+    }
+
+    #[test]
+    fn a_full_unix_listener_is_waited_for_until_cancelled() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+        let address = socket2::SockAddr::unix(&path).unwrap();
+        listener.bind(&address).unwrap();
+        listener.listen(0).unwrap();
+        let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let target = Target::Address(Address::Unix(path));
+        let options = TcpOptions::default();
+        let limited = target.connect(&options, Duration::from_millis(20), &Cancel::new());
+        assert_eq!(limited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+        let cancel = Cancel::new();
+        let cancelled = cancel.clone();
+        let thread = threads::spawn("t", move || target.connect(&options, LONG, &cancelled)).unwrap();
+        cancel.cancel();
+        assert_eq!(
+            thread.join().unwrap().unwrap_err().kind(),
+            io::ErrorKind::Interrupted
+        );
+    }
+
+    #[test]
+    fn a_full_memory_listener_is_waited_for_until_cancelled() {
+        let target = Target::Memory(MemoryListener::new());
+        let options = TcpOptions::default();
+        let mut waiting = Vec::new();
+        for _ in 0..64 {
+            waiting.push(target.connect(&options, LONG, &Cancel::new()).unwrap());
+        }
+        let cancel = Cancel::new();
+        let cancelled = cancel.clone();
+        let thread = threads::spawn("t", move || target.connect(&options, LONG, &cancelled)).unwrap();
+        cancel.cancel();
+        assert_eq!(
+            thread.join().unwrap().unwrap_err().kind(),
+            io::ErrorKind::Interrupted
+        );
+    }
+
+    #[test]
+    fn nobody_there_is_refused() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let target = Target::Address(Address::tcp("127.0.0.1", port));
+        let refused = target.connect(&TcpOptions::default(), LONG, &Cancel::new());
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -1,0 +1,265 @@
+//! TCP: options, connecting, listening.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+
+use crate::host::deadline::{deadline, left, now};
+use crate::socket::cancel::{Cancel, cancelled_error};
+use crate::socket::duplex::Duplex;
+use crate::socket::lookup;
+
+/// How the kernel probes a silent connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Probes without answer after which the connection is dead.
+    pub probes: u32,
+}
+
+impl Default for KeepAlive {
+    /// 30 s of silence, then 3 probes 10 s apart.
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(30),
+            interval: Duration::from_secs(10),
+            probes: 3,
+        }
+    }
+}
+
+/// Options of every TCP connection. TCP_NODELAY is always on: what can be
+/// coalesced is, before it reaches the socket. Where this side listens
+/// at or connects to a loopback address, Linux's congestion control is `reno`,
+/// which does not pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].
+    pub keep_alive: Option<KeepAlive>,
+    /// How long sent data may stay unacknowledged before the connection is
+    /// dead (TCP_USER_TIMEOUT, where the system has it). Default: 30 s.
+    pub unacknowledged: Option<Duration>,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            keep_alive: Some(KeepAlive::default()),
+            unacknowledged: Some(Duration::from_secs(30)),
+        }
+    }
+}
+
+impl TcpOptions {
+    pub(crate) fn apply(&self, socket: &Socket) -> io::Result<()> {
+        socket.set_tcp_nodelay(true)?;
+        match self.keep_alive {
+            Some(k) => {
+                let keep_alive = TcpKeepalive::new()
+                    .with_time(k.idle)
+                    .with_interval(k.interval)
+                    .with_retries(k.probes);
+                socket.set_tcp_keepalive(&keep_alive)?;
+            }
+            None => socket.set_keepalive(false)?,
+        }
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        socket.set_tcp_user_timeout(self.unacknowledged)?;
+        Ok(())
+    }
+}
+
+/// Between two ends on one host nothing is lost and nobody else is in the way:
+/// a system's congestion control that paces what it sends, as BBR does, would
+/// only wait for timers. What a listening socket has goes to those it accepts.
+fn without_pacing(socket: &Socket, address: SocketAddr) {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    if address.ip().is_loopback() {
+        // Every Linux has it; where it is not permitted, the system's stays.
+        let _ = socket.set_tcp_congestion(b"reno");
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = (socket, address);
+}
+
+/// How many connections may wait to be accepted. std's 128 makes a burst of
+/// newcomers wait for SYN retransmits.
+const BACKLOG: i32 = 4096;
+
+/// Connects to the first address of `host` that answers, within `limit` for
+/// all of them, the look-up of the name included. Blocks.
+///
+/// # Errors
+/// The last address's error, or `NotFound` when the name has no address.
+pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration) -> io::Result<Socket> {
+    connect_unless(host, port, options, limit, &Cancel::new())
+}
+
+/// As [`connect_tcp`], and ends at once when it is cancelled.
+pub fn connect_unless(
+    host: &str,
+    port: u16,
+    options: &TcpOptions,
+    limit: Duration,
+    cancel: &Cancel,
+) -> io::Result<Socket> {
+    let host = if host.is_empty() { "localhost" } else { host };
+    let deadline = deadline(limit);
+    let addresses = lookup::addresses(host, port, deadline, cancel)?;
+    let mut last = no_address(host);
+    for (tried, address) in addresses.iter().enumerate() {
+        // One that swallows packets leaves the others their share of the time.
+        let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        let share = deadline.saturating_duration_since(now()) / others;
+        match connect_one(*address, share, cancel) {
+            Ok(stream) => {
+                options.apply(&stream)?;
+                return Ok(stream);
+            }
+            Err(e) => last = e,
+        }
+        if cancel.is_cancelled() {
+            break;
+        }
+    }
+    Err(last)
+}
+
+fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
+    let (pipe, _watch) = cancel.pipe()?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    without_pacing(&socket, address);
+    match socket.connect(&SockAddr::from(address)) {
+        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+            wait_writable(&socket, &pipe, deadline(limit))?;
+            if let Some(e) = socket.take_error()? {
+                return Err(e);
+            }
+        }
+        other => other?,
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket)
+}
+
+/// Waits until the socket's connection attempt is over.
+fn wait_writable(socket: &Socket, cancelled: &io::PipeReader, deadline: Instant) -> io::Result<()> {
+    loop {
+        // None would be without a limit: longer than any process runs.
+        let left = Timespec::try_from(left(deadline)?).ok();
+        let mut polled = [
+            PollFd::new(socket, PollFlags::OUT),
+            PollFd::new(cancelled, PollFlags::IN),
+        ];
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        if !polled[1].revents().is_empty() {
+            return Err(cancelled_error());
+        }
+        if !polled[0].revents().is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+fn no_address(host: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"))
+}
+
+/// Listens at every address of `host`; an empty host is every interface, both
+/// IP versions.
+pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<Socket>> {
+    let addresses = if host.is_empty() {
+        vec![([0u16; 8], port).into()]
+    } else {
+        (host, port).to_socket_addrs()?.collect()
+    };
+    listen_at(host, addresses)
+}
+
+fn listen_at(host: &str, addresses: Vec<SocketAddr>) -> io::Result<Vec<Socket>> {
+    let mut listeners: Vec<Socket> = Vec::new();
+    let mut last = no_address(host);
+    for mut address in addresses {
+        let is_chosen = address.port() == 0;
+        // A port chosen by the system is chosen once for all addresses.
+        if is_chosen && let Some(first) = listeners.first().and_then(Duplex::local) {
+            address.set_port(first.port());
+        }
+        match bind(address, host.is_empty()) {
+            Ok(listener) => listeners.push(listener),
+            // localhost resolves to ::1 on hosts without IPv6, and a port that
+            // is free at one address need not be at the other. But one that
+            // was asked for is not half somebody else's.
+            Err(e) if is_chosen || is_not_here(&e) => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    if listeners.is_empty() {
+        Err(last)
+    } else {
+        Ok(listeners)
+    }
+}
+
+/// Whether this host does not have an address, or its version of IP, at all.
+fn is_not_here(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable
+        || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
+}
+
+/// What the system may keep of what a connection received and nobody has read,
+/// in bytes of payload about; it takes twice that of memory. Left to itself it
+/// would grow to megabytes for each peer that is held back, and a thousand of
+/// those reach the limit of all sockets together (`net.ipv4.tcp_mem`): then the
+/// system slows down every connection, also those that are to drain. This much
+/// fills a gigabit over 2 ms.
+const RECEIVE_BUFFER: usize = 256 * 1024;
+
+fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
+    let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
+        Ok(socket) => socket,
+        Err(_) if both_versions => {
+            return bind((Ipv4Addr::UNSPECIFIED, address.port()).into(), false);
+        }
+        Err(e) => return Err(e),
+    };
+    socket.set_reuse_address(true)?;
+    // Accepted sockets inherit it. A system that allows less takes less.
+    socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!both_versions)?;
+    }
+    socket.bind(&SockAddr::from(address))?;
+    without_pacing(&socket, address);
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_listened_at_on_every_address_that_is_here_or_not_at_all() {
+        let taken = listen("127.0.0.1", 0).unwrap();
+        let port = taken[0].local().unwrap().port();
+        let at = |ip: [u8; 4]| SocketAddr::from((ip, port));
+        let free = at([127, 0, 0, 2]);
+        let error = listen_at("here", vec![free, at([127, 0, 0, 1])]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        // TEST-NET-1 is nobody's.
+        let listeners = listen_at("here", vec![at([192, 0, 2, 1]), free]).unwrap();
+        assert_eq!(listeners.len(), 1);
+    }
+}
