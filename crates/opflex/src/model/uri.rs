@@ -33,7 +33,7 @@ use crate::json;
 /// assert!("/EprL3Ep/".parse::<Uri>()?.is_ancestor_of(&endpoint));
 /// # Ok::<(), ssntp_opflex::model::UriError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uri(Arc<str>);
 
 impl Uri {
@@ -141,6 +141,13 @@ impl fmt::Display for Uri {
 impl Borrow<str> for Uri {
     fn borrow(&self) -> &str {
         &self.0
+    }
+}
+
+// As its text: errors print names and URIs in quotation marks.
+impl fmt::Debug for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
     }
 }
 

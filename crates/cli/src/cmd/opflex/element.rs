@@ -27,9 +27,9 @@ use crate::watched::Watched;
 
 /// Resolve policy, declare endpoints and report state
 ///
-/// Without --watch it ends once servers have answered everything, and prints
-/// what was resolved; with it, it stays and prints what changes. Then, SIGHUP makes it
-/// read the files of its certificates again, and so does a change of them.
+/// Without --watch it waits until servers have answered everything, prints what was
+/// resolved, and ends. With --watch it keeps running and prints changes. While it keeps
+/// running, it reads the files of its certificates again when they change, and at SIGHUP.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -43,8 +43,8 @@ pub(super) struct Args {
     /// The element's name, its own within the domain
     #[arg(long, value_name = "NAME", default_value = "element")]
     name: String,
-    /// A policy to resolve; its class is the last segment of the URI but one
-    /// where none is given
+    /// Policies to resolve: URIs, each with its class before it; without a class, the
+    /// segment before the last of the URI is the class
     #[arg(long, value_names = ["SUBJECT", "URI"], num_args = 1..=2)]
     resolve: Vec<String>,
     /// Policies to resolve by a name within a context, which is a URI
@@ -57,20 +57,19 @@ pub(super) struct Args {
     /// MAC, a UUID
     #[arg(long, value_names = ["SUBJECT", "CONTEXT", "IDENTIFIER"], num_args = 3)]
     resolve_endpoint_ident: Vec<String>,
-    /// Resolve what resolved policies refer to, too
+    /// Also resolve the policies that resolved policies refer to
     #[arg(long)]
     follow: bool,
-    /// Where the element is, if it knows
+    /// The location of the element, if it is known
     #[arg(long, value_name = "TEXT")]
     location: Option<String>,
-    /// The MAC address of its tunnel end point, by which a fabric knows it
+    /// The MAC address of the element's tunnel end point, by which a fabric knows it
     #[arg(long, value_name = "MAC", value_parser = mac)]
     mac: Option<String>,
-    /// Use no server that names no proxies, as libopflex in transport mode
+    /// Skip servers that name no proxies, as libopflex does in transport mode
     #[arg(long)]
     require_proxies: bool,
-    /// The policy to begin with, as long as no server has answered: an array of
-    /// managed objects
+    /// The policy to use until a server answers: an array of managed objects
     #[arg(long, value_name = "FILE")]
     start_policy: Option<PathBuf>,
     /// The endpoints to declare: an array of managed objects
@@ -79,16 +78,17 @@ pub(super) struct Args {
     /// The state to report: an array of managed objects
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Stay, and print what changes; so does --serve, without a line
+    /// Keep running and print changes; with --serve alone it keeps running without
+    /// printing
     #[arg(long)]
     watch: bool,
-    /// How long servers tell changes, and how often they are asked again
+    /// For how long servers report changes; requests are repeated within half of it
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
     /// How long to wait for all servers and answers, without --watch
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
-    /// Answer updates, as the draft asks and a libopflex server does not bear
+    /// Answer updates as the draft asks; a libopflex server then ends the connection
     #[arg(long)]
     acknowledge: bool,
     #[command(flatten)]
@@ -102,7 +102,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Something to be resolved.
+/// A policy or an endpoint to resolve.
 #[derive(Debug)]
 struct Wanted {
     what: Store,
@@ -157,13 +157,15 @@ fn mac(text: &str) -> Result<String, String> {
     let is_byte = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
     match text.split(':').count() == 6 && text.split(':').all(is_byte) {
         true => Ok(text.to_ascii_lowercase()),
-        false => Err("it is not six bytes as 00:11:22:33:44:55".to_owned()),
+        false => Err("expected six bytes like 00:11:22:33:44:55".to_owned()),
     }
 }
 
 fn uri(flag: &str, text: &str) -> Result<Uri, Failure> {
     if !text.starts_with('/') {
-        return Err(Failure::usage(format!("{flag}: {text:?} is no URI")));
+        return Err(Failure::usage(format!(
+            "{flag}: {text:?} is not a URI: it does not begin with a slash"
+        )));
     }
     text.parse()
         .map_err(|e| Failure::usage(format!("{flag}: {text:?}: {e}")))
@@ -316,7 +318,7 @@ fn watch(
     }
 }
 
-/// What is read again.
+/// What a reload reads again.
 struct Running<'a> {
     element: &'a PolicyElement,
     tls: ClientTls,

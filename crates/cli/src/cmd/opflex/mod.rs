@@ -7,8 +7,8 @@
 //! | `policy` | change the policy of a running server |
 //! | `show` | `endpoints`, `reports`, `sessions`, `agents`: what a running server has |
 //!
-//! `identity`, `local` and `tls` are flags of these, `source` is the policy file, `control` is the way to a running
-//! server, and `printing` how objects are shown.
+//! `identity`, `local`, `tls` and `control` are flags of these, `source` reads the policy
+//! files, and `printing` prints objects.
 
 mod control;
 mod element;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// What can be told to be wrong before it is started, by its key.
+    /// The problems that can be found without starting anything, by key.
     pub(crate) fn problems(&self) -> Problems {
         match &self.command {
             Command::Serve(args) => args.problems(),
@@ -71,7 +71,7 @@ impl Args {
         }
     }
 
-    /// Whether it is a server, whose warnings an operator wants to see.
+    /// Whether it runs as a daemon, whose warnings go to the log.
     pub(crate) fn serves(&self) -> bool {
         match &self.command {
             Command::Serve(_) => true,

@@ -25,11 +25,11 @@ use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
 ///
-/// Prints one line with its address once it accepts clients. A policy file that
-/// changes is read again: what it holds is all the policy there is then. So are the
-/// files of --tls-cert, --tls-ca and --tls-crl: clients stay, but for those whose
-/// certificate does not count any more. One that cannot be read changes nothing. SIGHUP
-/// has all of them read at once.
+/// Prints one line with its addresses once it accepts clients. When a policy file
+/// changes, it is read again and replaces all policy. When a file of --tls-cert, --tls-ca
+/// or --tls-crl changes, it is read again, and clients whose certificate is not valid any
+/// more are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
+/// server read all files at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -42,15 +42,15 @@ pub(super) struct Args {
     /// opflex_server reads, or a directory of such files
     #[arg(long, value_name = "FILE|DIR")]
     policy: Option<PathBuf>,
-    /// The classes that it takes, with their properties, types and containment
-    /// (JSON or YAML); objects that do not fit are refused [default: any]
+    /// The model: classes with their properties, types and containment (JSON or YAML);
+    /// policy that does not fit is refused [default: accept any class]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Identity")]
     identity: IdentityArgs,
     #[command(flatten)]
     tls: ServerTls,
-    /// Keep policy in this file, and begin with what it holds in place of
+    /// Keep policy in this file; if it exists, start with its policy instead of
     /// --policy
     #[arg(long, value_name = "FILE")]
     persist: Option<PathBuf>,
@@ -134,18 +134,18 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     loop {
         select! {
             recv(daemon.stop().channel()) -> _ => break,
-            // Nothing can be put in order any more.
+            // The state of the server is lost, so there is nothing to shut down in order.
             recv(server.running()) -> _ => {
                 std::mem::forget(server);
-                return Err(Failure::new("the server has panicked, as the log tells, and ends"));
+                return Err(Failure::new("the server has panicked; the log says why"));
             }
             recv(daemon.hang_ups()) -> came => match came {
                 Ok(()) => daemon.reload(&mut running),
                 Err(_) => break,
             },
             recv(daemon.looks()) -> _ => daemon.look(&mut running),
-            // This thread has nothing else to do, and a signal ends one that
-            // hangs in a file system.
+            // Reading may block here: this thread has nothing else to do, and signals
+            // still end a process that hangs in a file system.
             recv(look) -> _ => daemon.note_reload(running.look()),
         }
     }
@@ -155,7 +155,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is read again.
+/// What a reload reads again.
 struct Running<'a> {
     server: &'a Server,
     pages: &'a Pages,
@@ -190,7 +190,7 @@ impl Service for Running<'_> {
 }
 
 impl Running<'_> {
-    /// Reads policy that has changed; what came of it.
+    /// Reads the policy again if its files have changed. Returns how that went.
     fn look(&mut self) -> Option<Result<(), String>> {
         if !self.source.as_mut()?.has_changed() {
             return None;

@@ -1,5 +1,5 @@
-//! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: what a running
-//! server has.
+//! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: show the state of a
+//! running server.
 
 use std::io::IsTerminal;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,15 +32,15 @@ pub(super) struct ReportArgs {
     control: ControlArgs,
 }
 
-/// Print the clients of a running server, and what they asked for
+/// Print the clients of a running server with their counters
 #[derive(Debug, clap::Args)]
 pub(super) struct SessionArgs {
     #[command(flatten)]
     control: ControlArgs,
 }
 
-/// Print every agent that was connected since the server began, and what it
-/// asked for in all its sessions
+/// Print every agent that was connected since the server started, and the counters of
+/// all its sessions
 #[derive(Debug, clap::Args)]
 pub(super) struct AgentArgs {
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! Where a server's policy comes from: a file, or the files of a directory, and
-//! whether it has changed there.
+//! The policy of a server in a file, or in the files of a directory, and whether these
+//! have changed.
 
 use std::fs;
 use std::io;
@@ -13,8 +13,8 @@ use super::load_objects;
 use crate::failure::Failure;
 use crate::watched::{Stamp, stamp};
 
-/// How often it is looked at. One that has just changed is looked at twice
-/// before it is read, since whoever writes it may be at it.
+/// How often the files are checked. After a change they are read only once two checks
+/// have found the same, because a program may still be writing.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// The most files of a directory.
@@ -50,7 +50,7 @@ impl Source {
     /// All the policy there is. An error names the file.
     pub(super) fn read(&mut self) -> Result<Vec<ManagedObject>, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
-        // What is written from here on is another state.
+        // Stamped before reading: a file that is written meanwhile counts as changed.
         self.seen = stamps(&self.path);
         self.read = stamps(&self.path);
         let mut objects = Vec::new();
@@ -69,8 +69,8 @@ impl Source {
         Ok(objects)
     }
 
-    /// Whether it has changed since it was read, and nobody is writing any more.
-    /// To be asked again after [`LOOK`].
+    /// Whether the files have changed since they were read, and not since the last call.
+    /// To be called every [`LOOK`].
     pub(super) fn has_changed(&mut self) -> bool {
         let now = stamps(&self.path);
         let is_quiet = now == self.seen;
@@ -96,7 +96,7 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry?.file_name();
         let text = name.to_string_lossy();
         let is_policy = [".json", ".yaml", ".yml"].iter().any(|end| text.ends_with(end));
-        // Editors and mounted volumes keep what is not meant behind a dot.
+        // Names with a dot are the temporary files of editors and of mounted volumes.
         if is_policy && !text.starts_with('.') {
             if files.len() == FILES {
                 return Err(io::Error::other(format!("more than {FILES} files")));
