@@ -24,7 +24,7 @@ use ssntp::payload::NextState;
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Command;
 
-/// The most instances of a node, where nothing else is said.
+/// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
 /// Outcomes and ends on their way to the agent's thread. When full, workers
 /// wait; the agent's thread never waits for them.
@@ -32,7 +32,7 @@ const INPUTS: usize = 256;
 /// Next states that the agent's owner has not taken yet. When full, they are
 /// logged and dropped.
 const EVACUATIONS: usize = 4;
-/// What an agent is made from.
+/// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     client: ClientConfig,
@@ -70,7 +70,7 @@ impl AgentConfig {
         }
     }
 
-    /// Where what it knows of its instances is kept. Default: nowhere.
+    /// The state directory, which holds its instances. Default: none.
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
         self.state = Some(directory.into());
@@ -92,7 +92,7 @@ impl AgentConfig {
         self
     }
 
-    /// What this node lets instances have, whatever a controller asks for.
+    /// The limits of this node, which controllers can't change.
     /// Default: [`Policy::default`], in which nothing runs as root.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
@@ -124,7 +124,7 @@ impl AgentConfig {
         self
     }
 
-    /// How often STATS are sent; they also are soon after an instance changed.
+    /// How often STATS are sent. They are also sent soon after an instance changed.
     /// Default: 30 s.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
@@ -173,7 +173,7 @@ pub struct Agent {
     evacuated: Receiver<NextState>,
 }
 
-/// What the agent's owner asks for.
+/// A request of the agent's owner.
 #[derive(Debug)]
 enum Order {
     ToggleOffline,
@@ -262,14 +262,13 @@ impl Agent {
         }
     }
 
-    /// What the agent knows about itself, at one moment; none where it has ended,
-    /// or has so much to do that it does not answer in 5 s.
+    /// The agent's figures at one moment; `None` if it has ended, or does not answer in 5 s.
     pub fn figures(&self) -> Option<AgentFigures> {
         self.inner.ask(Order::Figures)
     }
 
-    /// Gives the reason when the client has ended for good, and the agent
-    /// with it; disconnected afterwards: for `select!`.
+    /// Receives the reason when the client, and the agent with it, has ended for good. The
+    /// channel is disconnected afterwards. It is for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.inner.ended
     }
@@ -279,8 +278,8 @@ impl Agent {
     /// word that isn't known here. Nothing, where that is `maintenance`. The
     /// agent itself does none of it.
     ///
-    /// Each is given once, whatever becomes of the agent. Four that nobody took
-    /// are kept; further ones are only logged.
+    /// Each is given once, also if the agent is restarted. Four are kept until they are
+    /// received; further ones are only logged.
     pub fn evacuated(&self) -> &Receiver<NextState> {
         &self.evacuated
     }

@@ -1,5 +1,5 @@
-//! The threads that do what takes a moment: launching, stopping, writing to
-//! disk, measuring.
+//! The threads that do jobs which can block: launching, stopping, writing to disk,
+//! measuring.
 //!
 //! ```text
 //!                                              ┌▶ crew prompt ──┐
@@ -11,10 +11,10 @@
 //! The agent's thread never waits for a worker. Jobs of one instance are done
 //! in their order, by one worker at a time; those of several side by side.
 //!
-//! Nobody waits for another's slow disk. What ends an instance needs no place
-//! that an image's copy could hold, for each kind of job has a crew of its own.
-//! And in a crew a job that has taken [`SLOW`] gives up its place: the next one is
-//! begun by a further thread.
+//! No instance waits for the slow disk of another one. Each kind of job has a crew of its
+//! own, so the job that ends an instance never waits for an image to be copied. Within a
+//! crew, a job that has taken [`SLOW`] gives up its place, and a further thread begins the
+//! next one.
 //!
 //! | crew | its jobs | places | threads at most | when all of them are at slow jobs |
 //! |---|---|---|---|---|
@@ -23,8 +23,8 @@
 //! | remove | delete directories and volumes | 2 | 16 | the others wait, `stopping` |
 //! | measure | measure the node | 1 | 1 | STATS go out with the last figures |
 //!
-//! The queues have no bound of their own: the state machine gives a job only
-//! where an instance changes, and bounds the number of these.
+//! The queues have no bound of their own: the state machine gives a job only when an
+//! instance changes, and it bounds the number of instances.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -52,7 +52,7 @@ use ssntp_transport::threads;
 /// Launching a process takes some 20 ms; only images and disks take longer.
 const SLOW: Duration = Duration::from_secs(1);
 const MB: u64 = 1 << 20;
-/// How long the workers may take at the end for what is still to be done.
+/// How long the workers may take for the remaining jobs when the agent ends.
 const LAST_JOBS: Duration = Duration::from_millis(1200);
 
 /// What a job belongs to.
@@ -203,7 +203,7 @@ impl Workers {
             store,
             policy,
             inputs,
-            // Once the agent is gone, nobody has to know.
+            // After the agent has ended, the next one finds out from the supervisor.
             sink: Arc::new(move |ended| drop(ends.send(Input::Ended(ended)))),
         });
         let workers = Self { shared, ended };
@@ -245,8 +245,8 @@ impl Workers {
 }
 
 impl Drop for Workers {
-    /// What is quick and matters is still done: instances that were not
-    /// launched yet are not.
+    /// Quick jobs, such as writing records, are still done. Launches that have not begun are
+    /// dropped.
     fn drop(&mut self) {
         {
             let mut queues = self.shared.queues();
@@ -256,7 +256,7 @@ impl Drop for Workers {
             for jobs in queues.jobs.values_mut() {
                 jobs.retain(|job| !matches!(job, Job::Launch(_) | Job::Measure(_) | Job::Watch(..)));
             }
-            // The next of a key may be another crew's now.
+            // With some jobs removed, the next one of a key may be another crew's.
             let waiting: Vec<_> = queues
                 .crews
                 .iter_mut()
@@ -315,7 +315,7 @@ impl Shared {
         let mut queues = self.queues();
         queues.crews[crew as usize].threads -= 1;
         if queues.stop {
-            // There may be nobody left whom the next job wakes.
+            // No later job wakes the other threads, so they have to look whether it is over.
             self.news.iter().for_each(Condvar::notify_all);
         }
     }
@@ -333,7 +333,7 @@ impl Shared {
                 hands.begun.insert(key, now);
                 let needs_another = hands.idle == 0 && hands.threads < crew.most_threads();
                 if needs_another && let Err(e) = self.hire(&mut queues, crew) {
-                    // Those that are there go on with it, later.
+                    // The threads of the crew do the job later.
                     warn!("no further thread to {}: {e}", crew.name());
                 }
                 let job = queues.jobs.get_mut(&key).and_then(VecDeque::pop_front);
@@ -345,14 +345,14 @@ impl Shared {
                 queues.crews[crew as usize].begun.remove(&key);
                 continue;
             }
-            // What is under way may never end, but has nothing behind it.
+            // A job under way may never end, so only waiting jobs keep a thread.
             let is_over = queues.stop && queues.jobs.values().all(VecDeque::is_empty);
             let hands = &mut queues.crews[crew as usize];
             if is_over || hands.idle >= crew.places() {
                 return None;
             }
             hands.idle += 1;
-            // Until one of those under way gives up its place.
+            // Sleep until a job under way becomes slow and gives up its place.
             let begun = hands.begun.values().filter(quick).min();
             let first = match hands.ready.is_empty() {
                 true => None,
@@ -460,14 +460,14 @@ impl Shared {
             self.done(Done::Began { instance, began });
         }
         self.done(Done::Launched { instance, result });
-        // Only now: its end must not be known before its beginning.
+        // The watch begins last, so that the end is never told before the beginning.
         if let Some(running) = running {
             job.driver.watch(&running, &self.sink);
         }
     }
 
-    /// Gives the run, and in `began` when it did. What volumes it has made that are
-    /// to go with the instance is told in any case.
+    /// Returns the run, and its beginning in `began`. `made` lists the new volumes that are
+    /// deleted with the instance, also after an error.
     fn try_launch(
         &self,
         job: &LaunchJob,
@@ -535,7 +535,7 @@ impl Shared {
             .map_err(|e| LaunchError::new(LaunchFault::Image, e.why))
     }
 
-    /// The link is the record: it comes first, and goes last.
+    /// The link is the record of a volume, so it is made first and removed last.
     fn volume(
         &self,
         instance: Uuid,
@@ -575,7 +575,7 @@ impl Shared {
         let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
             return;
         };
-        // That is of all its directories.
+        // The usage counts all its directories; only `work` counts for the limit.
         if (0..=i64::from(most)).contains(&usage.disk_mb) {
             return;
         }
@@ -588,14 +588,13 @@ impl Shared {
         };
         let instance = subject.place.instance();
         warn!("instance {instance}: {why}: it is killed");
-        // First: it is a part of how it ends.
+        // This is told before the kill, because it explains the end.
         self.done(Done::Condemned { instance, why });
         warn_of(&running, "killed", driver.kill(&running));
     }
 
-    /// Why the directory that an instance writes in counts as too large. One
-    /// that can't be measured does, too: whoever could avoid that would have no
-    /// limit.
+    /// Why the directory that an instance writes in counts as too large. A directory that
+    /// can't be measured counts as too large, or an instance could avoid the limit.
     fn too_large(&self, place: &Place) -> Option<String> {
         let most = self.policy.disk_mb?;
         let mb = tree::disk_usage(&place.work()).map(|bytes| bytes.div_ceil(MB));
@@ -615,7 +614,7 @@ impl Shared {
     }
 
     fn done(&self, done: Done) {
-        // Once the agent is gone, nobody has to know.
+        // After the agent has ended, the next one reads the outcome from the disk.
         let _ = self.inputs.send(Input::Done(done));
     }
 }

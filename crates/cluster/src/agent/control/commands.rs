@@ -1,6 +1,6 @@
-//! What each command does, and the failures that answer it.
+//! The effect of each command, and the failures that answer it.
 //!
-//! Where several reasons apply, the first of this list is given.
+//! If several reasons apply, the first one of this list is given.
 //!
 //! | command | reason | when |
 //! |---|---|---|
@@ -28,9 +28,9 @@
 //! | | `already_attached`, `not_attached` | |
 //! | | `state_failure` | it can't be written down |
 //!
-//! A command for another node is answered with `no_instance` (START names
-//! none). EVACUATE and Restore have no failure: where they can't be read they
-//! are answered with InvalidFrameType, as the scheduler does.
+//! A command for another node is answered with `no_instance` (START names none). EVACUATE
+//! and Restore have no failure frame: if they can't be read, the answer is
+//! InvalidFrameType, as the scheduler does it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -125,9 +125,9 @@ impl Control {
         store::name_own_volumes(&mut payload.start);
         let id = payload.start.instance_uuid;
         let restart = payload.start.restart;
-        // Another attempt: how the one before ended is of no interest any more.
+        // This attempt replaces a failed one, so the old failure is not reported again.
         self.failed.retain(|(_, failure)| failure.instance_uuid != id);
-        // A copy: what came with it is not to be kept as well.
+        // A copy, so that the other frames in the same buffer are not kept in memory.
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         self.start_payload(id, payload, received)
             .map_err(|refused| (id.into(), restart, refused))
@@ -227,7 +227,7 @@ impl Control {
         })));
     }
 
-    /// The driver that takes it; or what all of them say.
+    /// The first driver that takes it; if none does, the reasons of all of them.
     fn choose(&self, start: &Start) -> Result<Arc<dyn Driver>, LaunchError> {
         let mut refused = LaunchError::launch("");
         for driver in &self.settings.drivers {
@@ -422,7 +422,7 @@ impl Control {
         }
         self.save_node(None);
         if is_empty {
-            // Whoever asked again looks at STATS as well.
+            // EVACUATE came again: the status is sent again, because the asker waits for it.
             self.announce(true);
             self.stats_soon(now);
             self.reach_next_state();
@@ -444,9 +444,9 @@ impl Control {
         self.job(Job::SaveNode(record, then));
     }
 
-    /// What the agent was told comes next is for whoever looks after the
-    /// machine. First it is written down that this was said: otherwise a
-    /// machine that boots again would be told to boot again.
+    /// Tells the agent's owner what comes next for the machine. It is first recorded that
+    /// this was told, because otherwise a machine that reboots would be told to reboot
+    /// again.
     pub(super) fn reach_next_state(&mut self) {
         match std::mem::take(&mut self.next_state) {
             NextState::Maintenance => {}
@@ -489,8 +489,7 @@ impl Control {
         self.stats_soon(now);
     }
 
-    /// Reads a command that is about the node as a whole; `None` where it was
-    /// refused.
+    /// Reads a command for the node as a whole; `None` if it was refused.
     fn node_command<T: Payload>(&mut self, frame: &Frame, node: impl Fn(&T) -> &Id) -> Option<T> {
         let refusal = match frame.payload::<T>() {
             Ok(payload) if *node(&payload) == self.settings.node => return Some(payload),

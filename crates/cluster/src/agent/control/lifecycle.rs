@@ -1,4 +1,4 @@
-//! From launched to gone: what becomes of an instance, and who is told.
+//! The life of an instance from its launch to its removal, and the frames that report it.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ use ssntp_transport::excerpt;
 const SIGKILL: i32 = 9;
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
-/// After how long an instance is removed again that was kept long enough, and
-/// whose directory could not be removed.
+/// When removing an instance is tried again whose retention is over, after its directory
+/// could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Control {
@@ -89,8 +89,8 @@ impl Control {
         self.announce(true);
     }
 
-    /// A START came to nothing. That is said again in the next session, if it
-    /// begins soon: what was said last in this one may be lost with it.
+    /// Reports a failed START, and remembers it: if a new session begins soon, it is reported
+    /// again, because the last frames of a session can be lost with it.
     pub(super) fn start_failed(
         &mut self,
         instance: Id,
@@ -115,7 +115,7 @@ impl Control {
         }
     }
 
-    /// Says again which STARTs have failed of late. What was started STATS tell.
+    /// Reports the recent failures of STARTs again. STATS report the instances that run.
     pub(super) fn repeat_failures(&mut self) {
         let now = self.now;
         let recent = |(at, _): &(Instant, StartFailure)| now.saturating_duration_since(*at) < REPEATED;
@@ -156,7 +156,7 @@ impl Control {
         };
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
-        // What it used of the memory is free again; its disk is as it was.
+        // Its memory is free again; its files still use the disk.
         if self.facts.mem_available_mb >= 0 {
             self.facts.mem_available_mb += instance.usage.memory_mb.max(0);
         }
@@ -180,7 +180,7 @@ impl Control {
         self.announce(false);
     }
 
-    /// Ends an instance, if it runs, and then does what is asked.
+    /// Ends an instance, if it runs, and then does what `after` says.
     pub(super) fn end(&mut self, id: Uuid, after: RecordAfter, now: Instant) {
         self.end_within(id, after, now, self.settings.grace);
     }
@@ -294,7 +294,7 @@ impl Control {
         self.announce(false);
     }
 
-    /// The event that belongs to what was asked of an instance.
+    /// Sends the event that belongs to a command.
     fn tell_after(&mut self, id: Uuid, after: RecordAfter) {
         let instance_uuid = id.into();
         match after {

@@ -147,7 +147,7 @@ impl Control {
     }
 }
 
-/// The volumes that go with an instance.
+/// The volumes that are deleted with an instance.
 pub(crate) fn ephemeral(start: &Start) -> Vec<Uuid> {
     let go = start
         .storage

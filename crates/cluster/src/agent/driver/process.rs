@@ -53,7 +53,7 @@ use super::{
 };
 use ssntp::payload::{Start, VmType};
 
-/// Where programs are looked for when the agent itself has no `PATH`.
+/// Where programs are searched if the agent itself has no `PATH`.
 pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Runs instances as processes. See the module's source for what a process
@@ -175,7 +175,7 @@ impl Driver for ProcessDriver {
     }
 }
 
-/// Texts that no process can be given.
+/// Refuses texts that no process can be given.
 fn check_texts(start: &Start) -> Result<(), LaunchError> {
     let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
     let zero = |text: &String| text.contains('\0');
@@ -185,7 +185,7 @@ fn check_texts(start: &Start) -> Result<(), LaunchError> {
     if start.command.first().is_none_or(String::is_empty) {
         return refuse("there is no command".into());
     }
-    // Where it is absolute, it says what it means.
+    // An absolute directory is checked by the policy.
     let dir = Path::new(&start.dir);
     if dir.is_relative() && dir.components().any(|part| part == Component::ParentDir) {
         return refuse(format!("{:?} leads out of the instance's directory", start.dir));
@@ -217,15 +217,15 @@ fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
     env
 }
 
-/// What the directory of a process has to be in, without links in its path.
-/// One that isn't there has nothing in it.
+/// The directories that a process's directory has to be in, without links in their paths.
+/// A directory that does not exist is left out, because nothing is in it.
 fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> {
     let all = directories?.iter().map(PathBuf::as_path).chain([work]);
     Some(all.filter_map(|dir| fs::canonicalize(dir).ok()).collect())
 }
 
-/// Makes a file an instance's user's, and nobody else's. Not what a link there
-/// leads to, and no file that has another name elsewhere.
+/// Gives a file to an instance's user and closes it to others. It does not follow links,
+/// and refuses a file that has another name elsewhere.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
@@ -238,7 +238,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
             "it is not a file of its own",
         ));
     }
-    // Its group may be that of others, too.
+    // Other users may be in its group, so the group gets no access.
     file.set_permissions(Permissions::from_mode(0o600))?;
     fchown(&file, Some(user.uid), Some(user.gid))
 }

@@ -1,4 +1,4 @@
-//! What an agent knows, on disk.
+//! The state directory: the records of an agent and its instances.
 //!
 //! ```text
 //! STATE/                        locked: one agent at a time
@@ -9,14 +9,13 @@
 //!     restart.yaml              what a RESTART said anew, where one did
 //!     …                         the driver's, see `driver::Place`
 //!   new/                        instances that are being made
-//!   removed/                    what DELETE left, on its way out
-//!   set-aside/                  copies of what could not be read; why is in the log
+//!   removed/                    directories of deleted instances, until they are removed
+//!   set-aside/                  copies of unreadable files; the log has the reasons
 //! ```
 //!
-//! All of it is the agent's alone, but for what an instance's user has to pass
-//! to get to its own: the instance's directory lets nobody else in. Whoever owns
-//! `work` is the user of that instance; no two instances have the same one, where
-//! each has one of its own.
+//! Only the agent can read it. The user of an instance can pass the directories above its
+//! own, and no other user can enter that. The owner of `work` is the instance's user. If
+//! instances have UIDs of their own, no two have the same.
 //!
 //! A file is written beside its place, synced, and renamed over it, so that
 //! after a crash the old or the new one is there. An instance's directory is made
@@ -57,7 +56,7 @@ const NEW: &str = "new";
 const REMOVED: &str = "removed";
 /// The mode of a directory that nobody else gets into.
 const PRIVATE: u32 = 0o700;
-/// That of one that others may pass who know the way.
+/// The mode of a directory that others may pass but not list.
 pub(crate) const PASS: u32 = 0o711;
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
@@ -74,7 +73,7 @@ pub(crate) struct Record {
     pub(crate) boot_id: String,
     /// Whether its run is, or was, the first.
     pub(crate) first_run: bool,
-    /// How its last run ended; -1 unknown.
+    /// The exit code of its last run; -1 unknown.
     pub(crate) exit_code: i32,
     /// The signal that ended it; 0 none.
     pub(crate) exit_signal: i32,
@@ -82,15 +81,15 @@ pub(crate) struct Record {
     /// When that run began and ended, in milliseconds since 1970; 0 unknown.
     pub(crate) started: u64,
     pub(crate) ended: u64,
-    /// Why its node ended it, or could not start it again; a line for people.
+    /// Why its node ended it, or could not start it again: a line for people.
     pub(crate) detail: String,
     /// How often its node has started it again by itself, in all and since it last
     /// ran for long.
     pub(crate) restarts: u32,
     pub(crate) restarts_in_row: u32,
-    /// It has ended, and its node is to start it again.
+    /// It has ended, and its restart policy is to start it again.
     pub(crate) restart_due: bool,
-    /// What is to happen once it has ended, where somebody asked.
+    /// What a command wants once it has ended.
     pub(crate) after: RecordAfter,
 }
 
@@ -132,7 +131,7 @@ impl Record {
         self.first_run && self.phase == RecordPhase::Running
     }
 
-    /// The run it tells of, unless it tells of none.
+    /// The run that was under way when it was written.
     pub(crate) fn handle(&self) -> Option<Handle> {
         (self.phase == RecordPhase::Running).then(|| Handle {
             pid: self.pid,
@@ -141,7 +140,7 @@ impl Record {
         })
     }
 
-    /// The same instance, running; `started` is set by who starts it.
+    /// The same instance, running; the worker that starts it sets `started`.
     pub(crate) fn running(&self, handle: &Handle) -> Self {
         Self {
             driver: self.driver.clone(),
@@ -183,15 +182,15 @@ pub(crate) fn millis(at: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What is true of the whole node.
+/// The record of the whole node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeRecord {
     /// It is being evacuated, or was.
     pub(crate) maintenance: bool,
-    /// What is to come once it is.
+    /// What comes once it is evacuated.
     pub(crate) next_state: NextState,
-    /// Somebody at the node has taken it out of service.
+    /// It was taken out of service on the node itself.
     pub(crate) offline: bool,
 }
 
@@ -199,19 +198,19 @@ pub(crate) struct NodeRecord {
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) instance: Uuid,
-    /// `None` where it can't be read; a copy was set aside.
+    /// `None` if it can't be read; a copy was set aside.
     pub(crate) record: Option<Record>,
-    /// `None` where it can't be read; a copy was set aside.
+    /// `None` if it can't be read; a copy was set aside.
     pub(crate) start: Option<Box<StartPayload>>,
     pub(crate) volumes: BTreeSet<Uuid>,
     /// Its last run was in another boot.
     pub(crate) rebooted: bool,
-    /// How long its record says what it says.
+    /// How old its record is.
     pub(crate) age: Duration,
 }
 
-/// The state directory of one agent. Its calls come from any thread; two for
-/// the same instance don't come at the same time.
+/// The state directory of one agent. Any thread may call it, but two calls for the same
+/// instance must not overlap.
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
@@ -219,7 +218,7 @@ pub(crate) struct Store {
     /// The owners of instances' directories, other than the agent's user; as
     /// many as there are instances.
     uids: Mutex<HashMap<Uuid, u32>>,
-    /// Its lock goes with it.
+    /// The lock ends when this is closed.
     _lock: File,
 }
 
@@ -228,7 +227,7 @@ impl Store {
     /// Volumes lie in `volumes`, if this node has any.
     pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
         make_dirs(root, PASS)?;
-        // Instances get these paths, and have another working directory.
+        // Instances get these paths, and their working directory is another one.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
         let lock = File::open(&root)?;
@@ -238,7 +237,7 @@ impl Store {
             }
             e => e,
         })?;
-        // Now: once the disk is full, it could not be made.
+        // It is needed to delete instances, and on a full disk it could not be made.
         if let Err(e) = make_dirs(&root.join(REMOVED), PRIVATE) {
             warn!("{}: {e}", root.display());
         }
@@ -271,7 +270,7 @@ impl Store {
     /// After a power cut all of it is there, or nothing.
     pub(crate) fn create(&self, instance: Uuid, start: &[u8], record: &Record) -> io::Result<()> {
         let place = self.place(instance);
-        // What is left of a former one of that name is nobody's.
+        // A former instance of that name may have left files that were not removed.
         tree::remove(place.dir())?;
         let instances = self.root.join(INSTANCES);
         make_dirs(&instances, PASS)?;
@@ -280,7 +279,7 @@ impl Store {
             tree::remove(new.dir())?;
             make_dirs(&new.work(), PRIVATE)?;
             make_dirs(&new.volumes(), PRIVATE)?;
-            // In front: after the last document it would be a part of that.
+            // The checksum comes first: after the last document it would be a part of it.
             let mut options = File::options();
             let options = options.write(true).create_new(true).mode(0o600);
             let mut file = options.open(new.dir().join(START))?;
@@ -292,7 +291,7 @@ impl Store {
             fs::rename(new.dir(), place.dir())
         };
         make().inspect_err(|_| {
-            // The first error is the one to tell; the next agent tries again.
+            // The first error is the one to report. The next agent removes the rest.
             let _ = tree::remove(new.dir());
         })?;
         sync_dir(&instances)
@@ -328,7 +327,7 @@ impl Store {
             }
         }
         let dir = place.dir().to_owned();
-        // At one stroke, and without taking any space.
+        // A rename is atomic and needs no space on a full disk.
         let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
         let gone = match fs::rename(&dir, &aside) {
             Ok(()) => aside,
@@ -337,7 +336,7 @@ impl Store {
                 return Ok(());
             }
             Err(_) => {
-                // Without its record it is no instance, either.
+                // A directory without a record is no instance for the next agent.
                 found(fs::remove_file(dir.join(RECORD)))?;
                 dir
             }
@@ -366,7 +365,7 @@ impl Store {
             Ok(node) => node.unwrap_or_default(),
             Err(why) => {
                 self.set_aside(&self.root.join(NODE), &why);
-                // It may have been evacuated for a reason.
+                // It may have been evacuated for a reason, so it takes no STARTs.
                 NodeRecord {
                     maintenance: true,
                     ..NodeRecord::default()
@@ -442,7 +441,7 @@ impl Store {
             start,
             volumes: volumes_at(&place.volumes()),
             rebooted,
-            // A clock that was set back makes it young.
+            // If the clock was set back, this is zero.
             age: changed.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default(),
         })
     }
@@ -482,7 +481,7 @@ impl Store {
         sync_dir(&place.volumes())
     }
 
-    /// Lets an instance's user write in a volume, whoever made it.
+    /// Lets an instance's user write in a volume, also in one that another user made.
     pub(crate) fn lend(&self, place: &Place, volume: &Volume) -> io::Result<()> {
         match user_of(place) {
             Some(user) => tree::give(&fs::canonicalize(&volume.path)?, user),
@@ -490,8 +489,8 @@ impl Store {
         }
     }
 
-    /// Closes a volume to the user of an instance, for that user may later be
-    /// another one's. What is in it keeps its owner until it is lent again.
+    /// Closes a volume to the user of an instance, because its UID may later be another
+    /// instance's. Files in it keep their owner until it is lent again.
     fn take_back(&self, place: &Place, volume: Uuid) {
         let (Some(uid), Some(volume)) = (owner_of(place), self.volume(volume)) else {
             return;
@@ -504,8 +503,8 @@ impl Store {
         }
     }
 
-    /// Removes a volume that goes with an instance, unless another one has it.
-    /// First of all that is removed: a crash leaves it to be removed again.
+    /// Removes a volume that is deleted with an instance, unless another instance has it.
+    /// Volumes are removed first: after a crash the next DELETE finds their links.
     fn remove_volume(&self, instance: Uuid, uuid: Uuid) {
         let Some(volume) = self.volume(uuid) else { return };
         let others = fs::read_dir(self.root.join(INSTANCES))
@@ -539,7 +538,7 @@ impl Store {
         let length = u64::from(*range.end()) - first + 1;
         let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
         let (_, begin) = instance.as_u64_pair();
-        // Of one more than are taken, one is free.
+        // Among one more candidates than there are taken UIDs, one is free.
         let mut candidates = (0..length.min(taken.len() as u64 + 1))
             .map(|n| first + (begin % length + n) % length)
             .filter(|uid| !taken.contains(uid));
@@ -586,7 +585,7 @@ pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
-/// The user of an instance, where that isn't the agent's own.
+/// The user of an instance; `None` for the agent's own.
 fn user_of(place: &Place) -> Option<User> {
     let metadata = fs::symlink_metadata(place.work()).ok()?;
     let is_other = metadata.uid() != rustix::process::geteuid().as_raw();
@@ -601,7 +600,7 @@ fn owner_of(place: &Place) -> Option<u32> {
     user_of(place).map(|user| user.uid)
 }
 
-/// A file that is gone already was removed.
+/// A file that does not exist counts as removed.
 fn found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

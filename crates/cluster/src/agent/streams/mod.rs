@@ -1,5 +1,5 @@
-//! The thread that reads what instances have written, for all streams: a piece of
-//! each in turn, as far as each has credit.
+//! The thread that reads the logs of instances for all streams: a piece of each in turn,
+//! as far as each has credit.
 //!
 //! ```text
 //!  agent thread ── Open, Credit, Close, Ended ─▶ table ─▶ ssntp-streams ── frames ─▶ client
@@ -7,13 +7,13 @@
 //!                                             a stream       └ stdout.log.1, stdout.log, …
 //! ```
 //!
-//! The agent's thread changes the table under its lock and never waits: the lock is
-//! held for no reading. There is no queue, so nothing but the number of streams
-//! ([`MOST`]) has to be bounded.
+//! The agent's thread changes the table under its lock and never waits, because no file is
+//! read under the lock. There is no queue, so only the number of streams ([`MOST`]) needs
+//! a bound.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `reader` | what there is next in a stream: the instance's log files |
+//! | `reader` | the next piece of a stream, from the instance's log files |
 
 mod reader;
 
@@ -41,7 +41,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long the thread may take to end: a disk may not answer.
 const LAST_READ: Duration = Duration::from_millis(500);
 
-/// The thread, and what it has been asked for.
+/// The thread, and the streams that were opened.
 #[derive(Debug)]
 pub(crate) struct Streams {
     shared: Arc<Shared>,
@@ -102,7 +102,7 @@ impl Streams {
                 if is_known || asked.streams.len() >= MOST {
                     let text = format!("the instance's node has {MOST} streams already");
                     let ended = StreamEnded::new(open.stream, StreamEndReason::TOO_MANY, text);
-                    // Where it finds no room, its controller gives up.
+                    // If there is no room for this frame, the controller's limit ends it.
                     let _ = self.client.try_send(ended.frame());
                     return;
                 }
@@ -148,7 +148,7 @@ impl Drop for Streams {
     }
 }
 
-/// What came of a look at a stream.
+/// When the thread looks at a stream again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outlook {
     /// Nothing, until it is asked for more.
@@ -177,7 +177,7 @@ impl Shared {
         }
     }
 
-    /// What is asked for, once it is time to look; none at the end.
+    /// The streams, once it is time to look; `None` at the end.
     fn next(&self, outlook: Outlook) -> Option<BTreeMap<Uuid, Wanted>> {
         let mut asked = self.lock();
         while !asked.changed && !asked.stop && outlook != Outlook::GoesOn {

@@ -1,4 +1,4 @@
-//! QMP: how a running machine is asked and told.
+//! QMP, the protocol to control a running machine.
 //!
 //! ```text
 //!  agent ── connect ──▶ DIR/qmp.sock           one client at a time
@@ -161,7 +161,7 @@ impl Qmp {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(len) => self.read.extend(buffer.iter().take(len)),
-                // Looked at above, with the time.
+                // The limit is checked above.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(e) => return Err(e),
             }

@@ -1,4 +1,4 @@
-//! What instances use.
+//! The memory, disk and CPU time that instances use.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

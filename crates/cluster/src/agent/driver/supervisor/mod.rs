@@ -29,9 +29,8 @@
 //!
 //! `run/` in the instance's directory has mode 0700 and is the agent's user's,
 //! so a workload with a user of its own can neither reach the socket nor change
-//! the state. A workload that runs as the agent's user can end its supervisor;
-//! then the run is over: what is left of it is killed, and nobody knows how it
-//! ended.
+//! the state. A workload that runs as the agent's user can end its supervisor. Then the
+//! run is over: its remaining processes are killed, and its exit code is unknown.
 //!
 //! # States
 //!
@@ -44,7 +43,7 @@
 //! A supervisor ends once the run is `ended` or `failed`, which closes all of its
 //! connections. The state stays in `run/state` until the next run.
 //!
-//! # What is said
+//! # The protocol
 //!
 //! The order, once, comes by the supervisor's standard input (`order`). From
 //! then on there are lines, there and on each connection to `run/socket`:
@@ -57,9 +56,9 @@
 //! | anything else, as `state` | |
 //!
 //! Each line is answered by the state, as one line (`state` has its form), and
-//! every connection is told of a new state. An agent says at most 64 bytes in a
-//! line, a supervisor 512. What either does not know it passes over, since an
-//! older supervisor may meet a newer agent.
+//! every connection is told of a new state. A line of an agent has at most 64 bytes, a
+//! line of a supervisor 512. Both ignore words that they do not know, because an older
+//! supervisor may meet a newer agent.
 //!
 //! | file | holds |
 //! |---|---|
@@ -119,7 +118,7 @@ use ssntp_transport::descriptors;
 
 /// The subcommand that makes this program a supervisor.
 const SUPERVISE: &str = "supervise-instance";
-/// What stands in place of a directory where it is to become the program.
+/// Replaces the directory in the arguments of the process that becomes the program.
 const ENTER: &str = "--enter";
 /// What a supervisor is called in lists of processes.
 const NAME: &CStr = c"ssntp-instance";
@@ -128,14 +127,14 @@ const RUN: &str = "run";
 const SOCKET: &str = "socket";
 /// What an instance writes, in its directory.
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
-/// The most of one log, in MB, where nothing else is said.
+/// The default for the most of one log, in MB.
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
 /// How long a supervisor may take to be ready, and then to run the program.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
 /// How long it may take for any other answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How long what a supervisor left, because it was killed itself, is killed
-/// before the end of its run is told anyway: a process may hang in the kernel.
+/// How long the remaining processes of a killed supervisor are killed again before the
+/// end of the run is told anyway: a process may hang in the kernel.
 const LEFTOVERS: Duration = Duration::from_secs(2);
 const MB: u64 = 1024 * 1024;
 
@@ -219,7 +218,7 @@ pub(super) struct Program<'a> {
     pub(super) arguments: Vec<OsString>,
     pub(super) env: BTreeMap<OsString, OsString>,
     pub(super) dir: &'a Path,
-    /// Who runs it, where not the agent's own user.
+    /// The user that runs it; `None` for the agent's own user.
     pub(super) user: Option<User>,
     /// 0: no limit.
     pub(super) mem_mb: i64,
@@ -229,7 +228,7 @@ pub(super) struct Program<'a> {
     pub(super) pids: u32,
     /// A further group that it is in.
     pub(super) group: Option<u32>,
-    /// What its directory has to be in, where that is not open.
+    /// The directories that its own has to be in; `None` for any.
     pub(super) within: Option<Vec<PathBuf>>,
     /// The most of each log.
     pub(super) log_mb: u32,
@@ -318,17 +317,17 @@ impl Supervisors {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child = command.spawn();
-        // The other end is only the supervisor's.
+        // The supervisor alone may hold the other end, so that its end is noticed.
         drop(command);
         let child = child.map_err(failed)?;
-        // Until it was waited for it is there, whatever it does.
+        // It stays in the process table until it is waited for, so it can be looked up.
         let stat = procfs::stat(i32::try_from(child.id()).unwrap_or_default());
         let handle = stat
             .as_ref()
             .map_or_else(|_| Handle::default(), |stat| self.handle(stat));
         starting.run = Some((child, handle.clone()));
         stat.map_err(failed)?;
-        // Where it has ended instead of reading, it has said why.
+        // A supervisor that ended instead of reading the order has said why.
         let sent = order.write(&stream);
         match (told(&stream), sent) {
             (Ok(State::Held), Ok(())) => {}
@@ -338,7 +337,7 @@ impl Supervisors {
         }
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
         stream.write_all(b"go\n").map_err(failed)?;
-        // One that ended already has said `running` before.
+        // A run that has ended already has said `running` before.
         match told(&stream).map_err(failed)? {
             State::Failed(error) => return Err(error),
             State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
@@ -369,7 +368,7 @@ impl Supervisors {
                 .within
                 .map(|dirs| dirs.into_iter().map(Into::into).collect()),
             data: Some(bytes).filter(|bytes| *bytes > 0),
-            // Of a user that runs other things, too, these would count.
+            // For a user that runs other programs too, their processes would count.
             processes: program
                 .user
                 .filter(|user| user.alone)
@@ -394,8 +393,8 @@ impl Supervisors {
         Ok(order)
     }
 
-    /// Ends a run that was launched and is not watched, and takes notice of
-    /// its end: it counts as never started.
+    /// Ends a run that was launched and is not watched, and waits for its end: the run
+    /// counts as never started.
     pub(super) fn abandon(&self, running: &Running) {
         if let Err(e) = self.kill(running) {
             warn!("instance {}: {e}", running.place.instance());
@@ -460,12 +459,12 @@ impl Supervisors {
         Ok(())
     }
 
-    /// What became of a run that a former agent launched. Where the system
-    /// doesn't say whether it lives, whoever watches it will see.
+    /// What became of a run that a former agent launched. If the system does not say whether
+    /// it lives, it counts as running, and the watch finds out.
     pub(super) fn find(&self, running: &Running) -> Found {
         let same_boot = running.handle.boot_id == self.inner.boot_id;
         let state = run_of(&running.place).ok().and_then(State::read);
-        // It says so with its last breath.
+        // A supervisor writes its last state just before it ends.
         let is_over = matches!(state, Some(State::Ended(_) | State::Failed(_)));
         if same_boot && !is_over && life(&running.handle) != Life::Dead {
             return Found::Running;
@@ -505,8 +504,8 @@ impl Supervisors {
     }
 }
 
-/// Kills all that comes from a supervisor, and then itself: without it, nobody
-/// would know what that was.
+/// Kills all processes below a supervisor, and then the supervisor: without it, its
+/// descendants could not be found any more.
 fn kill_tree(supervisor: &Handle) {
     let all = procfs::all();
     if let Some(root) = all.iter().find(|stat| is_of(stat, supervisor)) {
@@ -517,8 +516,8 @@ fn kill_tree(supervisor: &Handle) {
     }
 }
 
-/// Kills what is left of a run whose supervisor has ended: there is something
-/// only where that was killed. Whether there was anything.
+/// Kills the remaining processes of a run whose supervisor has ended; there are some only
+/// if the supervisor was killed. Returns whether there were any.
 fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &Handle) -> bool {
     let all = procfs::all();
     let grouped = cgroups.pids(instance);
@@ -572,7 +571,7 @@ fn is_of(stat: &procfs::Stat, handle: &Handle) -> bool {
     stat.pid == handle.pid && stat.start_time == handle.start_time
 }
 
-/// What its supervisor wrote.
+/// The end of its last run, as its supervisor wrote it.
 fn exit_of(place: &Place) -> Exit {
     match run_of(place).ok().and_then(State::read) {
         Some(State::Ended(exit)) => exit,
@@ -599,7 +598,7 @@ fn reach(running: &Running) -> io::Result<UnixStream> {
     }
 }
 
-/// Says one line to a run's supervisor, and waits until it was heard.
+/// Sends one line to a run's supervisor, and waits for the answer.
 fn ask(running: &Running, line: &str) -> io::Result<()> {
     let mut stream = reach(running)?;
     stream.set_read_timeout(Some(ANSWER))?;
@@ -608,7 +607,8 @@ fn ask(running: &Running, line: &str) -> io::Result<()> {
     told(&stream).map(drop)
 }
 
-/// The next line of a supervisor. What may follow it is lost.
+/// The next line of a supervisor. Bytes that follow it are lost, which is harmless: a
+/// connection asks one question.
 fn told(stream: &UnixStream) -> io::Result<State> {
     let mut line = String::new();
     BufReader::new(stream)
@@ -620,8 +620,8 @@ fn told(stream: &UnixStream) -> io::Result<State> {
     State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it says what is not known"))
 }
 
-/// Connects to a socket in a directory, and not through a link: who may write
-/// there could lead elsewhere. Does not wait.
+/// Connects to a socket in a directory, and not through a link, which a user who can
+/// write there could have made. Does not wait.
 pub(super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
     let found = openat(
         dir,
@@ -635,7 +635,7 @@ pub(super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    // Where others wait already, this fails at once, and doesn't wait.
+    // If the backlog is full, this fails at once and does not wait.
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
