@@ -36,15 +36,9 @@ const EVACUATIONS: usize = 4;
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     client: ClientConfig,
-    state: Option<PathBuf>,
     volumes: Option<PathBuf>,
-    drivers: Vec<Arc<dyn Driver>>,
-    policy: Arc<Policy>,
-    mem_mb: Option<i64>,
-    disk_mb: Option<i64>,
-    max_instances: usize,
-    interval: Duration,
-    grace: Duration,
+    /// Its node and its role are those of the client, once that has started.
+    settings: Settings,
 }
 
 impl AgentConfig {
@@ -58,22 +52,27 @@ impl AgentConfig {
     pub fn new(client: ClientConfig) -> Self {
         Self {
             client,
-            state: None,
             volumes: None,
-            drivers: Vec::new(),
-            policy: Arc::default(),
-            mem_mb: None,
-            disk_mb: None,
-            max_instances: DEFAULT_MAX_INSTANCES,
-            interval: Duration::from_secs(30),
-            grace: Duration::from_secs(10),
+            settings: Settings {
+                node: Uuid::nil(),
+                role: Role::NONE,
+                drivers: Vec::new(),
+                policy: Arc::default(),
+                state: None,
+                has_volumes: false,
+                mem_mb: None,
+                disk_mb: None,
+                max_instances: DEFAULT_MAX_INSTANCES,
+                interval: Duration::from_secs(30),
+                grace: Duration::from_secs(10),
+            },
         }
     }
 
     /// The state directory, which holds its instances. Default: none.
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.state = Some(directory.into());
+        self.settings.state = Some(directory.into());
         self
     }
 
@@ -88,7 +87,7 @@ impl AgentConfig {
     /// Adds a driver; the first that takes an instance runs it. Default: none.
     #[must_use]
     pub fn driver(mut self, driver: impl Driver + 'static) -> Self {
-        self.drivers.push(Arc::new(driver));
+        self.settings.drivers.push(Arc::new(driver));
         self
     }
 
@@ -96,7 +95,7 @@ impl AgentConfig {
     /// Default: [`Policy::default`], in which nothing runs as root.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = Arc::new(policy);
+        self.settings.policy = Arc::new(policy);
         self
     }
 
@@ -104,7 +103,7 @@ impl AgentConfig {
     /// free.
     #[must_use]
     pub fn mem_mb(mut self, mb: u32) -> Self {
-        self.mem_mb = Some(mb.into());
+        self.settings.mem_mb = Some(mb.into());
         self
     }
 
@@ -112,7 +111,7 @@ impl AgentConfig {
     /// state directory lies.
     #[must_use]
     pub fn disk_mb(mut self, mb: u32) -> Self {
-        self.disk_mb = Some(mb.into());
+        self.settings.disk_mb = Some(mb.into());
         self
     }
 
@@ -120,7 +119,7 @@ impl AgentConfig {
     /// [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
     pub fn max_instances(mut self, instances: usize) -> Self {
-        self.max_instances = instances;
+        self.settings.max_instances = instances;
         self
     }
 
@@ -128,7 +127,7 @@ impl AgentConfig {
     /// Default: 30 s.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
-        self.interval = interval;
+        self.settings.interval = interval;
         self
     }
 
@@ -136,7 +135,7 @@ impl AgentConfig {
     /// 10 s.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
+        self.settings.grace = grace;
         self
     }
 }
@@ -187,29 +186,31 @@ impl Agent {
     /// # Errors
     /// [`AgentError`]; nothing runs then.
     pub fn start(config: AgentConfig) -> Result<Self, AgentError> {
-        let store = config
-            .state
-            .as_deref()
-            .map(|root| open(root, config.volumes.as_deref()));
+        let (mut settings, volumes) = (config.settings, config.volumes.as_deref());
+        let store = settings.state.as_deref().map(|root| open(root, volumes));
         let store = store.transpose()?.map(Arc::new);
         if let Some(store) = &store
-            && let Some(closed) = config.policy.closed(store.root())
+            && let Some(closed) = settings.policy.closed(store.root())
         {
             warn!(
                 "{}: users of instances can't pass it (policy: users)",
                 closed.display()
             );
         }
-        let client = Client::start(config.client.clone())?;
+        let client = Client::start(config.client)?;
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
         }
         let (evacuations, evacuated) = bounded(EVACUATIONS);
         let (inputs, outcomes) = bounded(INPUTS);
-        let workers =
-            Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
+        let workers = Workers::start(store.clone(), Arc::clone(&settings.policy), inputs)
+            .map_err(AgentError::Thread)?;
         let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
-        let settings = settings(&config, &client, store.as_deref());
+        settings.node = client.uuid();
+        settings.role = client.role();
+        settings.has_volumes = store.is_some() && volumes.is_some();
+        // The directory without links, as instances get it.
+        settings.state = store.as_ref().map(|store| store.root().to_owned());
         let disk = store
             .as_ref()
             .map_or_else(|| PathBuf::from("/"), |store| store.root().to_owned());
@@ -301,22 +302,6 @@ fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
         warn!("{}: {e}: nothing can be started", root.display());
     }
     Ok(store)
-}
-
-fn settings(config: &AgentConfig, client: &Client, store: Option<&Store>) -> Settings {
-    Settings {
-        node: client.uuid(),
-        role: client.role(),
-        drivers: config.drivers.clone(),
-        policy: Arc::clone(&config.policy),
-        state: store.map(|store| store.root().to_owned()),
-        has_volumes: store.is_some() && config.volumes.is_some(),
-        mem_mb: config.mem_mb,
-        disk_mb: config.disk_mb,
-        max_instances: config.max_instances,
-        interval: config.interval,
-        grace: config.grace,
-    }
 }
 
 /// The order of the fields is that in which they are dropped: workers use the drivers,

@@ -32,26 +32,22 @@
 //! and Restore have no failure frame: if they can't be read, the answer is
 //! InvalidFrameType, as the scheduler does it.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use log::{debug, info};
-use serde::Deserialize;
 use uuid::Uuid;
 
+use super::refusals::{About, Misaddressed, Refused, check_networking, unsupported};
 use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
-use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault, Place};
+use crate::agent::driver::{Cancel, Driver, InstanceDir, LaunchError, LaunchFault};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::scheduler::placement::Needs;
-use crate::subnet::{Subnet, is_mac};
 use ssntp::payload::{
-    AttachVolumeFailureReason, Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id,
-    InvalidFrameType, Networking, NextState, Payload, Restart, RestartFailure, RestartFailureReason, Restore,
-    Start, StartFailureReason, StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
+    Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id, InvalidFrameType, NextState, Payload,
+    Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailureReason, StartPayload, Stop,
+    StopFailure, StopFailureReason, Storage,
 };
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
@@ -200,7 +196,7 @@ impl Control {
     fn launch(
         &mut self,
         id: Uuid,
-        place: Place,
+        place: InstanceDir,
         driver: Arc<dyn Driver>,
         payload: Arc<StartPayload>,
         record: Record,
@@ -515,140 +511,5 @@ impl Control {
             Some(node) if node != self.settings.node => Err(Misaddressed::NotHere),
             Some(_) => self.instances.get(&id).ok_or(Misaddressed::NotHere),
         }
-    }
-}
-
-/// Why a START or RESTART is refused: the protocol's reason, and the story, where
-/// there is more to tell.
-#[derive(Debug)]
-pub(super) struct Refused<R> {
-    pub(super) reason: R,
-    pub(super) why: String,
-}
-
-impl<R> Refused<R> {
-    fn new(reason: R, why: impl Into<String>) -> Self {
-        Self {
-            reason,
-            why: why.into(),
-        }
-    }
-}
-
-impl<R: for<'a> From<&'a Error>> Refused<R> {
-    fn unreadable(error: &Error) -> Self {
-        Self::new(error.into(), error.to_string())
-    }
-}
-
-impl<R> From<R> for Refused<R> {
-    fn from(reason: R) -> Self {
-        Self::new(reason, "")
-    }
-}
-
-impl<R: fmt::Display> fmt::Display for Refused<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.why.as_str() {
-            "" => self.reason.fmt(f),
-            why => write!(f, "{}: {why}", self.reason),
-        }
-    }
-}
-
-macro_rules! refused_of_launch_error {
-    ($($reason:ty),+) => {
-        $(impl From<LaunchError> for Refused<$reason> {
-            fn from(error: LaunchError) -> Self {
-                Self::new(error.fault.into(), error.why)
-            }
-        })+
-    };
-}
-
-refused_of_launch_error!(StartFailureReason, RestartFailureReason);
-
-/// Why a command is for no instance of this node.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Misaddressed {
-    /// It names no node, so that it makes no sense.
-    NoNode,
-    /// The node, or the instance, is another one.
-    NotHere,
-}
-
-macro_rules! reasons {
-    ($($reason:ty),+) => {
-        $(impl From<Misaddressed> for $reason {
-            fn from(refused: Misaddressed) -> Self {
-                match refused {
-                    Misaddressed::NoNode => Self::InvalidData,
-                    Misaddressed::NotHere => Self::NoInstance,
-                }
-            }
-        })+
-    };
-}
-
-reasons!(
-    StopFailureReason,
-    DeleteFailureReason,
-    RestartFailureReason,
-    AttachVolumeFailureReason
-);
-
-/// What is asked for that no node of this kind does: it had better not run than
-/// run without.
-fn unsupported(start: &Start) -> Option<String> {
-    if start.requirements.privileged {
-        return Some("privileged: there are no containers here".into());
-    }
-    if start.storage.iter().any(|storage| storage.swap) {
-        return Some("storage.swap: there are no volumes for swapping".into());
-    }
-    let policy = &start.restart_policy;
-    (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
-}
-
-/// What can't be wired.
-fn check_networking(networking: &Networking) -> Result<(), String> {
-    let Networking {
-        vnic_mac,
-        subnet,
-        private_ip,
-        concentrator_ip,
-        ..
-    } = networking;
-    if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
-        return Err(format!("{vnic_mac:?} is no MAC address"));
-    }
-    if !subnet.is_empty() && subnet.parse::<Subnet>().is_err() {
-        return Err(format!("{subnet:?} is no subnet"));
-    }
-    for ip in [private_ip, concentrator_ip] {
-        if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
-            return Err(format!("{ip:?} is no IP address"));
-        }
-    }
-    Ok(())
-}
-
-/// What a command is about, as far as it can be read when the command as a
-/// whole can't.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct About {
-    pub(super) instance_uuid: Id,
-    pub(super) volume_uuid: Id,
-    restart: bool,
-}
-
-impl About {
-    fn of(frame: &Frame) -> Self {
-        yaml::documents(frame.payload_bytes())
-            .take(3)
-            .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
-            .find_map(|roots| roots.into_values().find(|about| !about.instance_uuid.is_empty()))
-            .unwrap_or_default()
     }
 }

@@ -6,7 +6,7 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::{Action, Cause, Control, Job, Life, MAX_FAILED, Next, REPEATED, ephemeral};
-use crate::agent::driver::{Ended, Exit, Handle, LaunchError, Usage};
+use crate::agent::driver::{Ended, Exit, LaunchError, RunId, Usage};
 use crate::agent::store::RecordAfter;
 use ssntp::payload::{
     DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
@@ -23,7 +23,7 @@ pub(super) const HUNG: Duration = Duration::from_secs(5);
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Control {
-    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &Handle) {
+    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &RunId) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };

@@ -36,6 +36,7 @@ mod adopt;
 mod commands;
 mod lifecycle;
 mod node;
+mod refusals;
 mod restarts;
 mod retention;
 mod streams;
@@ -56,7 +57,7 @@ use self::node::Tenants;
 pub(crate) use self::streams::StreamOrder;
 pub(crate) use self::volumes::ephemeral;
 use super::driver::{
-    Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
+    Cancel, Driver, Ended, InstanceDir, LaunchError, Measurable, RunId, Running, Usage, VolumeError,
 };
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::policy::Policy;
@@ -137,7 +138,7 @@ pub(crate) enum Done {
     Condemned { instance: Uuid, why: String },
     Launched {
         instance: Uuid,
-        result: Result<Handle, LaunchError>,
+        result: Result<RunId, LaunchError>,
     },
     Removed {
         instance: Uuid,
@@ -186,12 +187,12 @@ pub(crate) enum Job {
     Volume {
         instance: Uuid,
         driver: Arc<dyn Driver>,
-        handle: Option<Handle>,
+        handle: Option<RunId>,
         op: VolumeOp,
     },
     /// Watch instances that were found running.
     Watch(Arc<dyn Driver>, Running),
-    Measure(Vec<(Arc<dyn Driver>, Vec<Subject>)>),
+    Measure(Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
     /// Write the node's record. If something comes next, the outcome is
     /// [`Done::Evacuated`].
     SaveNode(NodeRecord, Option<NextState>),
@@ -244,7 +245,7 @@ pub(crate) struct VolumeOp {
 
 #[derive(Debug)]
 struct Instance {
-    place: Place,
+    place: InstanceDir,
     /// `None` if it needs a driver that this agent doesn't have.
     driver: Option<Arc<dyn Driver>>,
     /// `None` if it was lost: then the instance can't be started again.
@@ -303,7 +304,7 @@ enum Next {
 }
 
 impl Instance {
-    fn new(place: Place, record: Record, life: Life, now: Instant) -> Self {
+    fn new(place: InstanceDir, record: Record, life: Life, now: Instant) -> Self {
         Self {
             place,
             driver: None,

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{Action, Control, Instance, Job, Life, Mode, PATIENCE, SETTLE, Subject, Usage};
+use super::{Action, Control, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
 use crate::subnet::Subnet;
@@ -191,7 +191,7 @@ impl Control {
             None if now >= self.stats_due => {
                 self.stats_due = now + self.settings.interval;
                 self.measuring_since = Some(now);
-                let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Subject>)> = self
+                let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Measurable>)> = self
                     .settings
                     .drivers
                     .iter()
@@ -205,7 +205,7 @@ impl Control {
                         continue;
                     }
                     let needs = needs(instance);
-                    let subject = Subject {
+                    let subject = Measurable {
                         place: instance.place.clone(),
                         handle: instance.record.handle(),
                         vcpus: needs.vcpus,

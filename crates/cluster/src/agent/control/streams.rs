@@ -4,7 +4,7 @@
 use uuid::Uuid;
 
 use super::{Action, Control};
-use crate::agent::driver::Place;
+use crate::agent::driver::InstanceDir;
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{Command, Frame, OpenStream, StreamCredit, StreamEndReason, StreamEnded, stream_of};
 
@@ -14,7 +14,7 @@ pub(crate) enum StreamOrder {
     /// Begin a stream of the instance with that directory.
     Open {
         open: OpenStream,
-        place: Place,
+        place: InstanceDir,
         runs: bool,
     },
     Credit(StreamCredit),

@@ -4,7 +4,7 @@
 //!             launch ─▶ prepare ─▶ commit (the agent writes the handle down) ─▶ go
 //!  worker ──▶ terminate, kill, attach, detach, measure
 //!             find ◀── after the agent came back: still running, or how it ended
-//!  agent  ◀── EndSink: it ended, whoever ended it
+//!  agent  ◀── EndSink: it ended, by itself or by a command
 //! ```
 //!
 //! An instance outlives its agent. So a driver commits before the instance's
@@ -40,10 +40,10 @@ use ssntp::payload::{RestartFailureReason, Start, StartFailureReason, StartPaylo
 
 /// Runs instances of one kind or several.
 ///
-/// Its calls come from the agent's workers: those for one instance one after
-/// the other, those for several instances at the same time. They may take a
-/// moment, within a limit, but don't wait for an instance's good will: `terminate` asks, and
-/// whether the instance ended is heard from [`watch`](Self::watch).
+/// The agent's workers call it: for one instance one call after the other, for several
+/// instances at the same time. Calls may block for a limited time, but they do not wait
+/// until an instance ends: `terminate` asks it to, and [`watch`](Self::watch) tells when
+/// it has ended.
 pub trait Driver: Send + Sync + fmt::Debug {
     /// Its name, as on the command line.
     fn name(&self) -> &'static str;
@@ -60,7 +60,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// It did not start, and nothing of it is left running.
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError>;
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError>;
 
     /// Tells `sink` once when the instance has ended, from any thread.
     fn watch(&self, running: &Running, sink: &EndSink);
@@ -81,31 +81,41 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn find(&self, running: &Running) -> Found;
 
     /// A run of an instance whose record was lost.
-    fn find_unrecorded(&self, place: &Place) -> Option<Handle>;
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId>;
 
     /// What each instance uses now, in the same order. It is called for STATS, at each
     /// interval.
-    fn measure(&self, instances: &[Subject]) -> Vec<Usage>;
+    fn measure(&self, instances: &[Measurable]) -> Vec<Usage>;
 
     /// Forgets what it keeps of an instance that was removed.
-    fn forget(&self, place: &Place);
+    fn forget(&self, place: &InstanceDir);
 
     /// Makes a volume that was attached usable to the instance, which runs
     /// when it has a handle.
     ///
     /// # Errors
     /// The volume was not attached; the error says why.
-    fn attach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError>;
+    fn attach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError>;
 
     /// Takes a volume from the instance.
     ///
     /// # Errors
     /// The volume was not detached; the error says why.
-    fn detach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError>;
+    fn detach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError>;
 }
 
 /// Writes the handle of an instance down.
-pub type Commit<'a> = dyn FnMut(&Handle) -> io::Result<()> + 'a;
+pub type Commit<'a> = dyn FnMut(&RunId) -> io::Result<()> + 'a;
 
 /// Is called when an instance has ended.
 pub type EndSink = Arc<dyn Fn(Ended) + Send + Sync>;
@@ -116,7 +126,7 @@ pub struct Ended {
     /// The instance.
     pub instance: Uuid,
     /// Its run: a restarted instance has another handle.
-    pub handle: Handle,
+    pub handle: RunId,
     /// How it ended.
     pub exit: Exit,
 }
@@ -136,12 +146,12 @@ pub struct Ended {
 /// An instance with a user of its own can write in `work` and nowhere else, so the agent
 /// can trust the content of all other directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct InstanceDir {
     instance: Uuid,
     dir: PathBuf,
 }
 
-impl Place {
+impl InstanceDir {
     /// The instance at a directory.
     pub fn new(instance: Uuid, dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -175,7 +185,7 @@ impl Place {
 #[derive(Debug)]
 pub struct Launch<'a> {
     /// Its directory.
-    pub place: &'a Place,
+    pub place: &'a InstanceDir,
     /// The START that made it.
     pub payload: &'a StartPayload,
     /// The user it runs as; `None` for the agent's own user.
@@ -216,7 +226,7 @@ impl Cancel {
 /// One run of an instance, in a form that survives the agent: a process, and
 /// what tells it from a later process with the same number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Handle {
+pub struct RunId {
     /// The process that stands for it; 0 where there is none.
     pub pid: i32,
     /// When that process started, in the kernel's ticks since boot.
@@ -229,18 +239,18 @@ pub struct Handle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
     /// Its directory.
-    pub place: Place,
+    pub place: InstanceDir,
     /// Its run.
-    pub handle: Handle,
+    pub handle: RunId,
 }
 
 /// An instance to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
+pub struct Measurable {
     /// Its directory.
-    pub place: Place,
+    pub place: InstanceDir,
     /// Its run; `None` while it is stopped.
-    pub handle: Option<Handle>,
+    pub handle: Option<RunId>,
     /// The CPUs it may use; 0 for no limit.
     pub vcpus: i64,
     /// The memory it was promised.

@@ -48,8 +48,8 @@ use rustix::fs::OFlags;
 
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors};
 use super::{
-    Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
-    User, Volume, VolumeError,
+    Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
+    Running, Usage, User, Volume, VolumeError,
 };
 use ssntp::payload::{Start, VmType};
 
@@ -114,7 +114,7 @@ impl Driver for ProcessDriver {
         check_texts(start)
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let work = place.work();
         let Some((program, arguments)) = start.command.split_first() else {
@@ -153,24 +153,24 @@ impl Driver for ProcessDriver {
         self.supervisors.find(running)
     }
 
-    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         self.supervisors.find_unrecorded(place)
     }
 
-    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+    fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
         self.supervisors.measure(subjects)
     }
 
-    fn forget(&self, place: &Place) {
+    fn forget(&self, place: &InstanceDir) {
         self.supervisors.forget(place.instance());
     }
 
     /// The link that records it is all there is to it.
-    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 
-    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 }
@@ -198,7 +198,7 @@ fn check_texts(start: &Start) -> Result<(), LaunchError> {
     Ok(())
 }
 
-fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
+fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsString> {
     let mut env = BTreeMap::from([("PATH".into(), DEFAULT_PATH.into())]);
     for key in ["PATH", "LANG", "TZ"] {
         env.extend(std::env::var_os(key).map(|value| (key.into(), value)));

@@ -7,7 +7,7 @@
 //!     instance.yaml             the record: phase, process, exit code
 //!     start.yaml                a checksum, and the START as it was received
 //!     restart.yaml              what a RESTART said anew, where one did
-//!     …                         the driver's, see `driver::Place`
+//!     …                         the driver's, see `driver::InstanceDir`
 //!   new/                        instances that are being made
 //!   removed/                    directories of deleted instances, until they are removed
 //!   set-aside/                  copies of unreadable files; the log has the reasons
@@ -23,7 +23,14 @@
 //! instance is there, or nothing of it. Each file has a checksum of the rest: one
 //! that is torn all the same, or was changed by hand, is recognised and set aside,
 //! never obeyed.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `record` | the records of an instance and of the node |
+//! | `start` | the START of an instance, with what a RESTART changed |
 
+mod record;
+mod start;
 #[cfg(test)]
 mod tests;
 
@@ -34,17 +41,18 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::warn;
 use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::driver::{Exit, Handle, Place, User, Volume, boot_id};
+pub(crate) use self::record::{NodeRecord, Record, RecordAfter, RecordPhase, Stored, millis};
+use self::start::read_start;
+pub(crate) use self::start::{changes, name_own_volumes, restarted};
+use super::driver::{InstanceDir, User, Volume, boot_id};
 use super::tree::{self, Access};
-use crate::summed::{fnv1a, read_summed, sum_line, write_summed};
-use ssntp::payload::{Networking, NextState, Payload, Restart, Start, StartPayload};
+use crate::summed::{read_summed, sum_line, write_summed};
+use ssntp::payload::Restart;
 
 const RECORD: &str = "instance.yaml";
 const START: &str = "start.yaml";
@@ -60,154 +68,6 @@ const PRIVATE: u32 = 0o700;
 pub(crate) const PASS: u32 = 0o711;
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
-
-/// The record of an instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Record {
-    /// The driver that runs it.
-    pub(crate) driver: String,
-    pub(crate) phase: RecordPhase,
-    pub(crate) pid: i32,
-    pub(crate) start_time: u64,
-    pub(crate) boot_id: String,
-    /// Whether its run is, or was, the first.
-    pub(crate) first_run: bool,
-    /// The exit code of its last run; -1 unknown.
-    pub(crate) exit_code: i32,
-    /// The signal that ended it; 0 none.
-    pub(crate) exit_signal: i32,
-    pub(crate) out_of_memory: bool,
-    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
-    pub(crate) started: u64,
-    pub(crate) ended: u64,
-    /// Why its node ended it, or could not start it again: a line for people.
-    pub(crate) detail: String,
-    /// How often its node has started it again by itself, in all and since it last
-    /// ran for long.
-    pub(crate) restarts: u32,
-    pub(crate) restarts_in_row: u32,
-    /// It has ended, and its restart policy is to start it again.
-    pub(crate) restart_due: bool,
-    /// What a command wants once it has ended.
-    pub(crate) after: RecordAfter,
-}
-
-/// How far an instance had come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RecordPhase {
-    /// It was being launched, and did not run yet.
-    #[default]
-    Starting,
-    /// It ran.
-    Running,
-    /// It had stopped.
-    Stopped,
-}
-
-/// What was asked of an instance that was to end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RecordAfter {
-    /// Nothing was asked.
-    #[default]
-    Nothing,
-    /// Stop and keep.
-    Keep,
-    /// Stop, keep, and say InstanceStopped.
-    Evacuate,
-    /// Remove, and say InstanceDeleted.
-    Delete,
-    /// Remove, and say InstanceStopped.
-    Release,
-    /// Remove, since it was kept long enough, and say InstanceDeleted.
-    Retire,
-}
-
-impl Record {
-    /// Whether it tells of the run that a START made.
-    pub(crate) fn is_first_run(&self) -> bool {
-        self.first_run && self.phase == RecordPhase::Running
-    }
-
-    /// The run that was under way when it was written.
-    pub(crate) fn handle(&self) -> Option<Handle> {
-        (self.phase == RecordPhase::Running).then(|| Handle {
-            pid: self.pid,
-            start_time: self.start_time,
-            boot_id: self.boot_id.clone(),
-        })
-    }
-
-    /// The same instance, running; the worker that starts it sets `started`.
-    pub(crate) fn running(&self, handle: &Handle) -> Self {
-        Self {
-            driver: self.driver.clone(),
-            phase: RecordPhase::Running,
-            pid: handle.pid,
-            start_time: handle.start_time,
-            boot_id: handle.boot_id.clone(),
-            first_run: self.phase == RecordPhase::Starting,
-            exit_code: -1,
-            started: self.started,
-            restarts: self.restarts,
-            restarts_in_row: self.restarts_in_row,
-            ..Self::default()
-        }
-    }
-
-    /// The same instance, stopped.
-    pub(crate) fn stopped(&self, exit: Exit) -> Self {
-        Self {
-            driver: self.driver.clone(),
-            phase: RecordPhase::Stopped,
-            exit_code: exit.code.unwrap_or(-1),
-            exit_signal: exit.signal.unwrap_or(0),
-            out_of_memory: exit.out_of_memory,
-            started: exit.started.map_or(self.started, millis),
-            ended: exit.ended.map_or(0, millis),
-            detail: self.detail.clone(),
-            restarts: self.restarts,
-            restarts_in_row: self.restarts_in_row,
-            after: self.after,
-            ..Self::default()
-        }
-    }
-}
-
-/// A time as a record has it.
-pub(crate) fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The record of the whole node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct NodeRecord {
-    /// It is being evacuated, or was.
-    pub(crate) maintenance: bool,
-    /// What comes once it is evacuated.
-    pub(crate) next_state: NextState,
-    /// It was taken out of service on the node itself.
-    pub(crate) offline: bool,
-}
-
-/// An instance as it was found on disk.
-#[derive(Debug)]
-pub(crate) struct Stored {
-    pub(crate) instance: Uuid,
-    /// `None` if it can't be read; a copy was set aside.
-    pub(crate) record: Option<Record>,
-    /// `None` if it can't be read; a copy was set aside.
-    pub(crate) start: Option<Box<StartPayload>>,
-    pub(crate) volumes: BTreeSet<Uuid>,
-    /// Its last run was in another boot.
-    pub(crate) rebooted: bool,
-    /// How old its record is.
-    pub(crate) age: Duration,
-}
 
 /// The state directory of one agent. Any thread may call it, but two calls for the same
 /// instance must not overlap.
@@ -262,7 +122,7 @@ impl Store {
     }
 
     /// Where an instance lives.
-    pub(crate) fn place(&self, instance: Uuid) -> Place {
+    pub(crate) fn place(&self, instance: Uuid) -> InstanceDir {
         place(&self.root, instance)
     }
 
@@ -274,7 +134,7 @@ impl Store {
         tree::remove(place.dir())?;
         let instances = self.root.join(INSTANCES);
         make_dirs(&instances, PASS)?;
-        let new = Place::new(instance, self.root.join(NEW).join(instance.to_string()));
+        let new = InstanceDir::new(instance, self.root.join(NEW).join(instance.to_string()));
         let make = || {
             tree::remove(new.dir())?;
             make_dirs(&new.work(), PRIVATE)?;
@@ -475,14 +335,14 @@ impl Store {
     }
 
     /// Writes down that a volume is attached: a link to it is the record.
-    pub(crate) fn link(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+    pub(crate) fn link(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
         make_dirs(&place.volumes(), PRIVATE)?;
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
     }
 
     /// Lets an instance's user write in a volume, also in one that another user made.
-    pub(crate) fn lend(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+    pub(crate) fn lend(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
         match user_of(place) {
             Some(user) => tree::give(&fs::canonicalize(&volume.path)?, user),
             None => Ok(()),
@@ -491,7 +351,7 @@ impl Store {
 
     /// Closes a volume to the user of an instance, because its UID may later be another
     /// instance's. Files in it keep their owner until it is lent again.
-    fn take_back(&self, place: &Place, volume: Uuid) {
+    fn take_back(&self, place: &InstanceDir, volume: Uuid) {
         let (Some(uid), Some(volume)) = (owner_of(place), self.volume(volume)) else {
             return;
         };
@@ -550,7 +410,7 @@ impl Store {
 
     /// Makes an instance's directories its user's, as far as they are to be,
     /// and its volumes; nobody else gets in.
-    pub(crate) fn enclose(&self, place: &Place, user: Option<User>) -> io::Result<()> {
+    pub(crate) fn enclose(&self, place: &InstanceDir, user: Option<User>) -> io::Result<()> {
         tree::share(place.dir(), user, Access::Pass)?;
         tree::share(&place.volumes(), user, Access::List)?;
         let Some(user) = user else { return Ok(()) };
@@ -568,7 +428,7 @@ impl Store {
     }
 
     /// Writes down that a volume is no longer attached.
-    pub(crate) fn unlink(&self, place: &Place, volume: Uuid) -> io::Result<()> {
+    pub(crate) fn unlink(&self, place: &InstanceDir, volume: Uuid) -> io::Result<()> {
         self.take_back(place, volume);
         found(fs::remove_file(place.volumes().join(volume.to_string())))?;
         sync_dir(&place.volumes())
@@ -576,8 +436,8 @@ impl Store {
 }
 
 /// Where an instance lives in the state directory `root`.
-pub(crate) fn place(root: &Path, instance: Uuid) -> Place {
-    Place::new(instance, root.join(INSTANCES).join(instance.to_string()))
+pub(crate) fn place(root: &Path, instance: Uuid) -> InstanceDir {
+    InstanceDir::new(instance, root.join(INSTANCES).join(instance.to_string()))
 }
 
 /// Makes a directory, and those on the way to it.
@@ -586,7 +446,7 @@ pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// The user of an instance; `None` for the agent's own.
-fn user_of(place: &Place) -> Option<User> {
+fn user_of(place: &InstanceDir) -> Option<User> {
     let metadata = fs::symlink_metadata(place.work()).ok()?;
     let is_other = metadata.uid() != rustix::process::geteuid().as_raw();
     is_other.then(|| User {
@@ -596,7 +456,7 @@ fn user_of(place: &Place) -> Option<User> {
     })
 }
 
-fn owner_of(place: &Place) -> Option<u32> {
+fn owner_of(place: &InstanceDir) -> Option<u32> {
     user_of(place).map(|user| user.uid)
 }
 
@@ -612,73 +472,6 @@ fn volumes_at(dir: &Path) -> BTreeSet<Uuid> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let uuid = |entry: fs::DirEntry| Uuid::try_parse(entry.file_name().to_str()?).ok();
     entries.filter_map(uuid).collect()
-}
-
-/// Names the volumes that are made with an instance, and go with it: those that
-/// its START does not name. Each has the same name whenever it is asked for, and no
-/// other instance's.
-pub(crate) fn name_own_volumes(start: &mut Start) {
-    for (n, storage) in start.storage.iter_mut().enumerate() {
-        if storage.id.is_empty() && !storage.boot {
-            let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
-            storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
-            storage.local = true;
-            storage.ephemeral = true;
-        }
-    }
-}
-
-/// The START of an instance with what a RESTART says anew.
-pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
-    let mut start = start.clone();
-    let said = &restart.requirements;
-    if said.mem_mb != 0 || said.vcpus != 0 {
-        start.requirements.mem_mb = said.mem_mb;
-        start.requirements.vcpus = said.vcpus;
-    }
-    if restart.persistence.as_str() != "" {
-        start.persistence = restart.persistence;
-    }
-    if restart.fw_type.as_str() != "" {
-        start.fw_type = restart.fw_type;
-    }
-    if restart.networking != Networking::default() {
-        start.networking = restart.networking;
-    }
-    start
-}
-
-/// A RESTART that makes the one START of the other: what has to be written down
-/// beside the first. `None` where they say the same.
-pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
-    (before != after).then(|| Restart {
-        instance_uuid: after.instance_uuid.into(),
-        fw_type: after.fw_type.clone(),
-        persistence: after.persistence.clone(),
-        networking: after.networking.clone(),
-        requirements: after.requirements.clone(),
-        ..Restart::default()
-    })
-}
-
-fn read_start(path: &Path) -> Result<StartPayload, String> {
-    let bytes = fs::read(path).map_err(|e| e.to_string())?;
-    // Agents before this one kept the checksum in a file of its own.
-    let (sum, start) = match fs::read(path.with_extension("sum")) {
-        Ok(sum) => (sum, bytes.as_slice()),
-        Err(_) => {
-            let end = bytes
-                .iter()
-                .position(|byte| *byte == b'\n')
-                .map_or(0, |at| at + 1);
-            let (sum, start) = bytes.split_at(end);
-            (sum.to_vec(), start)
-        }
-    };
-    if sum != sum_line(start).as_bytes() {
-        return Err("its checksum is wrong: it is torn".into());
-    }
-    StartPayload::decode(start).map_err(|e| e.to_string())
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

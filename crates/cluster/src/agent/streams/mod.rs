@@ -44,7 +44,7 @@ const LAST_READ: Duration = Duration::from_millis(500);
 /// The thread, and the streams that were opened.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    shared: Arc<Shared>,
+    shared: Arc<Table>,
     client: ClientHandle,
     thread: Option<JoinHandle<()>>,
     /// Disconnected once the thread has ended.
@@ -52,7 +52,7 @@ pub(crate) struct Streams {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Table {
     asked: Mutex<Asked>,
     news: Condvar,
 }
@@ -78,7 +78,7 @@ struct Wanted {
 impl Streams {
     /// Starts the thread, which sends with that client.
     pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Table::default());
         let (alive, ended) = bounded(0);
         let (served, sender) = (Arc::clone(&shared), client.clone());
         let thread = threads::spawn("ssntp-streams", move || {
@@ -159,7 +159,7 @@ enum Outlook {
     GoesOn,
 }
 
-impl Shared {
+impl Table {
     fn lock(&self) -> MutexGuard<'_, Asked> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }

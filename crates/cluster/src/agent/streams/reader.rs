@@ -334,7 +334,7 @@ fn before(name: &str) -> String {
     format!("{name}.1")
 }
 
-/// Opens a log: never through a link, never waiting for who may write to a FIFO,
+/// Opens a log: never through a link, never waiting for the writer of a FIFO,
 /// and nothing but a file.
 fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use log::warn;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::super::{Cancel, LaunchError, LaunchFault, Place};
+use super::super::{Cancel, InstanceDir, LaunchError, LaunchFault};
 use super::{disks_of, now, pause};
 use ssntp::payload::Storage;
 
@@ -149,7 +149,7 @@ fn header(path: &Path) -> io::Result<Option<u64>> {
 /// The disk that an instance boots from, made where it has none yet: what it
 /// wrote outlives its runs. `gib` is its size, unless the image is larger.
 pub(super) fn boot_disk(
-    place: &Place,
+    place: &InstanceDir,
     base: impl FnOnce() -> Result<Disk, LaunchError>,
     gib: i64,
     qemu_img: Option<&Path>,
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn without_qemu_img_the_image_is_copied_once() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::new(Uuid::nil(), dir.path());
+        let place = InstanceDir::new(Uuid::nil(), dir.path());
         fs::create_dir(disks_of(&place)).unwrap();
         let image = dir.path().join("image");
         fs::write(&image, "first").unwrap();
@@ -413,7 +413,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
 
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::new(Uuid::nil(), dir.path());
+        let place = InstanceDir::new(Uuid::nil(), dir.path());
         fs::create_dir(disks_of(&place)).unwrap();
         let image = dir.path().join("image");
         fs::write(&image, "first").unwrap();

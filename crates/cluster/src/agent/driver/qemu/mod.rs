@@ -64,8 +64,8 @@ use self::qmp::Qmp;
 use super::process::{DEFAULT_PATH, give};
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
 use super::{
-    Cancel, Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running,
-    Subject, Usage, Volume, VolumeError, VolumeFault,
+    Cancel, Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
+    Running, Usage, Volume, VolumeError, VolumeFault,
 };
 use crate::agent::tree::{self, Access};
 use ssntp::payload::{Start, VmType};
@@ -206,7 +206,7 @@ impl Driver for QemuDriver {
         }
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(self.path.as_deref(), user)?;
@@ -310,20 +310,25 @@ impl Driver for QemuDriver {
         self.supervisors.find(running)
     }
 
-    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         self.supervisors.find_unrecorded(place)
     }
 
-    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+    fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
         self.supervisors.measure(subjects)
     }
 
-    fn forget(&self, place: &Place) {
+    fn forget(&self, place: &InstanceDir) {
         self.supervisors.forget(place.instance());
     }
 
     /// A machine that does not run finds the volume when it is started.
-    fn attach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError> {
+    fn attach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError> {
         let disk = image::volume_disk(&volume.path);
         if running.is_none() {
             // Before the first start, a disk may still have to be made.
@@ -355,7 +360,12 @@ impl Driver for QemuDriver {
     }
 
     /// The system in the machine has to release it, too.
-    fn detach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError> {
+    fn detach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError> {
         if running.is_none() {
             return Ok(());
         }
@@ -384,7 +394,7 @@ fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
 }
 
 /// The disks of all attached volumes.
-fn volumes_of(place: &Place, start: &Start) -> Result<Vec<(Uuid, Disk)>, LaunchError> {
+fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, LaunchError> {
     let links = match fs::read_dir(place.volumes()) {
         Ok(links) => links,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -423,12 +433,12 @@ fn no_disk_at(volume: &Path) -> String {
 }
 
 /// Where the disks of a machine are.
-fn disks_of(place: &Place) -> PathBuf {
+fn disks_of(place: &InstanceDir) -> PathBuf {
     place.dir().join("disks")
 }
 
 /// The end of what QEMU complained of.
-fn last_words(place: &Place) -> io::Result<Vec<u8>> {
+fn last_words(place: &InstanceDir) -> io::Result<Vec<u8>> {
     let mut log = File::open(place.dir().join("stderr.log"))?;
     let from = log.metadata()?.len().saturating_sub(LAST_WORDS);
     log.seek(SeekFrom::Start(from))?;

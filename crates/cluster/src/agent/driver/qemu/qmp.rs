@@ -22,8 +22,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::supervisor::connect_to;
 
@@ -44,42 +43,6 @@ pub(super) struct Qmp {
     deleted: Vec<String>,
 }
 
-/// A line of the machine's: one of its fields is there.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Line {
-    #[serde(rename = "QMP")]
-    greeting: Option<Greeting>,
-    #[serde(rename = "return")]
-    answer: Option<Answer>,
-    error: Option<Refusal>,
-    event: String,
-    data: Data,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Greeting {}
-
-/// All that is read of any answer.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Answer {
-    status: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Refusal {
-    desc: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Data {
-    device: String,
-}
-
 impl Qmp {
     /// Connects to the machine that runs in a directory, and exchanges the
     /// greetings.
@@ -92,14 +55,15 @@ impl Qmp {
             deleted: Vec::new(),
         };
         let limit = now() + ANSWER;
-        while qmp.line(limit)?.greeting.is_none() {}
+        while qmp.line(limit)?.get("QMP").is_none() {}
         qmp.execute("qmp_capabilities", &[])?;
         Ok(qmp)
     }
 
     /// What the machine is doing: `running`, `paused`, `shutdown`, ….
     pub(super) fn status(&mut self) -> io::Result<String> {
-        Ok(self.ask("query-status", &Value::Object(Map::new()))?.status)
+        let answer = self.ask("query-status", &json!({}))?;
+        Ok(answer["status"].as_str().unwrap_or_default().to_owned())
     }
 
     /// Gives a command whose arguments are all texts.
@@ -124,24 +88,24 @@ impl Qmp {
         Ok(())
     }
 
-    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Answer> {
+    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         let limit = now() + ANSWER;
         let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
         self.stream.write_all(line.as_bytes())?;
         loop {
-            let line = self.line(limit)?;
-            match (line.answer, line.error) {
-                (Some(answer), _) => return Ok(answer),
-                (None, Some(refusal)) => {
-                    return Err(io::Error::other(format!("{command}: {}", refusal.desc)));
-                }
-                (None, None) => {}
+            let mut line = self.line(limit)?;
+            if let Some(answer) = line.get_mut("return") {
+                return Ok(answer.take());
+            }
+            if let Some(error) = line.get("error") {
+                let why = error["desc"].as_str().unwrap_or_default();
+                return Err(io::Error::other(format!("{command}: {why}")));
             }
         }
     }
 
     /// The next line, within the limit.
-    fn line(&mut self, limit: Instant) -> io::Result<Line> {
+    fn line(&mut self, limit: Instant) -> io::Result<Value> {
         let end = loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 break end;
@@ -167,10 +131,11 @@ impl Qmp {
             }
         };
         let bytes: Vec<u8> = self.read.drain(..=end).collect();
-        let line: Line =
+        let line: Value =
             serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-        if line.event == "DEVICE_DELETED" {
-            self.deleted.push(line.data.device.clone());
+        if line["event"] == "DEVICE_DELETED" {
+            self.deleted
+                .extend(line["data"]["device"].as_str().map(str::to_owned));
         }
         Ok(line)
     }

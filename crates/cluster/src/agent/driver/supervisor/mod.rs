@@ -63,6 +63,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `serve` | the supervisor |
+//! | `connection` | the agent's connection to a supervisor |
 //! | `enter` | the process that becomes the program |
 //! | `order` | what is to be run |
 //! | `state` | what became of it |
@@ -78,6 +79,7 @@
 )]
 
 mod cgroup;
+mod connection;
 mod enter;
 mod logs;
 mod measure;
@@ -89,9 +91,8 @@ mod watch;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsStr, OsString};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -100,12 +101,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use log::{info, warn};
-use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, fstat, openat};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::fs::{Gid, Uid};
 use rustix::process::{Resource, Signal, getrlimit};
 use uuid::Uuid;
 
 use self::cgroup::Cgroups;
+pub(super) use self::connection::connect_to;
+use self::connection::{answer, ask, reach, run_of};
 pub(super) use self::enter::find_program;
 use self::measure::Sample;
 use self::order::Order;
@@ -113,7 +115,9 @@ pub(in crate::agent) use self::procfs::boot_id;
 use self::procfs::{Life, Tree};
 use self::state::State;
 use self::watch::Watch;
-use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, LaunchFault, Place, Running, User};
+use super::{
+    Commit, EndSink, Ended, Exit, Found, InstanceDir, LaunchError, LaunchFault, RunId, Running, User,
+};
 use ssntp_transport::descriptors;
 
 /// The subcommand that makes this program a supervisor.
@@ -131,8 +135,6 @@ const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
 /// How long a supervisor may take to be ready, and then to run the program.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
-/// How long it may take for any other answer.
-const ANSWER: Duration = Duration::from_secs(2);
 /// How long the remaining processes of a killed supervisor are killed again before the
 /// end of the run is told anyway: a process may hang in the kernel.
 const LEFTOVERS: Duration = Duration::from_secs(2);
@@ -212,7 +214,7 @@ pub enum Confinement {
 /// A program to run as an instance.
 #[derive(Debug)]
 pub(super) struct Program<'a> {
-    pub(super) place: &'a Place,
+    pub(super) place: &'a InstanceDir,
     /// Its name, looked for in the `PATH` of `env`, or its file.
     pub(super) program: &'a OsStr,
     pub(super) arguments: Vec<OsString>,
@@ -287,11 +289,7 @@ impl Supervisors {
     }
 
     /// Launches a program; see the module's picture.
-    pub(super) fn launch(
-        &self,
-        program: Program<'_>,
-        commit: &mut Commit<'_>,
-    ) -> Result<Handle, LaunchError> {
+    pub(super) fn launch(&self, program: Program<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let place = program.place.dir().as_os_str();
         let mut command = match &self.program {
             Some(program) => started_again(program, place),
@@ -324,12 +322,12 @@ impl Supervisors {
         let stat = procfs::stat(i32::try_from(child.id()).unwrap_or_default());
         let handle = stat
             .as_ref()
-            .map_or_else(|_| Handle::default(), |stat| self.handle(stat));
+            .map_or_else(|_| RunId::default(), |stat| self.handle(stat));
         starting.run = Some((child, handle.clone()));
         stat.map_err(failed)?;
         // A supervisor that ended instead of reading the order has said why.
         let sent = order.write(&stream);
-        match (told(&stream), sent) {
+        match (answer(&stream), sent) {
             (Ok(State::Held), Ok(())) => {}
             (Ok(State::Failed(error)), _) => return Err(error),
             (Ok(_), _) => return Err(failed(io::ErrorKind::InvalidData.into())),
@@ -338,7 +336,7 @@ impl Supervisors {
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
         stream.write_all(b"go\n").map_err(failed)?;
         // A run that has ended already has said `running` before.
-        match told(&stream).map_err(failed)? {
+        match answer(&stream).map_err(failed)? {
             State::Failed(error) => return Err(error),
             State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
             State::Running { .. } | State::Ended(_) => {}
@@ -481,7 +479,7 @@ impl Supervisors {
     }
 
     /// The supervisor that listens in an instance's directory, if one does.
-    pub(super) fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+    pub(super) fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         let stream = connect_to(run_of(place).ok()?, SOCKET).ok()?;
         let supervisor = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
         let stat = procfs::stat(supervisor.as_raw_nonzero().get()).ok()?;
@@ -495,8 +493,8 @@ impl Supervisors {
         self.inner.cgroups.remove(instance);
     }
 
-    fn handle(&self, stat: &procfs::Stat) -> Handle {
-        Handle {
+    fn handle(&self, stat: &procfs::Stat) -> RunId {
+        RunId {
             pid: stat.pid,
             start_time: stat.start_time,
             boot_id: self.inner.boot_id.clone(),
@@ -506,7 +504,7 @@ impl Supervisors {
 
 /// Kills all processes below a supervisor, and then the supervisor: without it, its
 /// descendants could not be found any more.
-fn kill_tree(supervisor: &Handle) {
+fn kill_tree(supervisor: &RunId) {
     let all = procfs::all();
     if let Some(root) = all.iter().find(|stat| is_of(stat, supervisor)) {
         for stat in Tree::new(&all).descendants(root.pid) {
@@ -518,7 +516,7 @@ fn kill_tree(supervisor: &Handle) {
 
 /// Kills the remaining processes of a run whose supervisor has ended; there are some only
 /// if the supervisor was killed. Returns whether there were any.
-fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &Handle) -> bool {
+fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &RunId) -> bool {
     let all = procfs::all();
     let grouped = cgroups.pids(instance);
     // While one of its processes lives, a session's number names no other
@@ -541,7 +539,7 @@ struct Starting<'a> {
     /// `None` once it runs.
     cgroups: Option<&'a Cgroups>,
     instance: Uuid,
-    run: Option<(Child, Handle)>,
+    run: Option<(Child, RunId)>,
 }
 
 impl Drop for Starting<'_> {
@@ -559,87 +557,24 @@ impl Drop for Starting<'_> {
 }
 
 /// Whether a supervisor still runs.
-pub(super) fn is_alive(handle: &Handle) -> bool {
+pub(super) fn is_alive(handle: &RunId) -> bool {
     life(handle) != Life::Dead
 }
 
-fn life(handle: &Handle) -> Life {
+fn life(handle: &RunId) -> Life {
     procfs::life(handle.pid, handle.start_time)
 }
 
-fn is_of(stat: &procfs::Stat, handle: &Handle) -> bool {
+fn is_of(stat: &procfs::Stat, handle: &RunId) -> bool {
     stat.pid == handle.pid && stat.start_time == handle.start_time
 }
 
 /// The end of its last run, as its supervisor wrote it.
-fn exit_of(place: &Place) -> Exit {
+fn exit_of(place: &InstanceDir) -> Exit {
     match run_of(place).ok().and_then(State::read) {
         Some(State::Ended(exit)) => exit,
         _ => Exit::default(),
     }
-}
-
-fn run_of(place: &Place) -> io::Result<OwnedFd> {
-    let place = File::open(place.dir())?;
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(place, RUN, flags, Mode::empty())?)
-}
-
-/// A connection to a run's supervisor, and to no later one's.
-fn reach(running: &Running) -> io::Result<UnixStream> {
-    let stream = connect_to(run_of(&running.place)?, SOCKET)?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
-    match peer.as_raw_nonzero().get() == running.handle.pid {
-        true => Ok(stream),
-        false => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            "another run has its place",
-        )),
-    }
-}
-
-/// Sends one line to a run's supervisor, and waits for the answer.
-fn ask(running: &Running, line: &str) -> io::Result<()> {
-    let mut stream = reach(running)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(ANSWER))?;
-    stream.write_all(line.as_bytes())?;
-    told(&stream).map(drop)
-}
-
-/// The next line of a supervisor. Bytes that follow it are lost, which is harmless: a
-/// connection asks one question.
-fn told(stream: &UnixStream) -> io::Result<State> {
-    let mut line = String::new();
-    BufReader::new(stream)
-        .take(state::LINE as u64)
-        .read_line(&mut line)?;
-    if line.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
-    }
-    State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it says what is not known"))
-}
-
-/// Connects to a socket in a directory, and not through a link, which a user who can
-/// write there could have made. Does not wait.
-pub(super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
-    let found = openat(
-        dir,
-        name,
-        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    // If the backlog is full, this fails at once and does not wait.
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 fn user_of(user: User) -> (Uid, Gid) {
