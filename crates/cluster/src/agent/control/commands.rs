@@ -41,7 +41,7 @@ use uuid::Uuid;
 
 use super::refusals::{About, Misaddressed, Refused, check_networking, unsupported};
 use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
-use crate::agent::driver::{Cancel, Driver, InstanceDir, LaunchError, LaunchFault};
+use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::scheduler::placement::Needs;
 use ssntp::payload::{
@@ -187,30 +187,26 @@ impl Control {
             driver: driver.name().to_owned(),
             ..Record::default()
         };
-        let origin = Origin::Start(received);
-        self.launch(id, place, driver, Arc::new(payload), record, volumes, origin);
+        let instance = Instance {
+            driver: Some(driver),
+            start: Some(Arc::new(payload)),
+            volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
+            ..Instance::new(place, record, Life::Launching(Cause::Start), self.now)
+        };
+        self.instances.insert(id, instance);
+        self.launch(id, Origin::Start(received), volumes);
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all that a launch is made from, once")]
-    fn launch(
-        &mut self,
-        id: Uuid,
-        place: InstanceDir,
-        driver: Arc<dyn Driver>,
-        payload: Arc<StartPayload>,
-        record: Record,
-        volumes: Vec<(Uuid, bool)>,
-        origin: Origin,
-    ) {
-        let instance = Instance {
-            driver: Some(Arc::clone(&driver)),
-            start: Some(Arc::clone(&payload)),
-            volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
-            ..Instance::new(place, record.clone(), Life::Launching(Cause::Start), self.now)
+    /// Gives the job that launches an instance, which is `Launching` by now.
+    fn launch(&mut self, id: Uuid, origin: Origin, volumes: Vec<(Uuid, bool)>) {
+        let Some(instance) = self.instances.get(&id) else {
+            return;
         };
-        let cancel = instance.cancel.clone();
-        self.instances.insert(id, instance);
+        let (Some(driver), Some(payload)) = (instance.driver.clone(), instance.start.clone()) else {
+            return;
+        };
+        let (record, cancel) = (instance.record(), instance.cancel.clone());
         self.job(Job::Launch(Box::new(LaunchJob {
             instance: id,
             driver,
@@ -254,23 +250,16 @@ impl Control {
     }
 
     fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, StopFailureReason)> {
-        use StopFailureReason as Reason;
-
-        let stop: Stop = frame.payload().map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, Reason::from(&e))
-        })?;
-        let fail = |reason| (stop.instance_uuid.clone(), reason);
-        let id = stop.instance_uuid.uuid().ok_or(fail(Reason::InvalidData))?;
+        let read = frame.payload::<Stop>();
+        let read = read.map(|stop| (stop.workload_agent_uuid, stop.instance_uuid));
+        let (named, id) = self.target(frame, read)?;
         let instance = self
-            .addressed(&stop.workload_agent_uuid, id)
-            .map_err(|refused| fail(refused.into()))?;
-        if self.offline {
-            return Err(fail(Reason::NoInstance));
-        }
-        if !instance.can_be_stopped() {
-            return Err(fail(Reason::AlreadyStopped));
-        }
+            .instances
+            .get(&id)
+            .filter(|instance| instance.can_be_stopped());
+        let Some(instance) = instance else {
+            return Err((named, StopFailureReason::AlreadyStopped));
+        };
         let after = match instance.is_persistent() {
             true => RecordAfter::Keep,
             false => RecordAfter::Delete,
@@ -280,30 +269,41 @@ impl Control {
     }
 
     fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, DeleteFailureReason)> {
-        use DeleteFailureReason as Reason;
-
-        let delete: Delete = frame.payload().map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, Reason::from(&e))
-        })?;
-        let fail = |reason| (delete.instance_uuid.clone(), reason);
-        let id = delete.instance_uuid.uuid().ok_or(fail(Reason::InvalidData))?;
-        self.addressed(&delete.workload_agent_uuid, id)
-            .map_err(|refused| fail(refused.into()))?;
-        if self.offline {
-            return Err(fail(Reason::NoInstance));
-        }
+        let read = frame.payload::<Delete>();
+        let after = match &read {
+            Ok(Delete { stop: true, .. }) => RecordAfter::Release,
+            _ => RecordAfter::Delete,
+        };
+        let read = read.map(|delete| (delete.workload_agent_uuid, delete.instance_uuid));
+        let (named, id) = self.target(frame, read)?;
         if self.instances.get(&id).is_some_and(Instance::is_out_of_reach) {
             let why = format_args!("DELETE of {id}: it may run, and its driver isn't here");
             self.complain("DELETE", why);
-            return Err(fail(Reason::InvalidData));
+            return Err((named, DeleteFailureReason::InvalidData));
         }
-        let after = match delete.stop {
-            true => RecordAfter::Release,
-            false => RecordAfter::Delete,
-        };
         self.end(id, after, now);
         Ok(())
+    }
+
+    /// The instance of this node that a STOP or DELETE names: as it is named there, and its
+    /// UUID. `read` has the node and the instance.
+    fn target<R>(&mut self, frame: &Frame, read: Result<(Id, Id), Error>) -> Result<(Id, Uuid), (Id, R)>
+    where
+        R: for<'a> From<&'a Error> + From<Misaddressed>,
+    {
+        let (node, named) = read.map_err(|e| {
+            let about = self.unreadable(frame, &e);
+            (about.instance_uuid, R::from(&e))
+        })?;
+        let found = match named.uuid() {
+            None => Err(Misaddressed::NotNamed),
+            Some(id) => self.addressed(&node, id).map(|_| id),
+        };
+        match found {
+            Ok(_) if self.offline => Err((named, Misaddressed::NotHere.into())),
+            Ok(id) => Ok((named, id)),
+            Err(refused) => Err((named, refused.into())),
+        }
     }
 
     fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, Refused<RestartFailureReason>)> {
@@ -342,12 +342,9 @@ impl Control {
             user_data: start.user_data.clone(),
             meta_data: start.meta_data.clone(),
         });
-        let driver = match &instance.driver {
-            Some(driver) => Arc::clone(driver),
-            None => {
-                let why = "this agent has no driver for it";
-                return Err(Refused::new(Reason::LaunchFailure, why));
-            }
+        let Some(driver) = &instance.driver else {
+            let why = "this agent has no driver for it";
+            return Err(Refused::new(Reason::LaunchFailure, why));
         };
         self.settings.policy.check(driver.name(), &payload.start)?;
         check_networking(&payload.start.networking)
@@ -362,38 +359,26 @@ impl Control {
         instance.restart_untold = true;
         instance.record.restarts_in_row = 0;
         let news = store::changes(&before.start, &payload.start).map(Box::new);
-        self.launch_again(id, Cause::Restart, driver, payload, news);
+        self.launch_again(id, Cause::Restart, payload, news);
         self.stats_soon(now);
         Ok(())
     }
 
-    /// Launches an instance that was there before, with what is new in its START.
+    /// Launches an instance that was there before, with the changes of its START.
     pub(super) fn launch_again(
         &mut self,
         id: Uuid,
         cause: Cause,
-        driver: Arc<dyn Driver>,
         payload: Arc<StartPayload>,
         news: Option<Box<Restart>>,
     ) {
-        let user = self.launcher.child_user.clone();
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         instance.life = Life::Launching(cause);
-        instance.start = Some(Arc::clone(&payload));
+        instance.start = Some(payload);
         instance.cancel = Cancel::default();
-        let (record, cancel) = (instance.record(), instance.cancel.clone());
-        self.job(Job::Launch(Box::new(LaunchJob {
-            instance: id,
-            driver,
-            payload,
-            record,
-            origin: Origin::Again(news),
-            user,
-            volumes: Vec::new(),
-            cancel,
-        })));
+        self.launch(id, Origin::Again(news), Vec::new());
         self.announce(false);
     }
 
@@ -507,7 +492,7 @@ impl Control {
     /// The instance that a command names.
     pub(super) fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, Misaddressed> {
         match node.uuid() {
-            None => Err(Misaddressed::NoNode),
+            None => Err(Misaddressed::NotNamed),
             Some(node) if node != self.settings.node => Err(Misaddressed::NotHere),
             Some(_) => self.instances.get(&id).ok_or(Misaddressed::NotHere),
         }

@@ -67,8 +67,8 @@ refused_of_launch_error!(StartFailureReason, RestartFailureReason);
 /// The command is not for an instance of this node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Misaddressed {
-    /// It names no node, so it is invalid.
-    NoNode,
+    /// It names no node or no instance, so it is invalid.
+    NotNamed,
     /// The node, or the instance, is another one.
     NotHere,
 }
@@ -78,7 +78,7 @@ macro_rules! reasons {
         $(impl From<Misaddressed> for $reason {
             fn from(refused: Misaddressed) -> Self {
                 match refused {
-                    Misaddressed::NoNode => Self::InvalidData,
+                    Misaddressed::NotNamed => Self::InvalidData,
                     Misaddressed::NotHere => Self::NoInstance,
                 }
             }

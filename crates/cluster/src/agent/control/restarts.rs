@@ -134,7 +134,7 @@ impl Control {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
         self.tally.restarts += 1;
-        self.launch_again(id, Cause::Policy, driver, start, None);
+        self.launch_again(id, Cause::Policy, start, None);
     }
 }
 

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::supervisor::connect_to;
+use super::now;
 
 /// The socket's name in the machine's directory.
 pub(super) const SOCKET: &str = "qmp.sock";
@@ -139,11 +140,6 @@ impl Qmp {
         }
         Ok(line)
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "time limits of answers")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]
