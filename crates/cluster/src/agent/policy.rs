@@ -199,6 +199,7 @@ impl Policy {
         if let Some(directories) = &self.directories
             && dir.is_absolute()
         {
+            // `starts_with` compares names only, so `..` could leave the allowed directory.
             let leaves = dir.components().any(|part| part == Component::ParentDir);
             if leaves || !directories.iter().any(|allowed| dir.starts_with(allowed)) {
                 let why = format!("this node starts nothing in {dir:?} (policy: directories)");
@@ -280,6 +281,7 @@ impl Policy {
         };
         match agent.as_raw() {
             own if own == user.uid => Ok(None),
+            // Only root can become another user.
             0 => Ok(Some(user)),
             _ => Err(only_root(&user.uid)),
         }
@@ -296,6 +298,7 @@ impl Policy {
     /// Whether CONFIGURE may choose that user.
     fn allows(&self, user: User, agent: u32) -> bool {
         let is_it = |run_as: &RunAs| match run_as {
+            // A UID out of the range may be another instance's.
             RunAs::Own(_) => false,
             RunAs::Agent => user.uid == agent,
             RunAs::User(name) => find_user(name).is_ok_and(|named| named.uid == user.uid),

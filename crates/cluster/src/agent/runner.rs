@@ -361,6 +361,7 @@ impl Runner {
                     Action::Stream(order) => self.streams.take(order),
                     Action::Evacuated(next) => {
                         info!("{}: evacuated; next is {next}", uplink.client.uuid());
+                        // The agent's thread must not wait for its owner.
                         if self.evacuations.try_send(next).is_err() {
                             warn!("{}: nobody takes what is next", uplink.client.uuid());
                         }

@@ -76,6 +76,8 @@ fn empty(root: &OwnedFd) -> Result<(), Errno> {
                 Err(e) => failed = Some(e),
             }
         }
+        // Directories that were moved up are found in the next round, so it goes on as long
+        // as a round removes something.
         match (progress, failed) {
             (true, _) => {}
             (false, Some(e)) => return Err(e),
@@ -163,6 +165,7 @@ pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Resul
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)));
     let root = open(CWD, path)?;
+    // The owner of the directory itself is changed last, so it is the mark of completion.
     if fstat(&root)?.st_uid == user.uid {
         return Ok(());
     }
@@ -200,6 +203,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
                 }
                 dirs.push(Dir::new(inner)?);
             }
+            // A hard link could be to a file of the node outside of this directory.
             FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {
                 chownat(&found, "", uid, gid, AtFlags::EMPTY_PATH)?;
             }

@@ -36,6 +36,7 @@ impl Control {
         let record = stored.record.unwrap_or_default();
         let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
         let (age, rebooted) = (stored.age, stored.rebooted);
+        // The handle is written before the program runs, so without one it never ran.
         if recorded && record.phase == RecordPhase::Starting {
             let driver = self.driver_of(&record, None);
             self.never_ran(id, driver, start.as_deref());
@@ -87,6 +88,7 @@ impl Control {
         };
         let after = instance.record.after;
         let has_ended = !instance.is_running() && ended.is_none();
+        // `ended` below handles it like any other end, which needs a running instance.
         if ended.is_some() {
             instance.life = Life::Active;
         }

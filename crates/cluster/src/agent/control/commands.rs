@@ -151,6 +151,8 @@ impl Control {
         if volumes.iter().enumerate().any(is_twice) {
             return Err(Refused::new(Reason::InvalidData, "a volume is there twice"));
         }
+        // Faults of the START come before the state of the node: a controller should not try
+        // it again on another node.
         let driver = match self.choose(start) {
             Err(e) if e.fault == LaunchFault::Data => return Err(e.into()),
             driver => driver,
@@ -300,6 +302,7 @@ impl Control {
             Some(id) => self.addressed(&node, id).map(|_| id),
         };
         match found {
+            // A node that is out of service acts as if it had no instances.
             Ok(_) if self.offline => Err((named, Misaddressed::NotHere.into())),
             Ok(id) => Ok((named, id)),
             Err(refused) => Err((named, refused.into())),
@@ -356,6 +359,7 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err(Reason::NoInstance.into());
         };
+        // STATS still say `exited` of the run before; see where it is used.
         instance.restart_untold = true;
         instance.record.restarts_in_row = 0;
         let news = store::changes(&before.start, &payload.start).map(Box::new);
@@ -377,6 +381,7 @@ impl Control {
         };
         instance.life = Life::Launching(cause);
         instance.start = Some(payload);
+        // The flag of an earlier launch may be set, and must not end this one.
         instance.cancel = Cancel::default();
         self.launch(id, Origin::Again(news), Vec::new());
         self.announce(false);
@@ -409,6 +414,7 @@ impl Control {
             self.reach_next_state();
         } else {
             let within = match evacuate.deadline {
+                // 0 means that EVACUATE sets no deadline.
                 0 => self.settings.grace,
                 seconds => Duration::from_secs(seconds.into()),
             };

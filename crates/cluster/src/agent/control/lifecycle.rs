@@ -31,6 +31,8 @@ impl Control {
             "{}: instance {id} runs (process {})",
             self.settings.node, handle.pid
         );
+        // A command may have come during the launch. `running` clears it from the record, and
+        // `end` below puts it back.
         let after = instance.record.after;
         instance.record = instance.record.running(handle);
         self.tally.starts += u64::from(instance.life == Life::Launching(Cause::Start));
@@ -108,6 +110,7 @@ impl Control {
         };
         self.tell(&failure);
         if self.connected {
+            // The oldest is dropped, because its session is most likely to have delivered it.
             if self.failed.len() >= MAX_FAILED {
                 self.failed.pop_front();
             }
@@ -134,6 +137,7 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
+        // The end of an earlier run can be told late; only the present run counts.
         if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
             return;
         }
@@ -157,6 +161,7 @@ impl Control {
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
         // Its memory is free again; its files still use the disk.
+        // Otherwise the next START would be refused until the next measurement.
         if self.facts.mem_available_mb >= 0 {
             self.facts.mem_available_mb += instance.usage.memory_mb.max(0);
         }
@@ -213,6 +218,8 @@ impl Control {
                     killed: false,
                     hung: false,
                 };
+                // The record is written before the instance is asked to end: the next agent
+                // goes on with the command if this one ends in between.
                 let running = instance.running();
                 self.save(id);
                 if let Some((driver, running)) = running {

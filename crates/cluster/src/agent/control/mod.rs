@@ -344,7 +344,8 @@ impl Instance {
     }
 
     fn is_persistent(&self) -> bool {
-        // What is not known is kept.
+        // If the START was lost, the instance counts as persistent: deleting it could destroy
+        // data that its owner wants to keep.
         let persistence = self.start.as_ref().map(|start| &start.start.persistence);
         persistence != Some(&Persistence::Unset)
     }
@@ -475,6 +476,8 @@ impl Control {
             }
             Input::Tick => {}
         }
+        // Any input can change what these report. They compare the present state with what
+        // was reported last, so no handler has to remember to call them.
         self.check_evacuated(now);
         self.sync_tenants();
         self.tick(now);
@@ -504,6 +507,7 @@ impl Control {
             _ => None,
         };
         let ends = self.instances.values().filter_map(deadline);
+        // Without a session nothing can be sent, so waiting frames must not wake the agent.
         let retry = (self.connected && !self.held.is_empty()).then_some(self.retry_due);
         let report = self.report_due.filter(|_| self.connected);
         let all = ends.chain(retry).chain(report).chain([stats]);
@@ -556,6 +560,7 @@ impl Control {
         if let Some(configuration) = configuration {
             self.configure(&configuration);
         }
+        // The status comes first: a scheduler gives STARTs to a node only after READY.
         self.announce(true);
         self.repeat_failures();
         self.send_held();
@@ -571,6 +576,7 @@ impl Control {
             self.announced = None;
             return;
         }
+        // The next STATS replace these.
         if frame.kind() == Command::STATS {
             return;
         }
@@ -580,6 +586,7 @@ impl Control {
     fn frame(&mut self, now: Instant, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
             self.command(now, frame);
+            // The report comes after the command, so that it includes the time that took.
             if frame.trace().is_some() {
                 self.tell(&TraceReport::from_frames([frame]));
             }

@@ -56,6 +56,7 @@ impl Control {
                 mem = mem.saturating_add(needs.mem_mb);
                 mem_unused = mem_unused.saturating_add(unused(needs.mem_mb, instance.usage.memory_mb));
             }
+            // An ended instance keeps its disk until it is deleted.
             disk = disk.saturating_add(needs.disk_mb);
             disk_unused = disk_unused.saturating_add(unused(needs.disk_mb, instance.usage.disk_mb));
         }
@@ -189,6 +190,7 @@ impl Control {
             }
             Some(_) => {}
             None if now >= self.stats_due => {
+                // Counted from now: after a long pause of the machine one measurement is enough.
                 self.stats_due = now + self.settings.interval;
                 self.measuring_since = Some(now);
                 let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Measurable>)> = self

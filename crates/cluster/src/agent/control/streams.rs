@@ -48,6 +48,7 @@ impl Control {
             let ended = StreamEnded::new(open.stream, StreamEndReason::NO_INSTANCE, text);
             return Action::Send(ended.frame());
         };
+        // Only a running instance can end later; a stream of any other ends by itself.
         let runs = instance.is_running();
         if runs && open.follow {
             self.followed.insert(open.instance);

@@ -63,6 +63,7 @@ impl Control {
         if attached == attach {
             return Err(Reason::AlreadyAttached);
         }
+        // A volume command can block on a machine, so a controller could queue any number.
         if instance.volume_ops.len() >= MAX_VOLUME_OPS {
             return Err(Reason::AttachFailure);
         }

@@ -180,6 +180,7 @@ fn check_texts(start: &Start) -> Result<(), LaunchError> {
     let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
     let zero = |text: &String| text.contains('\0');
     if start.command.iter().any(zero) || zero(&start.dir) {
+        // The system ends strings at a zero byte, so the text would be cut.
         return refuse("a zero byte in command or dir".into());
     }
     if start.command.first().is_none_or(String::is_empty) {
@@ -213,6 +214,7 @@ fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsStrin
         ]
         .map(|(key, value)| (OsString::from(key), value)),
     );
+    // The START's variables come last and win.
     env.extend(start.env.iter().map(|(key, value)| (key.into(), value.into())));
     env
 }

@@ -90,6 +90,7 @@ impl Store {
         // Instances get these paths, and their working directory is another one.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
+        // A lock of the system ends with its process, so a killed agent leaves none behind.
         let lock = File::open(&root)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
             e if e.kind() == io::ErrorKind::WouldBlock => {
@@ -116,6 +117,7 @@ impl Store {
 
     /// Whether files can be made in it.
     pub(crate) fn check_writable(&self) -> io::Result<()> {
+        // Permissions can't tell: a file system may be mounted read-only or be full.
         let path = self.root.join(".probe");
         File::create(&path)?;
         fs::remove_file(&path)
@@ -246,6 +248,7 @@ impl Store {
                 None => warn!("{}: no instance's directory", entry.path().display()),
             }
         }
+        // Directories are listed in any order; logs and tests want a fixed one.
         stored.sort_by_key(|stored| stored.instance);
         Ok((node, stored))
     }
@@ -336,6 +339,7 @@ impl Store {
 
     /// Writes down that a volume is attached: a link to it is the record.
     pub(crate) fn link(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
+        // An instance of an older version may have no such directory.
         make_dirs(&place.volumes(), PRIVATE)?;
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
@@ -397,6 +401,8 @@ impl Store {
         let first = u64::from(*range.start());
         let length = u64::from(*range.end()) - first + 1;
         let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
+        // The search begins at a place that depends on the instance, so that a UID is not used
+        // again soon after its instance was deleted.
         let (_, begin) = instance.as_u64_pair();
         // Among one more candidates than there are taken UIDs, one is free.
         let mut candidates = (0..length.min(taken.len() as u64 + 1))

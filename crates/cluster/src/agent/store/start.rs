@@ -14,6 +14,7 @@ use ssntp::payload::{Networking, Payload, Restart, Start, StartPayload};
 pub(crate) fn name_own_volumes(start: &mut Start) {
     for (n, storage) in start.storage.iter_mut().enumerate() {
         if storage.id.is_empty() && !storage.boot {
+            // Two hashes of the instance and the index make a UUID that is always the same.
             let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
             storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
             storage.local = true;

@@ -189,6 +189,7 @@ impl Table {
             asked = waited.unwrap_or_else(PoisonError::into_inner).0;
             break;
         }
+        // The streams are copied, so that files are read without the lock.
         asked.changed = false;
         (!asked.stop).then(|| asked.streams.clone())
     }
@@ -247,6 +248,7 @@ struct Served {
 
 impl Served {
     fn new(wanted: &Wanted) -> Self {
+        // StreamOpened is the first frame of every stream, before any data.
         Self {
             reader: Reader::new(wanted.open.outputs),
             unsent: Some(Outgoing {

@@ -280,6 +280,8 @@ impl Part {
 fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
     let mut files = VecDeque::new();
     for _ in 0..TRIES {
+        // The supervisor may rename the log between the two; then the name means another file
+        // afterwards, and both are opened again.
         let latest = open(dir, name)?;
         let before = open(dir, &before(name))?;
         let still = open(dir, name)?;

@@ -86,6 +86,7 @@ impl Pool {
         let instance = job.instance;
         {
             let mut queues = self.queues();
+            // The agent may have ended between the queue and here.
             if queues.stop {
                 job.cancel.cancel();
             }
@@ -163,6 +164,7 @@ impl Pool {
         };
         job.driver.launch(&launch, &mut |handle| {
             let mut record = job.record.running(handle);
+            // The wall clock, because STATS show it to people.
             record.started = millis(wall_clock());
             *began = record.started;
             store.save(job.instance, &record)
@@ -209,6 +211,7 @@ impl Pool {
             store.link(&place, &volume).map_err(state)?;
             let lent = store.lend(&place, &volume);
             let lent = lent.map_err(|e| failed(format!("{}: {e}", volume.path.display())));
+            // The link is removed again on failure, or the volume would count as attached.
             let attached = lent.and_then(|()| driver.attach(&place, handle, &volume));
             attached.inspect_err(|_| {
                 if let Err(e) = store.unlink(&place, op.volume) {

@@ -261,6 +261,7 @@ impl Drop for Workers {
             }
         }
         self.shared.news.iter().for_each(Condvar::notify_all);
+        // `join` has no time limit, so the channel tells first that all threads have ended.
         if self.ended.recv_timeout(LAST_JOBS) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
             // A file system that doesn't answer: the thread can't be woken.
             warn!("a worker does not end, and is left behind");
@@ -325,6 +326,7 @@ impl Pool {
             let has_place = hands.begun.values().filter(quick).count() < crew.places();
             if has_place && let Some(key) = hands.ready.pop_front() {
                 hands.begun.insert(key, now);
+                // This thread is busy from now on, so another one has to wait for the next job.
                 let needs_another = hands.idle == 0 && hands.threads < crew.most_threads();
                 if needs_another && let Err(e) = self.hire(&mut queues, crew) {
                     // The threads of the crew do the job later.

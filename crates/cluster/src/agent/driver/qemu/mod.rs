@@ -219,6 +219,7 @@ impl Driver for QemuDriver {
             until: now() + FIRST_ANSWER,
             cancel: launch.cancel,
         };
+        // Asked at each launch, because QEMU may be replaced while the agent runs.
         emulator.find_sandbox(&disks, bounds);
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
@@ -298,6 +299,7 @@ impl Driver for QemuDriver {
 
     /// Tells QEMU to quit first, so that it writes the data that it holds for its disks.
     fn kill(&self, running: &Running) -> io::Result<()> {
+        // QEMU may hang in a write to its disks, so there is a limit before SIGKILL.
         let limit = now() + QUIT;
         let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &[]));
         while told.is_ok() && is_alive(&running.handle) && now() < limit {

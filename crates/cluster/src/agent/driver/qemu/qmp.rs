@@ -31,7 +31,8 @@ use super::now;
 pub(super) const SOCKET: &str = "qmp.sock";
 /// How long one command, or the greeting, may take.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The longest line that is read.
+/// The longest line that is read. QEMU's answers to these commands have a few hundred
+/// bytes; a workload that took over its QEMU must not fill the agent's memory.
 const MAX_LINE: usize = 1 << 20;
 
 /// A connection to a machine.

@@ -44,6 +44,8 @@ impl Cgroups {
     }
 
     fn works(&self) -> bool {
+        // Whether limits can be set is known only after trying: containers often show the
+        // hierarchy read-only, or without controllers.
         let probe = Uuid::new_v4();
         let works = self.create(probe, 64, 1, 64).is_ok();
         self.remove(probe);

@@ -31,6 +31,7 @@ pub(super) fn run_of(place: &InstanceDir) -> io::Result<OwnedFd> {
 /// A connection to a run's supervisor, and to no later one's.
 pub(super) fn reach(running: &Running) -> io::Result<UnixStream> {
     let stream = connect_to(run_of(&running.place)?, SOCKET)?;
+    // The path is the same for all runs, so the process decides which run answers.
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     match peer.as_raw_nonzero().get() == running.handle.pid {
         true => Ok(stream),

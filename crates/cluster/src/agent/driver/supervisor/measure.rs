@@ -30,6 +30,7 @@ impl Sample {
 impl Supervisors {
     /// What each instance uses: one look at all processes for all of them.
     pub(in super::super) fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
+        // One look at all processes: one for each instance would read /proc many times.
         let all = procfs::all();
         let (tree, by_pid): (_, HashMap<_, _>) =
             (Tree::new(&all), all.iter().map(|stat| (stat.pid, stat)).collect());

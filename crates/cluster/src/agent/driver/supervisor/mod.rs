@@ -187,6 +187,7 @@ fn started_again(program: &Path, what: &OsStr) -> Command {
     let mut command = Command::new(program);
     command.arg0(OsStr::from_bytes(NAME.to_bytes()));
     command.args([SUPERVISE.as_ref(), what]);
+    // A supervisor must not keep the agent's directory or secrets of its environment.
     command.env_clear().current_dir("/");
     command
 }
@@ -300,6 +301,7 @@ impl Supervisors {
                 ));
             }
         };
+        // From here on every error drops `starting`, which kills what has been started.
         let mut starting = Starting {
             cgroups: Some(&self.inner.cgroups),
             instance: program.place.instance(),
@@ -334,6 +336,7 @@ impl Supervisors {
             (Err(e), _) => return Err(failed(e)),
         }
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        // The handle is on disk, so the program may run.
         stream.write_all(b"go\n").map_err(failed)?;
         // A run that has ended already has said `running` before.
         match answer(&stream).map_err(failed)? {
@@ -341,6 +344,7 @@ impl Supervisors {
             State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
             State::Running { .. } | State::Ended(_) => {}
         }
+        // The first STATS then have a CPU usage, since the beginning of the run.
         lock(&self.inner.samples).insert(starting.instance, Sample::first(&handle));
         starting.cgroups = None;
         if let Some((child, _)) = starting.run.take() {

@@ -177,6 +177,7 @@ impl Supervisor {
             .map_err(|e| LaunchError::io("its state", &e))?;
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut ends = Vec::new();
+        // Pipes instead of files, because only the supervisor can bound their length.
         for log in self.logs.drain(..) {
             let (reader, writer) = io::pipe().map_err(failed)?;
             ioctl_fionbio(&reader, true).map_err(|e| failed(e.into()))?;
@@ -232,6 +233,8 @@ impl Supervisor {
                 looks = MAX_DOUBLINGS.min(looks + 1);
             }
             self.wait(pause);
+            // Output is taken before agents are answered: an agent that hears of the end finds
+            // all of it in the logs.
             self.enter();
             for output in &mut self.outputs {
                 output.take();
@@ -317,6 +320,7 @@ impl Supervisor {
     /// Asks all of the run to end: its group at one stroke, and what left it.
     fn terminate(&self) {
         let Some(leader) = self.leader else { return };
+        // The group first, because a signal to a group misses no process that forks meanwhile.
         let _ = kill_process_group(leader, Signal::TERM);
         let group = leader.as_raw_nonzero().get();
         self.signal(Signal::TERM, |stat| stat.group != group);

@@ -145,6 +145,7 @@ impl StateFile {
 
     pub(super) fn write(&self, state: &State) -> io::Result<()> {
         let mut line = state.line().into_bytes();
+        // Always the full length, so that writing it again needs no space on the disk.
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
         self.0.write_all_at(&line, 0)

@@ -156,6 +156,7 @@ impl Inbox {
                 return;
             }
         }
+        // Copied, because `fds` borrows the streams that are read next.
         let ready: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
