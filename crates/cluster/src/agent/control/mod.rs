@@ -586,7 +586,7 @@ impl Control {
     fn frame(&mut self, now: Instant, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
             self.command(now, frame);
-            // The report comes after the command, so that it includes the time that took.
+            // Also for a command that was refused: the trace tells how far the frame came.
             if frame.trace().is_some() {
                 self.tell(&TraceReport::from_frames([frame]));
             }
