@@ -25,6 +25,7 @@
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
+//! | `phase` | how far an instance has come |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
 //! | `summed` | records on disk, with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
@@ -34,6 +35,7 @@ mod client_loop;
 pub mod cnci;
 pub mod controller;
 pub mod machine;
+mod phase;
 pub mod scheduler;
 mod subnet;
 mod summed;

@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{debug, info, warn};
+use log::{debug, warn};
 use uuid::Uuid;
 
 use super::keeper::Keeper;
-use super::{Scheduler, SchedulerError};
+use super::{Scheduler, SchedulerError, limited};
 use ssntp::Role;
 use ssntp::payload::Configure;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
@@ -237,12 +237,15 @@ impl Scheduler {
         while let Some(outcome) = self.configuration.proceed() {
             match outcome {
                 Outcome::Adopted(Proposal { from, frame }) => {
-                    if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", cx.now()) {
-                        info!(target: "ssntp::scheduler",
-                            "{from}: new cluster configuration of {} bytes{more}",
-                            frame.payload_bytes().len()
-                        );
-                    }
+                    limited!(
+                        info,
+                        self.log,
+                        cx,
+                        from.uuid(),
+                        "CONFIGURE",
+                        "{from}: new cluster configuration of {} bytes",
+                        frame.payload_bytes().len()
+                    );
                     cx.set_configuration(self.configuration.current.clone());
                     // Only a kind that cannot be sent is an error.
                     let _ = cx.forward_all(&from, CONFIGURED, &frame);
@@ -256,11 +259,14 @@ impl Scheduler {
                     self.refuse_proposal(cx, &proposal, format!("it cannot be kept: {e}"));
                 }
                 Outcome::Behind(e) => {
-                    if let Some(more) = self.log.admit(cx.uuid(), "cannot be kept", cx.now()) {
-                        warn!(target: "ssntp::scheduler",
-                            "the previous configuration cannot be kept: {e}{more}"
-                        );
-                    }
+                    limited!(
+                        warn,
+                        self.log,
+                        cx,
+                        cx.uuid(),
+                        "cannot be kept",
+                        "the previous configuration cannot be kept: {e}"
+                    );
                 }
             }
         }
@@ -268,9 +274,15 @@ impl Scheduler {
 
     fn refuse_proposal(&mut self, cx: &mut Context<'_>, proposal: &Proposal, why: String) {
         let from = &proposal.from;
-        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", cx.now()) {
-            warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {}{more}", excerpt(why));
-        }
+        limited!(
+            warn,
+            self.log,
+            cx,
+            from.uuid(),
+            "CONFIGURE refused",
+            "{from}: CONFIGURE refused: {}",
+            excerpt(why)
+        );
         refuse(cx, &mut self.log, from.uuid(), proposal.yaml());
     }
 
@@ -279,11 +291,14 @@ impl Scheduler {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
             Ok(sender) => {
-                if let Some(more) = self.log.admit(from.uuid(), "back to the previous one", cx.now()) {
-                    warn!(target: "ssntp::scheduler",
-                        "{from}: cannot use the configuration: back to the previous one{more}"
-                    );
-                }
+                limited!(
+                    warn,
+                    self.log,
+                    cx,
+                    from.uuid(),
+                    "back to the previous one",
+                    "{from}: cannot use the configuration: back to the previous one"
+                );
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
@@ -293,11 +308,14 @@ impl Scheduler {
                 self.proceed_with_configuration(cx);
             }
             Err(why) => {
-                if let Some(more) = self.log.admit(from.uuid(), "it stays", cx.now()) {
-                    warn!(target: "ssntp::scheduler",
-                        "{from}: cannot use a configuration; it stays, since {why}{more}"
-                    );
-                }
+                limited!(
+                    warn,
+                    self.log,
+                    cx,
+                    from.uuid(),
+                    "it stays",
+                    "{from}: cannot use a configuration; it stays, since {why}"
+                );
             }
         }
     }
@@ -305,10 +323,15 @@ impl Scheduler {
 
 fn refuse(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
-    if let Err(e) = cx.send(to, &answer)
-        && let Some(more) = log.admit(to, "InvalidConfiguration", cx.now())
-    {
-        info!(target: "ssntp::scheduler", "InvalidConfiguration for {to}: {e}{more}");
+    if let Err(e) = cx.send(to, &answer) {
+        limited!(
+            info,
+            log,
+            cx,
+            to,
+            "InvalidConfiguration",
+            "InvalidConfiguration for {to}: {e}"
+        );
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use log::info;
 use uuid::Uuid;
 
 use super::nodes::Nodes;
-use super::{ControllerMode, Scheduler};
+use super::{ControllerMode, Scheduler, limited};
 use ssntp::server::{Context, SessionId, SessionInfo};
 use ssntp_transport::LogLimit;
 
@@ -39,15 +38,21 @@ impl Controllers {
         self.line.push((session.id(), session.uuid()));
     }
 
-    pub(super) fn leave(&mut self, session: &SessionInfo, log: &mut LogLimit<Uuid>, now: Instant) {
+    pub(super) fn leave(&mut self, cx: &Context<'_>, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
         let master = self.line.first().copied();
         self.line.retain(|(id, _)| *id != session.id());
         self.telling.retain(|telling| telling.session != session.id());
         if let Some((id, uuid)) = self.line.first()
             && master.is_some_and(|(master, _)| master != *id)
-            && let Some(more) = log.admit(*uuid, "first in line", now)
         {
-            info!(target: "ssntp::scheduler", "controller {uuid} is first in line now{more}");
+            limited!(
+                info,
+                log,
+                cx,
+                *uuid,
+                "first in line",
+                "controller {uuid} is first in line now"
+            );
         }
     }
 
@@ -107,9 +112,14 @@ impl Scheduler {
                 true => "the master",
                 false => "a backup",
             };
-            if let Some(more) = self.log.admit(to, "place in line", cx.now()) {
-                info!(target: "ssntp::scheduler", "{session}: it is {place}{more}");
-            }
+            limited!(
+                info,
+                self.log,
+                cx,
+                to,
+                "place in line",
+                "{session}: it is {place}"
+            );
         }
         for announced in self.nodes.announced().chain(self.cncis.told()) {
             if cx.send(to, announced).is_err() {

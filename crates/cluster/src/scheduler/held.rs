@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::starts::Waiting;
+use super::waiting::Waiting;
 
 /// One START in the queue.
 #[derive(Debug)]

@@ -72,6 +72,7 @@
 //! | `config` | [`SchedulerConfig`], [`SchedulerError`] |
 //! | [`placement`] | which node takes a START |
 //! | `starts` | a START from its arrival to its answer |
+//! | `waiting` | a START that has been read |
 //! | `held` | STARTs that wait for a READY |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `instances` | which instance is where, and STARTs that nodes were given |
@@ -102,10 +103,10 @@ mod relay;
 mod reports;
 mod starts;
 mod streams;
+mod waiting;
 
 use std::time::Instant;
 
-use log::{info, warn};
 use uuid::Uuid;
 
 use self::cncis::Cncis;
@@ -130,6 +131,17 @@ use ssntp::server::{
 };
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt_bytes;
+
+/// Writes a log line that a peer can cause, unless that peer has caused too many of its kind:
+/// level, limit, context, peer, kind, and the line.
+macro_rules! limited {
+    ($level:ident, $log:expr, $cx:expr, $peer:expr, $kind:literal, $($line:tt)+) => {
+        if let Some(more) = $log.admit($peer, $kind, $cx.now()) {
+            log::$level!(target: "ssntp::scheduler", "{}{more}", format_args!($($line)+));
+        }
+    };
+}
+use limited;
 
 /// The scheduler of a cluster, as the application of a [`Server`].
 ///
@@ -241,10 +253,14 @@ impl Scheduler {
             return self.stream_command(cx, from, frame);
         }
         if !self.may_command(from) {
-            if let Some(more) = self.log.admit(from.uuid(), "not the master", cx.now()) {
-                info!(target: "ssntp::scheduler",
-                    "{from}: {command} refused: it is not the master{more}");
-            }
+            limited!(
+                info,
+                self.log,
+                cx,
+                from.uuid(),
+                "not the master",
+                "{from}: {command} refused: it is not the master"
+            );
             answers::role_not_allowed(cx, from, frame.kind());
             return;
         }
@@ -278,13 +294,16 @@ impl Scheduler {
             ErrorCode::INVALID_CONFIGURATION => self.configuration_refused(cx, from, frame),
             ErrorCode::INVALID_FRAME_TYPE => {
                 self.invalid_frames += 1;
-                if let Some(more) = self.log.admit(from.uuid(), "InvalidFrameType", cx.now()) {
-                    warn!(target: "ssntp::scheduler",
-                        "{from}: InvalidFrameType, {} so far: {}{more}",
-                        self.invalid_frames,
-                        excerpt_bytes(frame.payload_bytes())
-                    );
-                }
+                limited!(
+                    warn,
+                    self.log,
+                    cx,
+                    from.uuid(),
+                    "InvalidFrameType",
+                    "{from}: InvalidFrameType, {} so far: {}",
+                    self.invalid_frames,
+                    excerpt_bytes(frame.payload_bytes())
+                );
                 self.streams_not_supported(cx, from, frame);
             }
             _ => self.node_failure(cx, from, frame),
@@ -309,7 +328,7 @@ impl Handler for Scheduler {
         if *reason == DisconnectReason::Stopped {
             return;
         }
-        self.controllers.leave(session, &mut self.log, cx.now());
+        self.controllers.leave(cx, session, &mut self.log);
         self.cncis.disconnected(session);
         self.streams_disconnected(cx, session);
         self.node_disconnected(cx, session, reason);

@@ -25,8 +25,8 @@ use uuid::Uuid;
 
 use super::Scheduler;
 use super::instances::Instances;
-use super::starts::Waiting;
-use ssntp::payload::{Persistence, RestartPolicy, Start, StartFailure, Storage};
+use super::waiting::Waiting;
+use ssntp::payload::StartFailure;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
@@ -35,29 +35,9 @@ const MOST_BYTES: usize = 64 << 20;
 /// What an entry takes beside its START.
 const ENTRY: usize = 128;
 
-/// Why an instance is not moved, as a StartFailure says it.
-const PERSISTENT: &str = "not_moved_persistent";
-const STORAGE: &str = "not_moved_storage";
-const BOUND: &str = "not_moved_bound";
+/// Why an instance is not moved, as StartFailure says it: another scheduler was given its
+/// START, or the START is no longer remembered.
 const UNKNOWN: &str = "not_moved_unknown";
-
-/// Why an instance can run on no other node, where that is so.
-pub(super) fn stays(start: &Start) -> Option<&'static str> {
-    let wanted = &start.requirements;
-    // What is made on the node and goes with the instance can be made elsewhere.
-    let moves =
-        |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
-    let has_data = !start.storage.iter().all(moves);
-    if start.persistence != Persistence::Unset {
-        Some(PERSISTENT)
-    } else if has_data {
-        Some(STORAGE)
-    } else if !wanted.node_id.is_empty() || !wanted.hostname.is_empty() {
-        Some(BOUND)
-    } else {
-        None
-    }
-}
 
 /// What is known of a START that a node was given.
 #[derive(Debug)]
@@ -212,7 +192,7 @@ impl Scheduler {
         let Some((payload, controller)) = self.moves.take(instance, node) else {
             return;
         };
-        self.instances.over(instance, false, cx.now());
+        self.instances.over(instance, false);
         self.starts.received += 1;
         match Waiting::read(controller, Frame::with_payload(Command::START, payload), cx.now()) {
             Ok(start) => self.place(cx, None, start),
@@ -220,9 +200,4 @@ impl Scheduler {
             Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),
         }
     }
-}
-
-/// Whether an instance may be about to run though it has ended.
-pub(super) fn restarts(start: &Start) -> bool {
-    start.restart_policy != RestartPolicy::Never
 }

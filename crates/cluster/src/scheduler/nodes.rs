@@ -13,13 +13,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use log::{info, warn};
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers::{self, Why};
 use super::cncis::Tenant;
 use super::figures::NodeFigures;
+use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
 use ssntp::proto::{Frame, Status};
@@ -287,9 +286,15 @@ impl Scheduler {
                 }
                 Err(e) => {
                     // What it has is not known: it stays what it was.
-                    if let Some(more) = self.log.admit(uuid, "READY refused", cx.now()) {
-                        warn!(target: "ssntp::scheduler", "{from}: READY refused: {}{more}", excerpt(&e));
-                    }
+                    limited!(
+                        warn,
+                        self.log,
+                        cx,
+                        uuid,
+                        "READY refused",
+                        "{from}: READY refused: {}",
+                        excerpt(&e)
+                    );
                     answers::refuse(cx, from, frame, Why::Unreadable(&e));
                     return false;
                 }
@@ -317,16 +322,21 @@ impl Scheduler {
             }
         };
         if let Some(e) = unreadable {
-            if let Some(more) = self.log.admit(uuid, "status unreadable", cx.now()) {
-                warn!(target: "ssntp::scheduler", "{from}: {status}: {}{more}", excerpt(&e));
-            }
+            limited!(
+                warn,
+                self.log,
+                cx,
+                uuid,
+                "status unreadable",
+                "{from}: {status}: {}",
+                excerpt(&e)
+            );
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)
-            && let Some(more) = self.log.admit(uuid, "status", cx.now())
         {
-            info!(target: "ssntp::scheduler", "{from}: {status}{more}");
+            limited!(info, self.log, cx, uuid, "status", "{from}: {status}");
         }
         true
     }
@@ -338,12 +348,15 @@ impl Scheduler {
             self.node_changed(cx, node);
         }
         while let Some((node, stats)) = self.nodes.take_stale(now) {
-            if let Some(more) = self.log.admit(node, "stale", now) {
-                let count = self.nodes.stale;
-                warn!(target: "ssntp::scheduler",
-                    "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are{more}"
-                );
-            }
+            let count = self.nodes.stale;
+            limited!(
+                warn,
+                self.log,
+                cx,
+                node,
+                "stale",
+                "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are"
+            );
             self.placement.suspend(node, true);
             // Only a kind that cannot be sent is an error.
             let _ = cx.multicast(Role::CONTROLLER, &stats);

@@ -1,10 +1,9 @@
 //! Commands whose payload names whom they are for. They go there as they came.
 
-use log::{info, warn};
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers::{self, Why};
+use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Error, Evacuate, Id, RefreshCnci, ReleasePublicIp,
@@ -99,25 +98,34 @@ pub(super) fn forward(
 ) -> Result<(), Option<Error>> {
     let kind = frame.kind();
     let (id, role) = to.map_err(|e| {
-        if let Some(more) = log.admit(from.uuid(), "refused", cx.now()) {
-            info!(target: "ssntp::scheduler", "{from}: {kind} refused: {}{more}", excerpt(&e));
-        }
+        limited!(
+            info,
+            log,
+            cx,
+            from.uuid(),
+            "refused",
+            "{from}: {kind} refused: {}",
+            excerpt(&e)
+        );
         Some(e)
     })?;
     let directory = cx.directory();
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
-        if let Some(more) = log.admit(from.uuid(), "not connected", cx.now()) {
-            let id = excerpt(&id);
-            info!(target: "ssntp::scheduler", "{from}: {kind} for {id}, who is not connected{more}");
-        }
+        let id = excerpt(&id);
+        limited!(
+            info,
+            log,
+            cx,
+            from.uuid(),
+            "not connected",
+            "{from}: {kind} for {id}, who is not connected"
+        );
         return Err(None);
     };
     let to = to.uuid();
     cx.forward(from, to, frame).map_err(|e| {
-        if let Some(more) = log.admit(from.uuid(), "not forwarded", cx.now()) {
-            warn!(target: "ssntp::scheduler", "{from}: {kind}: {e}{more}");
-        }
+        limited!(warn, log, cx, from.uuid(), "not forwarded", "{from}: {kind}: {e}");
         None
     })
 }

@@ -7,12 +7,12 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use log::{debug, warn};
+use log::debug;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::instances::StartFailed;
+use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
     Delete, DeleteFailure, DeleteFailureReason, Id, StartFailure, StartFailureReason, Stats, StatsSummary,
@@ -128,7 +128,7 @@ impl Scheduler {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 if let Some(instance) = subject.instance_uuid.uuid() {
                     let is_kept = event == Event::INSTANCE_STOPPED;
-                    if let Some(received) = self.instances.over(instance, is_kept, cx.now()) {
+                    if let Some(received) = self.instances.over(instance, is_kept) {
                         self.starts.started(received, cx.now());
                     }
                     if is_kept {
@@ -172,7 +172,7 @@ impl Scheduler {
         };
         let (node, now) = (from.uuid(), cx.now());
         let instance = failure.instance_uuid.uuid();
-        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason, now));
+        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
         match failed {
             Some(StartFailed::Answer(given)) => {
                 self.starts.failed(&failure.reason, given.received, now);
@@ -238,13 +238,16 @@ impl Scheduler {
         why: &dyn fmt::Display,
     ) {
         self.foreign += 1;
-        if let Some(more) = self.log.admit(from.uuid(), "not its own", cx.now()) {
-            let (kind, count) = (frame.kind(), self.foreign);
-            warn!(target: "ssntp::scheduler",
-                "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far{more}",
-                excerpt(why)
-            );
-        }
+        let (kind, count) = (frame.kind(), self.foreign);
+        limited!(
+            warn,
+            self.log,
+            cx,
+            from.uuid(),
+            "not its own",
+            "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far",
+            excerpt(why)
+        );
     }
 
     /// What was answered with a failure is not to run: its node is told so.

@@ -16,76 +16,17 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
-use log::{debug, info, warn};
+use log::debug;
 use uuid::Uuid;
 
 use super::instances::PendingStart;
-use super::placement::{Allocation, Needs, Verdict};
-use super::{Scheduler, answers, moves};
-use ssntp::payload::yaml::{self, ErrorKind};
-use ssntp::payload::{self, Id, Start, StartFailure, StartFailureReason};
-use ssntp::proto::{Command, Frame};
+use super::placement::{Allocation, Verdict};
+use super::waiting::Waiting;
+use super::{Scheduler, answers, limited};
+use ssntp::payload::{Id, StartFailure, StartFailureReason};
+use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::excerpt;
-
-/// A START that has been read and is nowhere yet.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) frame: Frame,
-    pub(super) needs: Needs,
-    pub(super) instance: Uuid,
-    pub(super) restart: bool,
-    /// The controller.
-    pub(super) from: Uuid,
-    /// When it came.
-    pub(super) received: Instant,
-    /// Why it can run on no other node than its first, where that is so.
-    pub(super) stays: Option<&'static str>,
-    /// Whether its node starts it again by itself.
-    pub(super) restarts: bool,
-}
-
-impl Waiting {
-    pub(super) fn read(from: Uuid, frame: Frame, now: Instant) -> Result<Self, payload::Error> {
-        let start: Start = frame.payload()?;
-        let needs = Needs::of(&start).map_err(|path| {
-            let below = ErrorKind::Invalid(format!("{path} is below zero"));
-            payload::Error::from(yaml::Error::new(below))
-        })?;
-        Ok(Self {
-            frame,
-            needs,
-            instance: start.instance_uuid,
-            restart: start.restart,
-            from,
-            received: now,
-            stays: moves::stays(&start),
-            restarts: moves::restarts(&start),
-        })
-    }
-
-    /// Gives it a payload of its own: as it came, it is a piece of a longer
-    /// read.
-    pub(super) fn detach(&mut self) {
-        let payload = Bytes::copy_from_slice(self.frame.payload_bytes());
-        let mut own = Frame::with_payload(Command::START, payload);
-        if let Some(trace) = self.frame.take_trace() {
-            own = own.traced(trace);
-        }
-        self.frame = own;
-    }
-
-    fn failure(&self, reason: StartFailureReason) -> StartFailure {
-        StartFailure {
-            node_uuid: Id::default(),
-            instance_uuid: self.instance.into(),
-            reason,
-            restart: self.restart,
-            detail: String::new(),
-        }
-    }
-}
 
 impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
@@ -104,9 +45,15 @@ impl Scheduler {
                 }
             },
             Err(e) => {
-                if let Some(more) = self.log.admit(from.uuid(), "START refused", cx.now()) {
-                    info!(target: "ssntp::scheduler", "{from}: START refused: {}{more}", excerpt(&e));
-                }
+                limited!(
+                    info,
+                    self.log,
+                    cx,
+                    from.uuid(),
+                    "START refused",
+                    "{from}: START refused: {}",
+                    excerpt(&e)
+                );
                 self.starts.failed(&(&e).into(), cx.now(), cx.now());
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
             }
@@ -117,12 +64,15 @@ impl Scheduler {
     /// while its session's own frame is being handled.
     pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
         if self.instances.is_full() {
-            if let Some(more) = self.log.admit(start.from, "too many in flight", cx.now()) {
-                warn!(target: "ssntp::scheduler",
-                    "START of {}: too many are in flight{more}",
-                    start.instance
-                );
-            }
+            limited!(
+                warn,
+                self.log,
+                cx,
+                start.from,
+                "too many in flight",
+                "START of {}: too many are in flight",
+                start.instance
+            );
             return self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
         let instance = start.instance;
@@ -137,7 +87,7 @@ impl Scheduler {
                     }
                 },
                 Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
-                    None => return self.instances.hold(instance, cx.now()),
+                    None => return self.instances.hold(instance),
                     Some(back) => {
                         start = back;
                         StartFailureReason::FullCloud
@@ -180,9 +130,14 @@ impl Scheduler {
             Err(e) => {
                 // Its session is about to end.
                 let (instance, node) = (start.instance, allocation.node);
-                if let Some(more) = self.log.admit(node, "START not sent", cx.now()) {
-                    warn!(target: "ssntp::scheduler", "START of {instance} for {node}: {e}{more}");
-                }
+                limited!(
+                    warn,
+                    self.log,
+                    cx,
+                    node,
+                    "START not sent",
+                    "START of {instance} for {node}: {e}"
+                );
                 self.placement.close(allocation.node);
                 Some(start)
             }
@@ -250,12 +205,15 @@ impl Scheduler {
     /// Answers what was held too long, and what no node has answered in time.
     pub(super) fn expire_starts(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(start) = self.held.expire(now) {
-            if let Some(more) = self.log.admit(start.from, "no READY in time", now) {
-                info!(target: "ssntp::scheduler",
-                    "START of {}: no node said READY in time{more}",
-                    start.instance
-                );
-            }
+            limited!(
+                info,
+                self.log,
+                cx,
+                start.from,
+                "no READY in time",
+                "START of {}: no node said READY in time",
+                start.instance
+            );
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
         for (instance, given) in self.instances.expire(now) {
@@ -276,9 +234,14 @@ impl Scheduler {
     pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
         let node = given.allocation.node;
         self.starts.not_answered(given.received, cx.now());
-        if let Some(more) = self.log.admit(node, "STARTs lost", cx.now()) {
-            warn!(target: "ssntp::scheduler", "START of {instance}: nothing came of it on {node}{more}");
-        }
+        limited!(
+            warn,
+            self.log,
+            cx,
+            node,
+            "STARTs lost",
+            "START of {instance}: nothing came of it on {node}"
+        );
         let failure = StartFailure {
             node_uuid: node.into(),
             instance_uuid: instance.into(),

@@ -18,11 +18,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use log::{debug, warn};
+use log::debug;
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers;
+use super::{Scheduler, limited};
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{
     Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
@@ -240,11 +240,15 @@ impl Scheduler {
         };
         let controller = stream.controller.uuid;
         if !keeps_the_rules {
-            if let Some(more) = self.log.admit(from.uuid(), "stream", cx.now()) {
-                let kind = frame.kind();
-                warn!(target: "ssntp::scheduler",
-                    "{from}: {kind} that is too long, or beyond its stream's credit{more}");
-            }
+            let kind = frame.kind();
+            limited!(
+                warn,
+                self.log,
+                cx,
+                from.uuid(),
+                "stream",
+                "{from}: {kind} that is too long, or beyond its stream's credit"
+            );
             let text = "its node has sent what it must not";
             return self.end_stream(cx, id, StreamEndReason::BROKEN, text);
         }

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
+use crate::phase::Phase;
 use ssntp::payload::{Id, InstanceState, InstanceStats, NodeStatus, Stats};
 
 /// A node, as it was last seen.
@@ -74,13 +75,9 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Whether it runs, is about to, or is about to stop.
+    /// Whether it runs, is about to run, or is about to stop.
     pub fn is_alive(&self) -> bool {
-        use InstanceState as S;
-        matches!(
-            self.state,
-            S::Pending | S::Active | S::Stopping | S::Hung | S::ExitFailed
-        )
+        Phase::of(&self.state) != Phase::Ended
     }
 }
 
