@@ -1,13 +1,13 @@
-//! The agents that are connected: what a new controller is told of them, and
-//! whether they still report.
+//! The connected agents: what a new controller is told of them, and whether they still
+//! report.
 //!
-//! A node says in STATS how often it sends them. One from which none have come
-//! for three times as long is STALE: controllers get its last STATS once more,
-//! with that status, and it gets no START until it reports again.
+//! A node says in STATS how often it sends them. If none have come for three intervals, it is
+//! STALE: controllers get its last STATS once more, with that status, and it gets no START
+//! until it reports again.
 //!
-//! A node that ends its session in order may only be about to show another
-//! certificate. For a moment it is waited for as one that has connected and not
-//! said READY: a START that fits no other node is held, and not refused.
+//! A node that ends its session in order may reconnect at once with a renewed certificate.
+//! For a moment it counts as a node that has connected and not said READY: a START that fits
+//! no other node is held, and not refused.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -25,46 +25,45 @@ use ssntp::proto::{Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// More events than this between two STATS of a node are not kept for new
-/// controllers; its next STATS tell the same.
+/// The most events between two STATS of a node that are kept for new controllers. Its next
+/// STATS tell the same.
 const MAX_EVENTS: usize = 1024;
-/// Nor are those that are longer, in bytes: they say one UUID.
+/// The longest of these events, in bytes: they hold one UUID.
 const MAX_EVENT: usize = 1024;
-/// How long a node that ended its session in order is waited for: longer than a
-/// renewed client takes to be back, and no long time for an answer to a START.
+/// How long a node that ended its session in order is waited for: longer than a renewed
+/// client takes to reconnect, and short enough for the answer to a START.
 const RETURN: Duration = Duration::from_secs(3);
-/// The longest interval between STATS that a node may say, in seconds.
+/// The longest interval between STATS that a node may announce, in seconds.
 const MAX_INTERVAL: u64 = 3600;
-/// After how many intervals without STATS a node is stale.
+/// The number of intervals without STATS after which a node is stale.
 const MISSED: u32 = 3;
 
 /// Every connected agent.
 #[derive(Debug)]
 pub(super) struct Nodes {
     by_uuid: HashMap<Uuid, Node>,
-    /// When each is stale, unless it reports before.
+    /// When each node becomes stale unless it reports before.
     due: BTreeSet<(Instant, Uuid)>,
-    /// Those that ended their session in order, and until when they may be back.
+    /// Nodes that ended their session in order, and until when they are waited for.
     expected: VecDeque<(Instant, Uuid)>,
-    /// Of nodes that do not say how often they report.
+    /// The interval of nodes that do not announce one.
     interval: Duration,
     stale: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Node {
-    /// NodeConnected, one for each kind of node it is: written once, sent to
-    /// every controller.
+    /// NodeConnected for each kind of node that it is: encoded once, sent to every
+    /// controller.
     announced: Vec<Frame>,
     last_stats: Option<Frame>,
-    /// What its instances did since, which those STATS do not tell:
-    /// InstanceDeleted and InstanceStopped, at most [`MAX_EVENTS`].
+    /// InstanceDeleted and InstanceStopped since those STATS, at most [`MAX_EVENTS`].
     since: Vec<Frame>,
     status: Option<Status>,
-    /// What it tells concentrators, and some may not have heard.
+    /// What it has told concentrators, and some may not have got.
     pub(super) tenants: BTreeMap<Tenant, Frame>,
     interval: Duration,
-    /// None once it is stale.
+    /// When it becomes stale; none once it is.
     due: Option<Instant>,
 }
 
@@ -87,7 +86,7 @@ impl Nodes {
         self.by_uuid.values_mut()
     }
 
-    /// How many are in each status.
+    /// The number of nodes in each status.
     pub(super) fn figures(&self) -> NodeFigures {
         let mut figures = NodeFigures::default();
         for node in self.by_uuid.values() {
@@ -121,7 +120,7 @@ impl Nodes {
             .flat_map(|node| node.last_stats.iter().chain(&node.since))
     }
 
-    /// An instance of a node was deleted or has stopped.
+    /// Keeps an event of an instance for new controllers.
     pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid)
             && node.since.len() < MAX_EVENTS
@@ -131,15 +130,15 @@ impl Nodes {
         }
     }
 
-    /// How often a node sends STATS.
+    /// The interval between STATS of a node.
     pub(super) fn interval(&self, uuid: Uuid) -> Duration {
         self.by_uuid
             .get(&uuid)
             .map_or(self.interval, |node| node.interval)
     }
 
-    /// STATS have come; `interval` is what they say of that, in seconds. Says
-    /// whether the node was stale.
+    /// STATS have come, which announce this interval in seconds. Gives whether the node was
+    /// stale.
     pub(super) fn heard(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
         let Some(node) = self.by_uuid.get_mut(&uuid) else {
             return false;
@@ -172,7 +171,7 @@ impl Nodes {
         [stale, expected].into_iter().flatten().min()
     }
 
-    /// A node that is not back in time.
+    /// Takes a node that has not come back in time.
     fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
         let (_, node) = self
             .expected
@@ -183,8 +182,7 @@ impl Nodes {
         Some(node)
     }
 
-    /// A node whose STATS have stayed away for too long, and its last ones as it
-    /// is now.
+    /// Takes a node that has become stale, with its last STATS and that status.
     fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
         let (_, uuid) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
         self.due.pop_first();
@@ -203,7 +201,8 @@ impl Nodes {
     }
 }
 
-/// A copy of its own: the payload is a piece of a longer read.
+/// A copy of a frame to keep: its own payload is a piece of a longer read, which would be
+/// kept as a whole.
 pub(super) fn detached(frame: &Frame) -> Frame {
     Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
 }
@@ -235,7 +234,7 @@ impl Scheduler {
             due: Some(due),
         };
         for frame in &node.announced {
-            // Only a kind that cannot be sent is an error.
+            // It fails only for kinds that cannot be sent.
             let _ = cx.multicast(Role::CONTROLLER, frame);
         }
         self.nodes.by_uuid.insert(node_uuid, node);
@@ -273,8 +272,7 @@ impl Scheduler {
         self.node_changed(cx, node_uuid);
     }
 
-    /// READY, FULL, OFFLINE and MAINTENANCE; says whether the node's place in
-    /// the table changed.
+    /// Takes in READY, FULL, OFFLINE or MAINTENANCE; false if nothing has changed.
     pub(super) fn node_status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) -> bool {
         let uuid = from.uuid();
         let status = Status(frame.kind().operand);
@@ -285,16 +283,9 @@ impl Scheduler {
                     None
                 }
                 Err(e) => {
-                    // What it has is not known: it stays what it was.
-                    limited!(
-                        warn,
-                        self.log,
-                        cx,
-                        uuid,
-                        "READY refused",
-                        "{from}: READY refused: {}",
-                        excerpt(&e)
-                    );
+                    // Its room is not known, so its last status stays.
+                    limited!(warn, self.log, cx, uuid, "READY refused";
+                        "{from}: READY refused: {}", excerpt(&e));
                     answers::refuse(cx, from, frame, Why::Unreadable(&e));
                     return false;
                 }
@@ -314,7 +305,7 @@ impl Scheduler {
             _ => {
                 self.placement.close(uuid);
                 if status == Status::OFFLINE {
-                    // Then it is not evacuated.
+                    // A node that goes offline ends its evacuation.
                     self.end_move(uuid);
                     self.moves.end(uuid);
                 }
@@ -322,26 +313,18 @@ impl Scheduler {
             }
         };
         if let Some(e) = unreadable {
-            limited!(
-                warn,
-                self.log,
-                cx,
-                uuid,
-                "status unreadable",
-                "{from}: {status}: {}",
-                excerpt(&e)
-            );
+            limited!(warn, self.log, cx, uuid, "status unreadable"; "{from}: {status}: {}", excerpt(&e));
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)
         {
-            limited!(info, self.log, cx, uuid, "status", "{from}: {status}");
+            limited!(info, self.log, cx, uuid, "status"; "{from}: {status}");
         }
         true
     }
 
-    /// Nodes that have not reported for too long, or have not come back.
+    /// Handles nodes that have not come back, and nodes that have become stale.
     pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(node) = self.nodes.take_departed(now) {
             self.placement.disconnect(node);
@@ -349,23 +332,17 @@ impl Scheduler {
         }
         while let Some((node, stats)) = self.nodes.take_stale(now) {
             let count = self.nodes.stale;
-            limited!(
-                warn,
-                self.log,
-                cx,
-                node,
-                "stale",
-                "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are"
-            );
+            limited!(warn, self.log, cx, node, "stale";
+                "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
             self.placement.suspend(node, true);
-            // Only a kind that cannot be sent is an error.
+            // It fails only for kinds that cannot be sent.
             let _ = cx.multicast(Role::CONTROLLER, &stats);
             self.node_changed(cx, node);
         }
     }
 }
 
-/// An agent that is both is told of as both.
+/// An agent of both kinds is announced as both.
 fn node_types(role: Role) -> Vec<NodeType> {
     let kinds = [
         (Role::AGENT, NodeType::ComputeNode),

@@ -1,9 +1,8 @@
-//! A START from its arrival until it is confirmed or answered: it never just
-//! disappears.
+//! A START from its arrival until it is confirmed or answered. Each START has an answer.
 //!
 //! ```text
-//!            ┌── it is there, or is being started: already_running, instance_exists
-//!            │   to whoever asked
+//!            ┌── it exists, or is being started: already_running, instance_exists
+//!            │   to the controller that asked
 //!  START ────┤
 //!            ├─ fits a ready node ──▶ given ─┬─ STATS: it runs, or has ended
 //!            │                          ▲    ├─ StartFailure ────────────────────┐
@@ -34,9 +33,10 @@ impl Scheduler {
         match Waiting::read(from.uuid(), frame.clone(), cx.now()) {
             Ok(start) => match self.instances.taken(start.instance) {
                 None => self.place(cx, Some(from), start),
-                // To nobody else: a START of another controller may be under way.
+                // Only to its sender: it would settle the START of another controller for the
+                // same instance.
                 Some((reason, node)) => {
-                    self.starts.failed(&reason, start.received, cx.now());
+                    self.starts.failed(reason.word(), start.received, cx.now());
                     let mut failure = start.failure(reason);
                     failure.node_uuid = node.map(Id::from).unwrap_or_default();
                     if let Err(e) = cx.send_payload(from.uuid(), &failure) {
@@ -45,40 +45,27 @@ impl Scheduler {
                 }
             },
             Err(e) => {
-                limited!(
-                    info,
-                    self.log,
-                    cx,
-                    from.uuid(),
-                    "START refused",
-                    "{from}: START refused: {}",
-                    excerpt(&e)
-                );
-                self.starts.failed(&(&e).into(), cx.now(), cx.now());
+                limited!(info, self.log, cx, from.uuid(), "START refused";
+                    "{from}: START refused: {}", excerpt(&e));
+                self.starts
+                    .failed(StartFailureReason::from(&e).word(), cx.now(), cx.now());
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
             }
         }
     }
 
-    /// Sends a START to a node, holds it, or answers it. `from` is given
-    /// while its session's own frame is being handled.
+    /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START
+    /// has just come, so that its trace can be forwarded.
     pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
         if self.instances.is_full() {
-            limited!(
-                warn,
-                self.log,
-                cx,
-                start.from,
-                "too many in flight",
-                "START of {}: too many are in flight",
-                start.instance
-            );
+            limited!(warn, self.log, cx, start.from, "too many in flight";
+                "START of {}: too many are in flight", start.instance);
             return self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
         let instance = start.instance;
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
-                // Each node that does not take it is closed: this comes to an end.
+                // A node that does not take it is closed, so this loop ends.
                 Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
                     None => return,
                     Some(back) => {
@@ -101,16 +88,15 @@ impl Scheduler {
         }
     }
 
-    /// Answers a START that no node has been given.
+    /// Answers a START that no node was given.
     fn refuse_start(&mut self, cx: &mut Context<'_>, start: &Waiting, reason: StartFailureReason) {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
-        self.starts.failed(&reason, start.received, cx.now());
+        self.starts.failed(reason.word(), start.received, cx.now());
         self.instances.refused(start.instance);
         answers::to_controllers(cx, &start.failure(reason));
     }
 
-    /// Sends a START to the node that was found; gives it back where that
-    /// does not take it.
+    /// Sends a START to the node that was found; gives it back if that fails.
     fn deliver(
         &mut self,
         cx: &mut Context<'_>,
@@ -128,24 +114,17 @@ impl Scheduler {
                 None
             }
             Err(e) => {
-                // Its session is about to end.
+                // The node's queue is full or closed: its session is about to end.
                 let (instance, node) = (start.instance, allocation.node);
-                limited!(
-                    warn,
-                    self.log,
-                    cx,
-                    node,
-                    "START not sent",
-                    "START of {instance} for {node}: {e}"
-                );
+                limited!(warn, self.log, cx, node, "START not sent"; "START of {instance} for {node}: {e}");
                 self.placement.close(allocation.node);
                 Some(start)
             }
         }
     }
 
-    /// A node takes STARTs again, or none for now, or is gone: what is held
-    /// may go to it, or may have to wait for another.
+    /// A node takes STARTs again, or takes none for now, or is gone: held STARTs may go to it,
+    /// or may have to wait for another node.
     pub(super) fn node_changed(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
         while self.placement.is_ready(node)
@@ -168,8 +147,8 @@ impl Scheduler {
         self.reconsider(cx, node);
     }
 
-    /// What waits for a READY of `node` and no longer fits it waits for
-    /// another one, or is answered.
+    /// STARTs that wait for a READY of `node` and no longer fit it wait for another node, or
+    /// are answered.
     fn reconsider(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
         while let Some(held) = self.held.get(at) {
@@ -202,18 +181,11 @@ impl Scheduler {
         }
     }
 
-    /// Answers what was held too long, and what no node has answered in time.
+    /// Answers STARTs that were held too long, and those that no node has answered in time.
     pub(super) fn expire_starts(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(start) = self.held.expire(now) {
-            limited!(
-                info,
-                self.log,
-                cx,
-                start.from,
-                "no READY in time",
-                "START of {}: no node said READY in time",
-                start.instance
-            );
+            limited!(info, self.log, cx, start.from, "no READY in time";
+                "START of {}: no node said READY in time", start.instance);
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
         for (instance, given) in self.instances.expire(now) {
@@ -222,26 +194,20 @@ impl Scheduler {
         }
     }
 
-    /// Answers what is held when the scheduler stops. Who was given a START tells
-    /// the next scheduler of it.
+    /// Answers held STARTs when the scheduler stops. The nodes report those that they were
+    /// given to the next scheduler.
     pub(super) fn refuse_held(&mut self, cx: &mut Context<'_>) {
         while let Some(start) = self.held.take(0) {
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
     }
 
-    /// Answers a START that its node does not answer any more.
+    /// Answers a START in place of its node, which has not answered it.
     pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
         let node = given.allocation.node;
-        self.starts.not_answered(given.received, cx.now());
-        limited!(
-            warn,
-            self.log,
-            cx,
-            node,
-            "STARTs lost",
-            "START of {instance}: nothing came of it on {node}"
-        );
+        self.starts.failed("no_answer", given.received, cx.now());
+        limited!(warn, self.log, cx, node, "STARTs lost";
+            "START of {instance}: nothing came of it on {node}");
         let failure = StartFailure {
             node_uuid: node.into(),
             instance_uuid: instance.into(),
