@@ -135,6 +135,7 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 
     let file = fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
+    // Files in /proc have no size to reserve memory for, so the read is bounded instead.
     file.take(MB).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -175,6 +176,7 @@ fn disk_mb(path: &Path) -> Option<(i64, i64)> {
                 let mb = |blocks: u64| i64::try_from(blocks.checked_mul(disk.f_frsize)? / MB).ok();
                 return Some((mb(disk.f_blocks)?, mb(disk.f_bavail)?));
             }
+            // The state directory may not exist before the first start.
             Err(e) if io::Error::from(e).kind() == io::ErrorKind::NotFound => {}
             Err(_) => return None,
         }

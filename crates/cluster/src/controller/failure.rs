@@ -111,6 +111,7 @@ impl Failure {
             "not_attached" => "it is not attached",
             "attach_failure" => "attaching failed",
             "detach_failure" => "detaching failed",
+            // The same word means different faults of DELETE and of other commands.
             "state_failure" if self.command == Command::DELETE => "its files cannot be removed",
             "state_failure" => "the node cannot save what it knows of the instance",
             "instance_failure" => "the instance has failed",

@@ -176,6 +176,8 @@ impl Controller {
         } = config;
         let client = Client::start(client.tracing(tracing))?;
         let shared = Arc::new(Shared::new(View::new(history)));
+        // The thread has no `Client`, so that dropping the controller ends the client, and with
+        // it the events and the thread.
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
         let feeder = threads::spawn("ssntp-control", move || fed.feed(&events, &handle));
         Ok(Self {

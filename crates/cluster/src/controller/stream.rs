@@ -192,6 +192,7 @@ impl Controller {
             Ok(()) => Ok(stream),
             Err(e) => {
                 stream.streams.forget(id);
+                // If the client has ended, the reason of that says more than this fault.
                 let fault = e.fault().clone();
                 Err(match self.client.handle().ended() {
                     Some(reason) => CommandError::Send(SendFault::Ended(reason)),
@@ -308,6 +309,7 @@ impl Fed {
         let Some(data) = data else {
             return Some(Err(StreamError::broken()));
         };
+        // Without this check a scheduler could fill the memory.
         let Some(left) = self.credit.checked_sub(data.cost()) else {
             return Some(Err(StreamError::Overrun));
         };

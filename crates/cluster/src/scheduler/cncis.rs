@@ -126,6 +126,7 @@ impl Scheduler {
             return;
         };
         let key = Tenant { cnci, tenant, subnet };
+        // The concentrator has got it, so nothing is left to remember.
         if !is_added && is_heard {
             node.tenants.remove(&key);
         } else if frame.payload_bytes().len() <= MAX_EVENT
@@ -142,6 +143,7 @@ impl Scheduler {
                 if key.cnci != session.uuid() || cx.send(session.uuid(), told).is_err() {
                     return true;
                 }
+                // A TenantRemoved is remembered only until the concentrator has got it.
                 told.kind() == Event::TENANT_ADDED
             });
         }

@@ -227,6 +227,7 @@ impl Scheduler {
         if let Err(e) = check(proposal.yaml()) {
             return self.refuse_proposal(cx, &proposal, e.to_string());
         }
+        // Only the newest waits, so that a slow disk makes no queue.
         if let Some(older) = self.configuration.next.replace(proposal) {
             self.refuse_proposal(cx, &older, "a newer one came before it was kept".to_owned());
         }
@@ -277,6 +278,7 @@ impl Scheduler {
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
+                // A client that refuses its own configuration knows that.
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
                     refuse(cx, &mut self.log, sender, refused);
                 }

@@ -43,6 +43,7 @@ impl HeldStarts {
         if self.queue.len() >= self.max_starts || self.bytes + bytes > self.max_bytes {
             return Some(start);
         }
+        // Copied only now, when it is sure that there is room.
         start.detach();
         self.bytes += bytes;
         self.queue.push_back(HeldStart {

@@ -236,6 +236,7 @@ impl Scheduler {
         if frame.kind().is_of_streams() {
             return self.stream_command(cx, from, frame);
         }
+        // STATS and streams are handled above, because a backup may report and read.
         if !self.may_command(from) {
             limited!(info, self.log, cx, from.uuid(), "not the master";
                 "{from}: {command} refused: it is not the master");
@@ -274,6 +275,7 @@ impl Scheduler {
                 self.invalid_frames += 1;
                 limited!(warn, self.log, cx, from.uuid(), "InvalidFrameType";
                     "{from}: InvalidFrameType, {} so far: {}", self.invalid_frames, excerpt_bytes(frame.payload_bytes()));
+                // It may be the answer of an old agent to OpenStream.
                 self.streams_not_supported(cx, from, frame);
             }
             _ => self.node_failure(cx, from, frame),
@@ -284,9 +286,11 @@ impl Scheduler {
 impl Handler for Scheduler {
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         if session.role().intersects(Role::CONTROLLER) {
+            // It joins the line first, because it is told whether it is the master.
             self.controllers.join(session);
             self.tell_of_nodes(cx, session);
         }
+        // After that, so that a controller which is a node, too, is told of itself once.
         self.node_connected(cx, session);
         if session.role().intersects(Role::CNCIAGENT) {
             self.tell_of_tenants(cx, session);
@@ -327,6 +331,7 @@ impl Handler for Scheduler {
             self.controllers.next_telling(),
             self.instances.next_due(),
             self.nodes.next_due(),
+            // The keeper has only woken the dispatcher: the timer takes its result.
             self.configuration.is_due().then(at_once),
         ]
         .into_iter()

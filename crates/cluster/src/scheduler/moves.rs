@@ -159,6 +159,7 @@ impl Scheduler {
                     moving.insert(instance);
                     continue;
                 }
+                // It stays ended, so nobody expects it to run elsewhere.
                 _ if has_ended => continue,
                 Some(Given::Stays(why)) => *why,
                 _ => UNKNOWN,
@@ -190,7 +191,9 @@ impl Scheduler {
         let Some((payload, controller)) = self.moves.take(instance, node) else {
             return;
         };
+        // InstanceStopped keeps it as ended, but its UUID has to be free to be placed again.
         self.instances.over(instance, false);
+        // It counts as a START that has just come.
         self.starts.received += 1;
         match Waiting::read(controller, Frame::with_payload(Command::START, payload), cx.now()) {
             Ok(start) => self.place(cx, None, start),

@@ -144,6 +144,7 @@ impl Nodes {
             return false;
         };
         node.interval = match u64::try_from(interval) {
+            // With an interval without a bound a node would never become stale.
             Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
             _ => self.interval,
         };
@@ -161,6 +162,7 @@ impl Nodes {
     pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid) {
             node.last_stats = Some(detached(stats));
+            // These STATS show what the events have told.
             node.since.clear();
         }
     }
@@ -190,6 +192,7 @@ impl Nodes {
         node.due = None;
         self.stale += 1;
         let told = node.last_stats.as_ref().and_then(|frame| frame.payload().ok());
+        // A node that has never sent STATS becomes stale, too; then only its UUID is known.
         let stats = Stats {
             node_uuid: uuid.into(),
             status: NodeStatus::Stale,
@@ -256,6 +259,7 @@ impl Scheduler {
             Some(due) => drop(self.nodes.due.remove(&(due, node_uuid))),
             None => self.nodes.stale -= 1,
         }
+        // Only an end in order promises a return: behind a lost connection the node may be dead.
         if *reason == DisconnectReason::PeerClosed && self.placement.expect(node_uuid) {
             self.nodes.expected.push_back((cx.now() + RETURN, node_uuid));
         } else {
@@ -276,45 +280,38 @@ impl Scheduler {
     pub(super) fn node_status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) -> bool {
         let uuid = from.uuid();
         let status = Status(frame.kind().operand);
-        let unreadable = match status {
-            Status::READY => match frame.payload::<Ready>() {
-                Ok(ready) => {
-                    self.placement.ready(uuid, &ready);
-                    None
-                }
-                Err(e) => {
-                    // Its room is not known, so its last status stays.
-                    limited!(warn, self.log, cx, uuid, "READY refused";
-                        "{from}: READY refused: {}", excerpt(&e));
-                    answers::refuse(cx, from, frame, Why::Unreadable(&e));
-                    return false;
-                }
-            },
+        let read = match status {
+            Status::READY => frame
+                .payload()
+                .map(|ready: Ready| self.placement.ready(uuid, &ready)),
             Status::MAINTENANCE => {
                 self.placement.close(uuid);
                 self.end_move(uuid);
-                match frame.payload::<Maintenance>() {
-                    Ok(Maintenance { ready: Some(ready) }) => {
+                frame.payload().map(|maintenance: Maintenance| {
+                    if let Some(ready) = maintenance.ready {
                         self.placement.hostname(uuid, &ready.hostname);
-                        None
                     }
-                    Ok(_) => None,
-                    Err(e) => Some(e),
-                }
+                })
             }
             _ => {
                 self.placement.close(uuid);
+                // A node that goes offline ends its evacuation.
                 if status == Status::OFFLINE {
-                    // A node that goes offline ends its evacuation.
                     self.end_move(uuid);
                     self.moves.end(uuid);
                 }
-                None
+                Ok(())
             }
         };
-        if let Some(e) = unreadable {
-            limited!(warn, self.log, cx, uuid, "status unreadable"; "{from}: {status}: {}", excerpt(&e));
+        if let Err(e) = read {
+            limited!(warn, self.log, cx, uuid, "status unreadable";
+                "{from}: {status} cannot be read: {}", excerpt(&e));
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
+            // Such a READY says nothing about the node's room, so its last status stays. The
+            // other statuses mean the same without their payload.
+            if status == Status::READY {
+                return false;
+            }
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)

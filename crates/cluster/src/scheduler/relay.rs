@@ -56,10 +56,12 @@ impl Scheduler {
                 addressed!(frame as ReleasePublicIp to Role::CNCIAGENT, concentrator_uuid)
             }
             Command::REFRESH_CNCI => addressed!(frame as RefreshCnci to Role::CNCIAGENT, cnci_uuid),
+            // The filter admits no other command of a controller.
             _ => return,
         };
         let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
         let has = instance.and_then(|instance| self.instances.node_of(instance));
+        // The named node would answer that it has no such instance, though another node has it.
         let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
         if addressed.as_ref().is_ok_and(elsewhere) {
             return answers::refuse(cx, from, frame, Why::NotConnected);

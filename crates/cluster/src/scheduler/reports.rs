@@ -81,6 +81,7 @@ impl Scheduler {
         if told.node_uuid != node {
             return self.reject_report(cx, from, frame, &format_args!("of node {}", told.node_uuid));
         }
+        // The node reports, even if some of the listed instances are not its own.
         let was_stale = self.nodes.heard(node, told.interval, now);
         let interval = self.nodes.interval(node);
         let report = self.instances.report(node, &told.instances, interval, now);
@@ -95,6 +96,7 @@ impl Scheduler {
         }
         forward(cx, from, &passed);
         self.nodes.keep_stats(node, &passed);
+        // Failures follow the STATS that explain them.
         for received in report.started {
             self.starts.started(received, now);
         }
@@ -104,6 +106,7 @@ impl Scheduler {
         for instance in report.unwanted {
             self.delete_given_up(cx, instance, node);
         }
+        // Last, because held STARTs may be given to the node now.
         if was_stale {
             self.placement.suspend(node, false);
             self.node_changed(cx, node);

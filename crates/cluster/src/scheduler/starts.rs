@@ -127,10 +127,12 @@ impl Scheduler {
     /// or may have to wait for another node.
     pub(super) fn node_changed(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
+        // By index, because delivering and placing a START changes the queue.
         while self.placement.is_ready(node)
             && let Some(held) = self.held.get(at)
         {
             let start = &held.start;
+            // A client that is controller and agent does not get its own STARTs.
             let allocation = match start.from == node {
                 true => None,
                 false => self.placement.place_on(node, &start.needs),
@@ -190,6 +192,7 @@ impl Scheduler {
         }
         for (instance, given) in self.instances.expire(now) {
             self.start_lost(cx, instance, &given);
+            // If the node has started it after all, it must not run: its START has failed.
             self.delete_given_up(cx, instance, given.allocation.node);
         }
     }

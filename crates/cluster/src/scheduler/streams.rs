@@ -143,6 +143,7 @@ impl Scheduler {
                     return self.late(from, frame);
                 };
                 stream.credit = stream.credit.saturating_add(credit.bytes);
+                // The bound for a controller's queue holds only if no stream has more credit.
                 if stream.credit > MAX_STREAM_CREDIT {
                     let text = format!("its credit would be more than {MAX_STREAM_CREDIT} bytes");
                     return self.end_stream(cx, credit.stream, StreamEndReason::REFUSED, &text);
@@ -189,6 +190,7 @@ impl Scheduler {
             let text = format!("its node {node} is not connected");
             (StreamEndReason::NOT_CONNECTED, text)
         })?;
+        // The server forwards no frame to its own sender.
         if node.session == from.id() {
             return Err((
                 StreamEndReason::REFUSED,

@@ -180,6 +180,7 @@ impl Concentrator {
             subnet,
             key: added.subnet_key,
         };
+        // Agents report their tenants again in each session.
         if self.tables.tunnels.contains(&tunnel) {
             return Ok(());
         }
@@ -188,6 +189,7 @@ impl Concentrator {
             info!("{}: tunnel to {node} for {subnet}{more}", self.uuid);
         }
         let made = self.plane.add_tunnel(&tunnel);
+        // The table has the tunnel even if the data plane fails: the next start restores it.
         self.tables.insert_tunnel(tunnel);
         self.settle(made);
         Ok(())
@@ -210,6 +212,7 @@ impl Concentrator {
     fn refresh(&mut self, refresh: RefreshCnci) -> Result<(), String> {
         self.check_ours(&refresh.cnci_uuid, &Id::default())?;
         let peers = refresh.cncis;
+        // All are checked before anything changes.
         for peer in &peers {
             for ip in [&peer.physical_ip, &peer.tunnel_ip] {
                 if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {

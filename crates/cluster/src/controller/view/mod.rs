@@ -347,6 +347,7 @@ impl View {
         node.heard = false;
         node.since = now;
         self.gone.push_back(uuid);
+        // Disconnected nodes are bounded, because an agent may connect under any number of UUIDs.
         if self.gone.len() > self.history
             && let Some(forgotten) = self.gone.pop_front()
             && let Some(node) = self.nodes.remove(&forgotten)
@@ -362,6 +363,7 @@ impl View {
             return;
         };
         bounds::stats(&mut stats);
+        // The instances are kept apart, so they need not be kept twice.
         let listed = std::mem::take(&mut stats.instances);
         let Some(node) = self.there(uuid, now) else {
             return;
@@ -393,6 +395,7 @@ impl View {
             }
         }
         for instance in before.difference(&after) {
+            // If another node has listed it since, it is not gone.
             let moved = self.instances.get(instance).is_none_or(|i| i.node != uuid);
             if !moved {
                 self.instances.remove(instance);

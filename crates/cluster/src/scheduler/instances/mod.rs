@@ -271,6 +271,7 @@ impl Instances {
                 report.foreign.insert(*instance);
                 continue;
             }
+            // If STATS list an instance twice, the first entry counts.
             if !own.insert(*instance) {
                 continue;
             }
@@ -304,6 +305,7 @@ impl Instances {
                 _ => drop(self.by_uuid.remove(&instance)),
             }
         }
+        // After the loop, which borrows the instances of the node.
         for (instance, pending) in &report.lost {
             self.answered(*instance, pending);
         }
@@ -384,7 +386,10 @@ impl Instances {
                 self.remember(instance, node, true);
                 StartFailed::Unknown
             }
+            // It answers a START of an earlier scheduler: the instance is there, as the reason
+            // says.
             _ if reason.instance_is_there() => StartFailed::Unknown,
+            // It runs or has ended, so its START was done before.
             _ => StartFailed::Repeated,
         }
     }
@@ -411,6 +416,7 @@ impl Instances {
                 self.due.insert((pending.deadline, *instance));
             }
         }
+        // Whole nodes are forgotten, the one that left first in front.
         while self.away_instances > MOST_AWAY && self.forget_longest_away() {}
     }
 

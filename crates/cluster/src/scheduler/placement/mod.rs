@@ -79,6 +79,7 @@ impl Needs {
             if volume.size < 0 {
                 return Err("start.storage.size");
             }
+            // The size comes from a START and may be any number.
             disk_mb = disk_mb.saturating_add(volume.size.saturating_mul(1024));
         }
         if wanted.mem_mb < 0 {
@@ -210,6 +211,7 @@ impl Placement {
     /// A node has connected, with AGENT, NETAGENT or both among its roles. Until it says
     /// READY, it waits for that.
     pub fn connect(&mut self, uuid: Uuid, roles: Role) {
+        // The same UUID replaces the node: its old session is about to end.
         self.disconnect(uuid);
         let slot = match self.free.pop() {
             Some(Reverse(slot)) => slot,
@@ -310,6 +312,7 @@ impl Placement {
         let role = needs.role();
         let of_kind = |slot: usize| self.node(slot).is_some_and(|node| node.roles.contains(role));
         let ring = self.rings.of(needs.network_node);
+        // The sender of the START does not count.
         if ring.connected == usize::from(except.is_some_and(of_kind)) {
             return Verdict::NoNode;
         }
@@ -413,6 +416,7 @@ impl Placement {
             disk_mb: 0,
         };
         match policy {
+            // It takes the next START after its next READY.
             Policy::Strict => node.state = State::Waiting,
             Policy::Opportunistic => {
                 (allocation.mem_mb, allocation.disk_mb) = (needs.mem_mb, needs.disk_mb);

@@ -154,6 +154,7 @@ impl Tree {
 
     fn set(&mut self, slot: usize, room: Room) {
         if slot >= self.leaves() {
+            // The tree need not grow for a slot that holds nothing.
             if room == Room::NONE {
                 return;
             }
@@ -164,6 +165,7 @@ impl Tree {
         while at > 1 {
             at /= 2;
             let most = self.most[2 * at].most(self.most[2 * at + 1]);
+            // Then no ancestor changes either.
             if self.most[at] == most {
                 return;
             }
