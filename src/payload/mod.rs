@@ -43,7 +43,7 @@
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
-//! | `failure/` | StartFailure and the other failures of commands |
+//! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
 //! and beside them:

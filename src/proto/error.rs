@@ -99,7 +99,7 @@ pub enum Refusal {
     /// The UUID is connected with a certificate that is bound to it as the
     /// newcomer's is, but issued by another authority: who came first stays.
     OtherAuthority(Uuid),
-    /// An operator has banned its UUID or its certificate, for so long still.
+    /// An operator has banned its UUID; the time that is left.
     Banned(Duration),
     /// The server has as many sessions as it may have.
     SessionLimit(usize),

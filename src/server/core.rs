@@ -514,7 +514,7 @@ impl State {
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(certificate),
-            banned: self.bans.left(connect.source, certificate, self.now),
+            banned: self.bans.left(connect.source, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
         self.admission.judge(newcomer, &standing)

@@ -144,14 +144,10 @@ pub(crate) fn sessions(sessions: &[SessionEntry]) -> Table {
 }
 
 pub(crate) fn bans(bans: &[BanEntry]) -> Table {
-    let mut table = table(["who", "issuer", "left", "by", "since"]);
+    let mut table = table(["uuid", "left", "by", "since"]);
     for ban in bans {
         table.add_row([
-            match ban.uuid.is_empty() {
-                true => serial(&ban.serial),
-                false => printable(ban.uuid.as_str()),
-            },
-            or_dash(printable(&ban.issuer)),
+            printable(ban.uuid.as_str()),
             span(ban.left_s),
             printable(ban.by.as_str()),
             format!("{} ago", span(ban.age_s)),
@@ -160,7 +156,7 @@ pub(crate) fn bans(bans: &[BanEntry]) -> Table {
     table
 }
 
-/// In one word, as it can be given to `kick`.
+/// A serial number without its colons.
 fn serial(serial: &str) -> String {
     or_dash(printable(serial).replace(':', ""))
 }
