@@ -98,8 +98,6 @@ mod volume;
 mod workload;
 pub mod yaml;
 
-use std::fmt;
-
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -151,11 +149,12 @@ pub trait Payload: Sized {
 }
 
 /// A payload that was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The frame is of another kind than the schema belongs to. A mistake of
     /// the caller, not of the peer.
+    #[error("a payload of {expected} was asked of a {found} frame")]
     OtherKind {
         /// The kind that the schema belongs to.
         expected: FrameKind,
@@ -165,9 +164,11 @@ pub enum Error {
     /// The document isn't what the schema says. A mistake of the peer, who is
     /// told by the matching failure: `invalid_payload` when
     /// [`is_malformed`](yaml::Error::is_malformed), `invalid_data` otherwise.
-    Document(yaml::Error),
+    #[error(transparent)]
+    Document(#[from] yaml::Error),
     /// A payload of an application's own type is not what that type says, or
     /// cannot be written.
+    #[error("{0}")]
     Content(String),
 }
 
@@ -192,33 +193,6 @@ impl Error {
     /// [`yaml::Error::is_malformed`].
     pub fn is_malformed(&self) -> bool {
         matches!(self, Self::Document(error) if error.is_malformed())
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OtherKind { expected, found } => {
-                write!(f, "a payload of {expected} was asked of a {found} frame")
-            }
-            Self::Document(error) => error.fmt(f),
-            Self::Content(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::OtherKind { .. } | Self::Content(_) => None,
-            Self::Document(error) => Some(error),
-        }
-    }
-}
-
-impl From<yaml::Error> for Error {
-    fn from(error: yaml::Error) -> Self {
-        Self::Document(error)
     }
 }
 

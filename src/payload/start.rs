@@ -463,16 +463,9 @@ impl fmt::Debug for RawDocument {
 
 /// A text that can't be a document of a payload, since one of its lines
 /// separates documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} separates documents (--- or ...)")]
 pub struct MarkerInside {
     /// The line, from 1.
     pub line: usize,
 }
-
-impl fmt::Display for MarkerInside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} separates documents (--- or ...)", self.line)
-    }
-}
-
-impl std::error::Error for MarkerInside {}

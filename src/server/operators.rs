@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
 use super::handler::DisconnectReason;
-use super::sessions::{Session, SessionId, SessionInfo};
+use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, Id, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal,
     Payload, SessionEntry, Sessions, Unban, Unbanned,
@@ -182,14 +182,12 @@ impl State {
         let bans = self.bans.standing(now).filter(|ban| ban.number > asked.after);
         let bans: Vec<_> = bans.take(PAGE + 1).collect();
         let is_last = bans.len() <= PAGE;
-        let entries = bans.into_iter().take(PAGE).map(|ban| {
-            BanEntry {
-                number: ban.number,
-                uuid: ban.uuid.into(),
-                by: ban.by.into(),
-                age_s: now.saturating_duration_since(ban.since).as_secs(),
-                left_s: ban.until.saturating_duration_since(now).as_secs(),
-            }
+        let entries = bans.into_iter().take(PAGE).map(|ban| BanEntry {
+            number: ban.number,
+            uuid: ban.uuid.into(),
+            by: ban.by.into(),
+            age_s: now.saturating_duration_since(ban.since).as_secs(),
+            left_s: ban.until.saturating_duration_since(now).as_secs(),
         });
         let entries: Vec<_> = entries.collect();
         let page = Bans {
@@ -239,7 +237,9 @@ impl State {
             .as_ref()
             .is_some_and(|info| info.certificate().uuid.is_none());
         let detail = match is_unbound && !ban.is_zero() {
-            true => "its certificate is not bound to its UUID, so it may connect with another UUID unless the certificate is revoked",
+            true => {
+                "its certificate is not bound to its UUID, so it may connect with another UUID unless the certificate is revoked"
+            }
             false => "",
         };
         if let Some(info) = &session {

@@ -102,10 +102,7 @@ pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<
         Ok(bans.into_iter().map(|ban| ban.uuid).collect())
     };
     let uuid = args.named.find("ban", there)?;
-    let unban = Unban {
-        id: new_id(),
-        uuid,
-    };
+    let unban = Unban { id: new_id(), uuid };
     let lifted: Unbanned = operator.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
     let mut output = Output::new();

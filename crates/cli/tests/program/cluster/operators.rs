@@ -39,8 +39,7 @@ fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
     let again = &list(&cluster, "sessions --role agent")[0];
     assert!(again["uuid"] == agent["uuid"] && again["number"].as_u64() > agent["number"].as_u64());
 
-    let kicked: Value =
-        serde_json::from_str(&cluster.done(&format!("kick {uuid} --ban 1h --json"))).unwrap();
+    let kicked: Value = serde_json::from_str(&cluster.done(&format!("kick {uuid} --ban 1h --json"))).unwrap();
     assert!(
         kicked["ended"] == 1 && kicked["ban_s"] == 3600 && kicked["uuid"] == uuid.as_str(),
         "{kicked}"
@@ -48,10 +47,7 @@ fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
     assert!(list(&cluster, "sessions --role agent").is_empty());
     assert_eq!(list(&cluster, "nodes").len(), 0);
     let bans = list(&cluster, "bans");
-    assert!(
-        bans.len() == 1 && bans[0]["uuid"] == uuid.as_str(),
-        "{bans:?}"
-    );
+    assert!(bans.len() == 1 && bans[0]["uuid"] == uuid.as_str(), "{bans:?}");
     assert_eq!(cluster.done("bans").lines().count(), 2);
 
     assert_eq!(
