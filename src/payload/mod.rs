@@ -227,18 +227,19 @@ fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Er
         })
 }
 
-/// Implements [`Payload`] for a schema that serde reads and writes: its frame,
-/// the key that wraps it where there is one, and the fields that mustn't be
-/// empty.
+/// Implements [`Payload`] for a schema that serde reads and writes: its frame, the key
+/// that wraps it, the fields that must not be empty, and a function that completes it by
+/// an older form.
 macro_rules! payload {
-    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, requires $($field:ident),+)?) => {
+    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
         impl $crate::payload::Payload for $name {
             const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
 
             fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
                 let root = $crate::payload::root!($($root)?);
-                #[allow(unused_variables, reason = "only used where a field is required")]
-                let (value, tree): (Self, _) = $crate::payload::read(payload, root)?;
+                #[allow(unused, reason = "used if a field is required, or an older form is read")]
+                let (mut value, tree): (Self, _) = $crate::payload::read(payload, root)?;
+                $(($complete)(&mut value, tree.decode(root)?);)?
                 $($(
                     if value.$field.is_empty() {
                         let missing = $crate::payload::yaml::ErrorKind::Missing;

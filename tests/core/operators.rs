@@ -306,6 +306,16 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
     rig.pass(1);
     rig.test.connect_as(&agent, uuid).unwrap();
     assert!(rig.bans().is_empty());
+    // Before its time.
+    assert_eq!(rig.kick(by_uuid(uuid, 60)).reason, DONE);
+    assert!(rig.test.connect_as(&agent, uuid).is_err());
+    let lifted = Unban {
+        uuid: uuid.into(),
+        ..Unban::default()
+    };
+    assert_eq!(rig.unban(lifted.clone()), DONE);
+    assert_eq!(rig.unban(lifted), OperatorRefusal::NotBanned);
+    rig.test.connect_as(&agent, uuid).unwrap();
     // Who is not there is kept out all the same, by its whole UUID.
     let other = Uuid::new_v4();
     assert_eq!(rig.kick(by_uuid(other, 10)).reason, DONE);

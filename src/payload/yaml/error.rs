@@ -183,13 +183,7 @@ impl de::Error for Error {
     }
 
     fn missing_field(field: &'static str) -> Self {
-        let error = Self::new(ErrorKind::Missing);
-        // A field's own reader says "missing" without knowing its name.
-        if field.is_empty() {
-            error
-        } else {
-            error.under(Segment::key(field))
-        }
+        Self::new(ErrorKind::Missing).under(Segment::key(field))
     }
 }
 
