@@ -192,6 +192,10 @@ fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uu
     use serde::de::{Error, Unexpected};
 
     let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        // `read_command` says that it is missing.
+        return Ok(Uuid::nil());
+    }
     parse_uuid(&text).ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &"a UUID"))
 }
 
@@ -325,7 +329,7 @@ fn find_command<'a>(
 fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
     let (mut start, older): (Start, Older) = (tree.decode(Some(ROOT))?, tree.decode(Some(ROOT))?);
     let missing = |key| tree.locate(refusal(Some(ROOT), &[key], ErrorKind::Missing));
-    if older.instance_uuid.is_none() {
+    if older.instance_uuid.is_empty() {
         return Err(missing("instance_uuid"));
     }
     // The image was a file that the node copied.

@@ -90,7 +90,7 @@ pub struct Requirements {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Older {
-    pub(super) instance_uuid: Option<IgnoredAny>,
+    pub(super) instance_uuid: Id,
     pub(super) image_uuid: Id,
     requirements: Option<IgnoredAny>,
     requested_resources: Vec<Resource>,
