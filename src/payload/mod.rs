@@ -257,6 +257,25 @@ macro_rules! payload {
     };
 }
 
+/// Defines schemas that have the same fields.
+macro_rules! alike {
+    (
+        $fields:tt
+        $(
+            $(#[$doc:meta])*
+            $name:ident = $operand:ident::$constant:ident,
+            under $root:literal $(, requires $($field:ident),+)?;
+        )+
+    ) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default)]
+        pub struct $name $fields
+
+        $crate::payload::payload!($name = $operand::$constant, under $root $(, requires $($field),+)?);
+    )+};
+}
+
 macro_rules! root {
     () => {
         None
@@ -285,4 +304,4 @@ macro_rules! kind {
     };
 }
 
-use {kind, payload, root};
+use {alike, kind, payload, root};

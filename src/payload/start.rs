@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::id::parse_uuid;
 use super::label::{read_labels, read_name};
 use super::names::names;
-use super::workload::{Older, is_false};
+use super::workload::{Older, is_default};
 use super::yaml::{self, ErrorKind, Position, Tree};
 use super::{Error, FwType, Id, Networking, Payload, Persistence, Requirements, kind, refusal, write};
 use crate::proto::FrameKind;
@@ -86,11 +86,11 @@ pub struct Start {
     /// Whether its node starts it again when it has ended by itself; default:
     /// never. Left out then. A key of this project: `restart` was taken, and has
     /// to stay a boolean for others.
-    #[serde(skip_serializing_if = "is_never")]
+    #[serde(skip_serializing_if = "is_default")]
     pub restart_policy: RestartPolicy,
     /// How often in a row its node does; default: 0, without end. Left out then.
     /// A key of this project.
-    #[serde(skip_serializing_if = "is_zero_count")]
+    #[serde(skip_serializing_if = "is_default")]
     pub restart_limit: u32,
     /// The program of a process and its arguments; required for `process`.
     /// Default: none. Left out when empty.
@@ -124,38 +124,26 @@ pub struct Storage {
     #[serde(skip_serializing_if = "Id::is_empty")]
     pub id: Id,
     /// Whether the instance may boot from it; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub boot: bool,
     /// Its place among those it may boot from, lowest first; default: 0.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub boot_index: i64,
     /// Whether it goes with the instance; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub ephemeral: bool,
     /// Whether it is made on the node; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub local: bool,
     /// Whether it is for swapping; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub swap: bool,
     /// A name for people; default: empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tag: String,
     /// Its size in GiB; default: 0, not said.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub size: i64,
-}
-
-fn is_zero(number: &i64) -> bool {
-    *number == 0
-}
-
-fn is_zero_count(count: &u32) -> bool {
-    *count == 0
-}
-
-fn is_never(policy: &RestartPolicy) -> bool {
-    *policy == RestartPolicy::Never
 }
 
 names! {

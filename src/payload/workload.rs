@@ -78,11 +78,11 @@ pub struct Requirements {
     pub hostname: String,
     /// Whether it needs a network node, as concentrators do; default: false.
     /// Left out when false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub network_node: bool,
     /// Whether a container has all rights on its node; default: false. Left
     /// out when false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub privileged: bool,
 }
 
@@ -124,7 +124,7 @@ struct Resource {
     value: i64,
 }
 
-/// For fields that are left out when false.
-pub(super) fn is_false(value: &bool) -> bool {
-    !value
+/// For fields that are left out when they have their default.
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

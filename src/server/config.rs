@@ -74,7 +74,7 @@ pub struct ServerConfig {
     pub(super) outlive_certificates: bool,
     pub(super) max_payload: u32,
     pub(super) operands: Operands,
-    pub(super) max_sessions: Option<usize>,
+    pub(crate) max_sessions: Option<usize>,
     pub(super) admission: AdmissionPolicy,
     pub(super) operators: Role,
     pub(super) max_handshakes: usize,
@@ -330,7 +330,7 @@ impl ServerConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), ServerError> {
+    pub(crate) fn check(&self) -> Result<(), ServerError> {
         check_identity(&self.identity, self.role, self.uuid)?;
         if self.listen.is_empty() && self.memory.is_empty() {
             return Err(ServerError::NoAddress);
@@ -379,7 +379,7 @@ pub struct Environment {
     pub(super) role: Role,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
-    pub(super) operands: Operands,
+    pub(crate) operands: Operands,
     pub(super) handshake_timeout: Duration,
     pub(super) write_timeout: Duration,
     pub(super) pool: ssntp_transport::BufferPool,
