@@ -14,9 +14,7 @@ impl Snapshot {
     pub fn of_agent(figures: &AgentFigures) -> Self {
         let mut snapshot = Self::of_client(&figures.client);
         snapshot.info.insert("status".into(), json!(figures.status));
-        snapshot
-            .info
-            .insert("limits".into(), json!({ "instances": figures.max_instances }));
+        snapshot.info.insert("limits".into(), json!(figures.limits));
         snapshot.metrics.add_agent(figures);
         snapshot
     }
@@ -187,7 +185,7 @@ impl Metrics {
         self.add_states("ssntp_agent_instances", help, "state", &instances);
         let help = "The most instances, all states together.";
         self.gauge("ssntp_agent_instances_limit", help)
-            .set(figures.max_instances);
+            .set(figures.limits.instances);
         let help = "Threads of a crew of workers.";
         let mut threads = self.gauge("ssntp_agent_worker_threads", help);
         for crew in &figures.crews {

@@ -3,11 +3,10 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, CommandFactory};
+use clap::{Arg, ArgAction};
 
 use super::file::{Entry, Scalar, Value};
 use super::{CONFIG_FILE, Position, Problem};
-use crate::args::Args;
 
 /// The flags of one daemon that a file may hold: all but what is hidden, what asks
 /// for help, and the name of the file.
@@ -23,8 +22,8 @@ pub(crate) struct Flag<'a> {
 
 impl Flags {
     /// Those of the subcommand of this name, or within another.
-    pub(crate) fn of(names: &[&str]) -> Option<Self> {
-        let mut command = Args::command();
+    pub(crate) fn of(command: &clap::Command, names: &[&str]) -> Option<Self> {
+        let mut command = command.clone();
         // Until then, subcommands do not have the flags that all of them have.
         command.build();
         let found = names

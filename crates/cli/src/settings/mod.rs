@@ -16,9 +16,11 @@
 //! |---|---|
 //! | `file` | the file as entries with their lines and columns |
 //! | `flags` | the flags of a daemon, and what clap makes of an entry |
+//! | `problems` | what a daemon finds wrong with its settings before it starts |
 
 mod file;
 mod flags;
+mod problems;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -26,11 +28,11 @@ use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{ArgMatches, FromArgMatches};
 
 use self::file::Entry;
 pub(crate) use self::flags::{Flag, Flags};
-use crate::args::{Args, Command};
+pub(crate) use self::problems::Problems;
 use crate::failure::Failure;
 
 /// The flag of a daemon that names its file.
@@ -48,6 +50,8 @@ const CONFIG_FILE: &str = "config_file";
 /// What a daemon was told, and by whom. Empty for what is no daemon.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
+    /// The definition of the command line.
+    command: clap::Command,
     words: Vec<OsString>,
     file: Option<PathBuf>,
     values: Vec<Setting>,
@@ -94,28 +98,30 @@ pub(crate) enum Refused {
         /// At least one.
         problems: Vec<Problem>,
         /// What the rest of the file comes to, where that can be said.
-        rest: Option<Box<(Args, Settings)>>,
+        rest: Option<Box<Read>>,
     },
 }
 
 /// So many problems are told; who has more has the wrong file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
-/// Reads a command line, and the file that it names.
-pub(crate) fn read(words: &[OsString]) -> Result<(Args, Settings), Refused> {
-    let whole = Args::command().try_get_matches_from(words);
+/// What clap has read, and where it comes from.
+pub(crate) type Read = (ArgMatches, Settings);
+
+/// Reads a command line as `command` defines it, and the file that it names.
+pub(crate) fn read(command: &clap::Command, words: &[OsString]) -> Result<Read, Refused> {
+    let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
-        Ok(matches) => Daemon::of(matches),
+        Ok(matches) => Daemon::of(command, matches),
         // The file may have what is missing.
         Err(e) if e.kind() == ErrorKind::MissingRequiredArgument => {
-            let rest = Args::command().ignore_errors(true).try_get_matches_from(words);
-            rest.ok().as_ref().and_then(Daemon::of)
+            let rest = command.clone().ignore_errors(true).try_get_matches_from(words);
+            rest.ok().and_then(|matches| Daemon::of(command, &matches))
         }
         Err(_) => None,
     };
     let Some(daemon) = daemon else {
-        let args = whole.and_then(|matches| Args::from_arg_matches(&matches));
-        return Ok((args?, Settings::default()));
+        return Ok((whole?, Settings::default()));
     };
     match daemon.file.clone() {
         Some(path) => daemon.with_file(words, &path),
@@ -124,16 +130,17 @@ pub(crate) fn read(words: &[OsString]) -> Result<(Args, Settings), Refused> {
 }
 
 /// A daemon's command line so far.
-struct Daemon {
+struct Daemon<'a> {
+    command: &'a clap::Command,
     flags: Flags,
     file: Option<PathBuf>,
     /// What flags and environment say.
     given: ArgMatches,
 }
 
-impl Daemon {
-    /// None where it is another subcommand: they have no such file.
-    fn of(matches: &ArgMatches) -> Option<Self> {
+impl<'a> Daemon<'a> {
+    /// None if the subcommand is no daemon: others have no such file.
+    fn of(command: &'a clap::Command, matches: &ArgMatches) -> Option<Self> {
         let (mut names, mut given) = (Vec::new(), matches);
         while let Some((name, inner)) = given.subcommand() {
             names.push(name);
@@ -141,13 +148,14 @@ impl Daemon {
         }
         let file = given.try_get_one::<PathBuf>(CONFIG_FILE).ok()?;
         Some(Self {
-            flags: Flags::of(&names)?,
+            command,
+            flags: Flags::of(command, &names)?,
             file: file.cloned(),
             given: given.clone(),
         })
     }
 
-    fn with_file(&self, words: &[OsString], path: &Path) -> Result<(Args, Settings), Refused> {
+    fn with_file(&self, words: &[OsString], path: &Path) -> Result<Read, Refused> {
         let mut problems = Vec::new();
         let mut taken = Vec::new();
         for entry in file::read(path, &mut problems) {
@@ -186,21 +194,14 @@ impl Daemon {
     }
 
     /// What the command line comes to with these entries behind it.
-    fn settle(
-        &self,
-        words: &[OsString],
-        entries: &[(Entry, Vec<OsString>)],
-    ) -> Result<(Args, Settings), clap::Error> {
+    fn settle(&self, words: &[OsString], entries: &[(Entry, Vec<OsString>)]) -> Result<Read, clap::Error> {
         let more = entries.iter().flat_map(|(_, words)| words);
         // What stands behind a bare `--` is no flag.
         let flags = words.iter().position(|word| word == "--").unwrap_or(words.len());
         let (flags, rest) = words.split_at(flags);
-        let matches = Args::command().try_get_matches_from(flags.iter().chain(more).chain(rest))?;
-        let args = Args::from_arg_matches(&matches)?;
-        let mut leaf = &matches;
-        while let Some((_, inner)) = leaf.subcommand() {
-            leaf = inner;
-        }
+        let command = self.command.clone();
+        let matches = command.try_get_matches_from(flags.iter().chain(more).chain(rest))?;
+        let leaf = leaf(&matches);
         let value = |flag: Flag<'_>| {
             let entry = entries.iter().find(|(entry, _)| entry.key == flag.key());
             let origin = match (leaf.value_source(flag.id())?, entry) {
@@ -217,11 +218,20 @@ impl Daemon {
             })
         };
         let settings = Settings {
+            command: self.command.clone(),
             words: words.to_vec(),
             file: self.file.clone(),
             values: self.flags.all().filter_map(value).collect(),
         };
-        Ok((args, settings))
+        Ok((matches, settings))
+    }
+}
+
+/// What clap has read of the innermost subcommand.
+fn leaf(matches: &ArgMatches) -> &ArgMatches {
+    match matches.subcommand() {
+        Some((_, inner)) => leaf(inner),
+        None => matches,
     }
 }
 
@@ -247,12 +257,13 @@ impl Settings {
 
     /// Reads the file again, if there is one: what the daemon would be started with
     /// now. To be [taken](Self::take) once that is in force.
-    pub(crate) fn read_again(&self) -> Result<Option<(Command, Self)>, Failure> {
+    pub(crate) fn read_again<A: FromArgMatches>(&self) -> Result<Option<(A, Self)>, Failure> {
         if self.file.is_none() {
             return Ok(None);
         }
-        let (args, settings) = read(&self.words).map_err(|refused| refused.failure())?;
-        Ok(Some((args.command, settings)))
+        let read = read(&self.command, &self.words)
+            .and_then(|(matches, settings)| Ok((A::from_arg_matches(leaf(&matches))?, settings)));
+        Ok(Some(read.map_err(|refused| refused.failure())?))
     }
 
     /// Notes that the settings of these keys are in force as they were read now. Of

@@ -1,0 +1,380 @@
+//! One revocation list: whom it revokes, entry by entry. Whether it counts is decided in
+//! `revocation`.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use rustls::pki_types::CertificateRevocationListDer;
+use x509_parser::extensions::{ParsedExtension, X509Extension};
+use x509_parser::revocation_list::{CertificateRevocationList, RevokedCertificate};
+use x509_parser::time::ASN1Time;
+
+use super::der::{self, distinguished_name, hexadecimal, rfc3339};
+use super::{BadRequest, CertificateInfo, Error, Fault, store};
+
+/// The facts in one revocation list, read and not judged: whether its authority signed
+/// it is for the caller to check. Hidden characters in its texts are escaped.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RevocationList {
+    /// The authority whose certificates it revokes, as in [`CertificateInfo::issuer`].
+    pub issuer: String,
+    /// Grows with each list of an authority. `None` if the list has no number, or one
+    /// of more than 64 bits.
+    pub number: Option<u64>,
+    /// When it was signed.
+    pub this_update: SystemTime,
+    /// When a newer list is due, if the list says so.
+    pub next_update: Option<SystemTime>,
+    /// The list itself.
+    pub der: CertificateRevocationListDer<'static>,
+    /// The issuer's name in DER, by which lists and certificates are compared.
+    pub(super) name: Box<[u8]>,
+    /// Whether the list means what it seems to mean. False for a list of changes to
+    /// another list, and for one of several issuers.
+    pub(super) is_understood: bool,
+    serials: HashSet<Serial>,
+}
+
+impl RevocationList {
+    /// Reads the lists in a PEM file, or the one in a DER file. Other PEM sections are
+    /// passed over. Blocks while the file is read.
+    ///
+    /// # Errors
+    /// [`Error::Read`]; [`Error::Content`] if there is no list, or a broken one.
+    pub fn load(path: impl AsRef<Path>) -> Result<Vec<Self>, Error> {
+        let path = path.as_ref();
+        let bytes = store::read(path)?;
+        Self::of_bytes(&bytes).map_err(Error::content(store::origin(path)))
+    }
+
+    fn of_bytes(bytes: &[u8]) -> Result<Vec<Self>, Fault> {
+        if !der::is_pem(bytes) && bytes.first() == Some(&SEQUENCE) {
+            return Ok(vec![Self::from_der(&bytes.to_vec().into())?]);
+        }
+        let lists = store::Sections::read(bytes)?.revocation_lists;
+        match lists.is_empty() {
+            true => Err(Fault::NoRevocationList),
+            false => lists.iter().map(Self::from_der).collect(),
+        }
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// [`Fault::BadRevocationList`], [`Fault::NotDer`].
+    pub fn from_der(list: &CertificateRevocationListDer<'_>) -> Result<Self, Fault> {
+        let parsed = der::revocation_list(list)?;
+        let entries = || parsed.iter_revoked_certificates();
+        for entry in entries() {
+            moment(&entry.revocation_date)?;
+        }
+        Ok(Self {
+            issuer: distinguished_name(parsed.issuer()),
+            number: parsed.crl_number().and_then(|number| u64::try_from(number).ok()),
+            this_update: moment(&parsed.last_update())?,
+            next_update: parsed.next_update().map(|time| moment(&time)).transpose()?,
+            der: list.as_ref().to_vec().into(),
+            name: parsed.issuer().as_raw().into(),
+            is_understood: parsed.extensions().iter().all(of_list)
+                && entries().all(|entry| entry.extensions().iter().all(of_entry)),
+            serials: entries().map(|entry| Serial::of(entry.raw_serial())).collect(),
+        })
+    }
+
+    /// The certificates that it revokes, in its order.
+    pub fn revoked(&self) -> Vec<Revoked> {
+        let parsed = der::revocation_list(&self.der);
+        let entries = parsed
+            .iter()
+            .flat_map(CertificateRevocationList::iter_revoked_certificates);
+        // The same bytes were read before, so no entry is broken.
+        entries.filter_map(|entry| Revoked::read(entry).ok()).collect()
+    }
+
+    /// How many certificates it revokes.
+    pub fn len(&self) -> usize {
+        self.serials.len()
+    }
+
+    /// Whether it revokes no certificate.
+    pub fn is_empty(&self) -> bool {
+        self.serials.is_empty()
+    }
+
+    /// Whether it revokes the certificate with that serial number, provided that the
+    /// same authority issued it.
+    pub fn revokes(&self, serial: &Serial) -> bool {
+        self.serials.contains(serial)
+    }
+
+    /// [`this_update`](Self::this_update) in RFC 3339 form.
+    pub fn this_update_text(&self) -> String {
+        rfc3339(self.this_update)
+    }
+
+    /// [`next_update`](Self::next_update) in RFC 3339 form.
+    pub fn next_update_text(&self) -> Option<String> {
+        self.next_update.map(rfc3339)
+    }
+
+    /// Whether a newer list is due at that time.
+    pub fn is_overdue(&self, at: SystemTime) -> bool {
+        self.next_update.is_some_and(|next| at >= next)
+    }
+
+    pub(super) fn overdue(&self) -> Fault {
+        Fault::RevocationListOverdue {
+            issuer: self.issuer.clone(),
+            next_update: self.next_update_text().unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Debug for RevocationList {
+    /// Without the serial numbers: there may be 250,000.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RevocationList")
+            .field("issuer", &self.issuer)
+            .field("next_update", &self.next_update_text())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+    der::moment(time).ok_or_else(|| Fault::BadRevocationList(format!("a time at {time}")))
+}
+
+/// 2.5.29.27: the list holds only what has changed since another one.
+const CHANGES_ONLY: [u8; 3] = [0x55, 0x1d, 0x1b];
+
+/// Whether an extension of a list leaves the meaning of the list unchanged.
+fn of_list(extension: &X509Extension<'_>) -> bool {
+    match extension.parsed_extension() {
+        _ if extension.oid.as_bytes() == CHANGES_ONLY => false,
+        ParsedExtension::IssuingDistributionPoint(point) => !point.indirect_crl,
+        ParsedExtension::CRLNumber(_) | ParsedExtension::AuthorityKeyIdentifier(_) => true,
+        // RFC 5280 requires that an extension that changes the meaning is critical.
+        _ => !extension.critical,
+    }
+}
+
+/// As [`of_list`], for an extension of one entry.
+fn of_entry(extension: &X509Extension<'_>) -> bool {
+    match extension.parsed_extension() {
+        ParsedExtension::ReasonCode(_) | ParsedExtension::InvalidityDate(_) => true,
+        _ => !extension.critical,
+    }
+}
+
+/// The first byte of a list in DER.
+const SEQUENCE: u8 = 0x30;
+
+/// A certificate that a list revokes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Revoked {
+    /// The certificate's serial number.
+    pub serial: Serial,
+    /// When it was revoked.
+    pub time: SystemTime,
+    /// Why it was revoked.
+    pub reason: RevocationReason,
+}
+
+impl Revoked {
+    /// A certificate that is revoked now.
+    pub fn now(serial: Serial, reason: RevocationReason) -> Self {
+        let time = der::now();
+        Self { serial, time, reason }
+    }
+
+    fn read(entry: &RevokedCertificate<'_>) -> Result<Self, Fault> {
+        let mut extensions = entry.extensions().iter();
+        let reason = extensions.find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::ReasonCode(code) => Some(RevocationReason(code.0)),
+            _ => None,
+        });
+        Ok(Self {
+            serial: Serial::of(entry.raw_serial()),
+            time: moment(&entry.revocation_date)?,
+            reason: reason.unwrap_or_default(),
+        })
+    }
+
+    /// [`time`](Self::time) in RFC 3339 form.
+    pub fn time_text(&self) -> String {
+        rfc3339(self.time)
+    }
+}
+
+/// The serial number of a certificate, without zeros in front.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Serial(Vec<u8>);
+
+impl Serial {
+    /// The number in these bytes, the highest first.
+    pub fn of(bytes: &[u8]) -> Self {
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        Self(bytes[zeros..].to_vec())
+    }
+
+    /// Its bytes, the highest first.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The certificate's serial number.
+impl From<&CertificateInfo> for Serial {
+    fn from(certificate: &CertificateInfo) -> Self {
+        let parsed = der::certificate(&certificate.der);
+        Self::of(parsed.as_ref().map_or(&[], |parsed| parsed.raw_serial()))
+    }
+}
+
+impl fmt::Display for Serial {
+    /// In hexadecimal, bytes joined with colons.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hexadecimal(&self.0))
+    }
+}
+
+impl FromStr for Serial {
+    type Err = BadRequest;
+
+    /// Reads hexadecimal digits as they are printed: with colons between the bytes,
+    /// with `0x` in front, or at least 16 of them, so that no name is taken for a
+    /// number.
+    fn from_str(text: &str) -> Result<Self, BadRequest> {
+        let wrong = || BadRequest::Serial(text.to_owned());
+        let digits = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+            Some(digits) => digits.to_owned(),
+            None if text.contains(':') && text.split(':').all(|byte| byte.len() == 2) => {
+                text.replace(':', "")
+            }
+            None if text.len() >= 16 => text.to_owned(),
+            None => return Err(wrong()),
+        };
+        let digits = match digits.len() % 2 {
+            0 => digits,
+            _ => format!("0{digits}"),
+        };
+        // RFC 5280 allows 20 bytes.
+        if !(2..=40).contains(&digits.len()) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(wrong());
+        }
+        let bytes = (0..digits.len()).step_by(2);
+        let bytes = bytes.filter_map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok());
+        match Self::of(&bytes.collect::<Vec<_>>()) {
+            zero if zero.0.is_empty() => Err(wrong()),
+            serial => Ok(serial),
+        }
+    }
+}
+
+/// Why a certificate was revoked: the code of RFC 5280, section 5.3.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RevocationReason(pub u8);
+
+impl RevocationReason {
+    /// No reason was given.
+    pub const UNSPECIFIED: Self = Self(0);
+    /// The private key is, or may be, known to others.
+    pub const KEY_COMPROMISE: Self = Self(1);
+    /// The holder's name or affiliation has changed.
+    pub const AFFILIATION_CHANGED: Self = Self(3);
+    /// Another certificate replaces it.
+    pub const SUPERSEDED: Self = Self(4);
+    /// It is no longer needed for its purpose.
+    pub const CESSATION_OF_OPERATION: Self = Self(5);
+    /// Its holder lost a privilege that it states.
+    pub const PRIVILEGE_WITHDRAWN: Self = Self(9);
+
+    const NAMES: [(Self, &'static str); 6] = [
+        (Self::UNSPECIFIED, "unspecified"),
+        (Self::KEY_COMPROMISE, "key-compromise"),
+        (Self::AFFILIATION_CHANGED, "affiliation-changed"),
+        (Self::SUPERSEDED, "superseded"),
+        (Self::CESSATION_OF_OPERATION, "cessation-of-operation"),
+        (Self::PRIVILEGE_WITHDRAWN, "privilege-withdrawn"),
+    ];
+}
+
+impl fmt::Display for RevocationReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMES.iter().find(|(reason, _)| reason == self) {
+            Some((_, name)) => f.write_str(name),
+            None => write!(f, "reason {}", self.0),
+        }
+    }
+}
+
+impl FromStr for RevocationReason {
+    type Err = BadRequest;
+
+    fn from_str(text: &str) -> Result<Self, BadRequest> {
+        let found = Self::NAMES.iter().find(|(_, name)| *name == text);
+        found
+            .map(|(reason, _)| *reason)
+            .ok_or_else(|| BadRequest::Reason(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_serial_number_is_told_from_a_name() {
+        let read = |text: &str| text.parse::<Serial>().map(|serial| serial.to_string());
+        assert_eq!(read("4b:0C:ff").unwrap(), "4b:0c:ff");
+        assert_eq!(read("00:80").unwrap(), "80");
+        assert_eq!(read("0x1000").unwrap(), "10:00");
+        assert_eq!(read("0xabc").unwrap(), "0a:bc");
+        assert_eq!(read("0123456789abcdef").unwrap(), "01:23:45:67:89:ab:cd:ef");
+        for name in [
+            "",
+            "cafe",
+            "deed01",
+            "agent-7",
+            ":",
+            "a:b",
+            "zz:zz",
+            "0x",
+            "0x0",
+            "00:00",
+            "\u{fc}\u{fc}:00",
+            "fedcba9876543210g",
+            "0x00112233445566778899aabbccddeeff0011223344",
+        ] {
+            assert!(read(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_told_of() {
+        let read = |bytes: &[u8]| RevocationList::of_bytes(bytes).unwrap_err();
+        assert_eq!(read(b""), Fault::NotPem);
+        assert!(matches!(read(&[0x30, 0x03, 1]), Fault::BadRevocationList(_)));
+        let other = "-----BEGIN EC PARAMETERS-----\nAAAA\n-----END EC PARAMETERS-----\n";
+        assert_eq!(read(other.as_bytes()), Fault::NoRevocationList);
+        let list = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n";
+        assert!(matches!(read(list.as_bytes()), Fault::BadRevocationList(_)));
+        assert!(matches!(read(&list.as_bytes()[..30]), Fault::BadPem(_)));
+    }
+
+    #[test]
+    fn reasons_are_read_as_they_print() {
+        for (reason, name) in RevocationReason::NAMES {
+            assert_eq!(name.parse::<RevocationReason>().unwrap(), reason);
+            assert_eq!(reason.to_string(), name);
+        }
+        assert_eq!(RevocationReason(6).to_string(), "reason 6");
+        assert!("hold".parse::<RevocationReason>().is_err());
+    }
+}

@@ -1,0 +1,280 @@
+//! Thousands of simulated agents in one process, over a few threads: a load
+//! generator, not a way to run nodes.
+//!
+//! ```text
+//!  ssntp-fleet-0 ── poll ─▶ agent 0: TLS session ─▶ codec ─▶ SteppedAgent ─┐
+//!                       ─▶ agent 4: …                     ▲                 ▼
+//!  ssntp-fleet-1 …                                        └─ ends ─ SimulateDriver
+//! ```
+//!
+//! Each agent has a session of its own, its own state machine, the same that
+//! real agents have, and instances that are nothing. What takes a moment in a
+//! real agent takes none here, so it is done on the spot. Connecting blocks
+//! a thread and all agents on it, and so does a server that takes nothing.
+//! Nothing is queued: what an agent says goes to its socket at once.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `crew` | the agents of one thread |
+//! | `options` | the command and its flags |
+//! | `session` | one agent's session: connecting, receiving, sending |
+//! | `simulate` | the driver whose instances are entries in a table |
+
+mod crew;
+mod options;
+mod session;
+mod simulate;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use uuid::Uuid;
+
+use self::crew::{Crew, Member};
+pub(crate) use self::options::{Options, run};
+use self::session::Dialer;
+use ssntp::Role;
+use ssntp::pki::{Identity, Trust};
+use ssntp_cluster::agent::DEFAULT_MAX_INSTANCES;
+use ssntp_transport::tls::{Connector, TlsError};
+use ssntp_transport::{Address, BufferPool, Cancel, descriptors, threads};
+
+/// Descriptors for everything that is not a session.
+const SPARE_DESCRIPTORS: u64 = 64;
+
+/// The settings of a fleet.
+#[derive(Clone, Debug)]
+pub(crate) struct FleetConfig {
+    identity: Identity,
+    trust: Trust,
+    address: Address,
+    agents: usize,
+    threads: usize,
+    mem_mb: i64,
+    disk_mb: i64,
+    max_instances: usize,
+    interval: Duration,
+}
+
+impl FleetConfig {
+    /// That many agents, all with the same certificate, at a server's TCP
+    /// address.
+    pub(crate) fn new(identity: Identity, trust: Trust, address: Address, agents: usize) -> Self {
+        Self {
+            identity,
+            trust,
+            address,
+            agents,
+            threads: 4,
+            mem_mb: 64_000,
+            disk_mb: 500_000,
+            max_instances: DEFAULT_MAX_INSTANCES,
+            interval: Duration::from_secs(30),
+        }
+    }
+
+    /// Over how many threads they are spread. Default: 4.
+    #[must_use]
+    pub(crate) fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// The memory that each of them has, in MB. Default: 64,000.
+    #[must_use]
+    pub(crate) fn mem_mb(mut self, mb: u32) -> Self {
+        self.mem_mb = mb.into();
+        self
+    }
+
+    /// The disk that each of them has, in MB. Default: 500,000.
+    #[must_use]
+    pub(crate) fn disk_mb(mut self, mb: u32) -> Self {
+        self.disk_mb = mb.into();
+        self
+    }
+
+    /// How many instances each of them holds. Default:
+    /// [`DEFAULT_MAX_INSTANCES`].
+    #[must_use]
+    pub(crate) fn max_instances(mut self, instances: usize) -> Self {
+        self.max_instances = instances;
+        self
+    }
+
+    /// How often each of them sends STATS. Default: 30 s.
+    #[must_use]
+    pub(crate) fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+}
+
+/// A fleet could not be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FleetError {
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("{0}: a fleet connects over TCP")]
+    Address(Address),
+    #[error("{0} is not the role of an agent")]
+    Role(Role),
+    #[error("the certificate is for {0} alone, and not for many agents")]
+    Bound(Uuid),
+    #[error("the open files limit (ulimit -n) is {0}, too low for so many agents")]
+    Descriptors(u64),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What a fleet has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FleetCounters {
+    /// Agents that are connected now.
+    pub(crate) connected: usize,
+    /// Attempts to connect that failed, and sessions that were lost.
+    pub(crate) lost: u64,
+    /// Frames that were sent.
+    pub(crate) sent: u64,
+    /// Frames that were received.
+    pub(crate) received: u64,
+    /// Instances that were launched.
+    pub(crate) launched: u64,
+}
+
+/// Simulated agents.
+///
+/// # Threads
+/// It owns its threads. Nothing but dropping it blocks: that ends their
+/// sessions and waits for them, for a second at most, or as long as the look-up
+/// of a name takes.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    shared: Arc<Counts>,
+    stops: Vec<Arc<Stop>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What ends the waits of one thread.
+#[derive(Debug)]
+struct Stop {
+    /// Connecting, and everything on a socket.
+    cancel: Cancel,
+    /// Waiting for all of them.
+    wake: OwnedFd,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let cancel = Cancel::new();
+        Ok(Self { cancel, wake })
+    }
+
+    fn stop(&self) {
+        self.cancel.cancel();
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    connected: AtomicUsize,
+    lost: AtomicU64,
+    sent: AtomicU64,
+    received: AtomicU64,
+    launched: AtomicU64,
+}
+
+impl Fleet {
+    /// Starts the threads; the agents connect one after the other on each.
+    /// Raises the soft limit of descriptors to the hard one first.
+    ///
+    /// # Errors
+    /// [`FleetError`].
+    pub(crate) fn start(config: FleetConfig) -> Result<Self, FleetError> {
+        let role = config.identity.roles() & (Role::AGENT | Role::NETAGENT);
+        if role.is_empty() {
+            return Err(FleetError::Role(config.identity.roles()));
+        }
+        if let Some(uuid) = config.identity.uuid() {
+            return Err(FleetError::Bound(uuid));
+        }
+        let Address::Tcp { host, port } = config.address.clone() else {
+            return Err(FleetError::Address(config.address));
+        };
+        if let Some(limit) = descriptors()
+            && limit.saturating_sub(SPARE_DESCRIPTORS) < config.agents as u64
+        {
+            return Err(FleetError::Descriptors(limit));
+        }
+        let connector = Connector::mutual(&config.identity, &config.trust)?;
+        let dialer = Arc::new(Dialer {
+            connector,
+            host,
+            port,
+            role,
+            pool: BufferPool::new(),
+        });
+        let mut fleet = Self {
+            shared: Arc::default(),
+            stops: Vec::new(),
+            threads: Vec::new(),
+        };
+        let threads = config.threads.min(config.agents);
+        for number in 0..threads {
+            let members = (number..config.agents).step_by(threads);
+            let stop = Arc::new(Stop::new().map_err(FleetError::Thread)?);
+            fleet.stops.push(Arc::clone(&stop));
+            let crew = Crew {
+                members: members
+                    .map(|index| Member::new(&config, role, index, &fleet.shared))
+                    .collect(),
+                dialer: Arc::clone(&dialer),
+                shared: Arc::clone(&fleet.shared),
+                stop,
+            };
+            let thread = threads::spawn(format!("ssntp-fleet-{number}"), move || crew.run());
+            fleet.threads.push(thread.map_err(FleetError::Thread)?);
+        }
+        Ok(fleet)
+    }
+
+    /// What has been done so far.
+    pub(crate) fn counters(&self) -> FleetCounters {
+        let shared = &self.shared;
+        FleetCounters {
+            connected: shared.connected.load(Ordering::Relaxed),
+            lost: shared.lost.load(Ordering::Relaxed),
+            sent: shared.sent.load(Ordering::Relaxed),
+            received: shared.received.load(Ordering::Relaxed),
+            launched: shared.launched.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for stop in &self.stops {
+            stop.stop();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "here the state machines get their clock"
+)]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,181 @@
+//! Instances that are entries in a table.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Counts;
+use ssntp::payload::Start;
+use ssntp_cluster::agent::driver::{
+    Commit, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError, Place, Running, Subject, Usage,
+    Volume, VolumeError,
+};
+use uuid::Uuid;
+
+/// Pretends to run instances: any kind starts at once, uses a plausible part
+/// of what it was promised, and ends when it is asked to. Its instances are lost with
+/// the driver.
+#[derive(Debug, Default)]
+pub(super) struct SimulateDriver {
+    running: Mutex<HashMap<Uuid, Simulated>>,
+    counts: Arc<Counts>,
+}
+
+struct Simulated {
+    run: u64,
+    sink: Option<EndSink>,
+}
+
+impl std::fmt::Debug for Simulated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Simulated({})", self.run)
+    }
+}
+
+impl SimulateDriver {
+    /// A driver with nothing running, which counts its launches.
+    pub(super) fn new(counts: Arc<Counts>) -> Self {
+        let running = Mutex::default();
+        Self { running, counts }
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut HashMap<Uuid, Simulated>) -> T) -> T {
+        call(&mut self.running.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Ends an instance, asked or killed: it never refuses.
+    fn end(&self, running: &Running, code: i32) {
+        let instance = running.place.instance();
+        let ended = self.with(|all| match all.get(&instance) {
+            Some(simulated) if simulated.run == running.handle.start_time => all.remove(&instance),
+            _ => None,
+        });
+        if let Some(sink) = ended.and_then(|simulated| simulated.sink) {
+            sink(Ended {
+                instance,
+                handle: running.handle.clone(),
+                exit: Exit::code(code),
+            });
+        }
+    }
+}
+
+impl Driver for SimulateDriver {
+    fn name(&self) -> &'static str {
+        "simulate"
+    }
+
+    fn check(&self, _: &Start) -> Result<(), LaunchError> {
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+        let (_, run) = Uuid::new_v4().as_u64_pair();
+        let handle = Handle {
+            pid: 0,
+            start_time: run,
+            boot_id: String::new(),
+        };
+        commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        let simulated = Simulated { run, sink: None };
+        self.with(|all| all.insert(launch.place.instance(), simulated));
+        self.counts.launched.fetch_add(1, Ordering::Relaxed);
+        Ok(handle)
+    }
+
+    fn watch(&self, running: &Running, sink: &EndSink) {
+        self.with(|all| {
+            if let Some(simulated) = all.get_mut(&running.place.instance()) {
+                simulated.sink = Some(EndSink::clone(sink));
+            }
+        });
+    }
+
+    fn terminate(&self, running: &Running) -> io::Result<()> {
+        self.end(running, 143);
+        Ok(())
+    }
+
+    fn kill(&self, running: &Running) -> io::Result<()> {
+        self.end(running, 137);
+        Ok(())
+    }
+
+    fn find(&self, _: &Running) -> Found {
+        Found::Ended(Exit::default())
+    }
+
+    fn find_unrecorded(&self, _: &Place) -> Option<Handle> {
+        None
+    }
+
+    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+        let measure = |subject: &Subject| {
+            // Different for each instance, the same at each measurement.
+            let (_, low) = subject.place.instance().as_u64_pair();
+            let share = i64::try_from(low % 60).unwrap_or(0) + 20;
+            let running = subject.handle.is_some();
+            Usage {
+                memory_mb: if running { subject.mem_mb * share / 100 } else { 0 },
+                disk_mb: share * 10,
+                cpu_percent: if running { share / 2 } else { 0 },
+            }
+        };
+        subjects.iter().map(measure).collect()
+    }
+
+    fn forget(&self, place: &Place) {
+        self.with(|all| all.remove(&place.instance()));
+    }
+
+    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::payload::StartPayload;
+    use ssntp_cluster::agent::Policy;
+    use ssntp_cluster::agent::driver::Cancel;
+
+    #[test]
+    fn instances_use_a_part_of_their_promise_and_end_once() {
+        let driver = SimulateDriver::default();
+        let place = Place::new(Uuid::from_u128(7), "/nowhere");
+        let launch = Launch {
+            place: &place,
+            payload: &StartPayload::default(),
+            user: None,
+            policy: &Policy::default(),
+            cancel: &Cancel::default(),
+        };
+        let handle = driver.launch(&launch, &mut |_| Ok(())).unwrap();
+        assert_eq!(driver.counts.launched.load(Ordering::Relaxed), 1);
+        let subject = |handle| Subject {
+            place: place.clone(),
+            handle,
+            vcpus: 1,
+            mem_mb: 100,
+        };
+        let usages = driver.measure(&[subject(Some(handle.clone())), subject(None)]);
+        assert!((20..=80).contains(&usages[0].memory_mb) && usages[1].memory_mb == 0);
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&ends);
+        let sink: EndSink = Arc::new(move |ended: Ended| told.lock().unwrap().push(ended.exit.code));
+        let running = Running {
+            place: place.clone(),
+            handle,
+        };
+        driver.watch(&running, &sink);
+        driver.terminate(&running).unwrap();
+        driver.kill(&running).unwrap();
+        assert_eq!(*ends.lock().unwrap(), [Some(143)]);
+    }
+}

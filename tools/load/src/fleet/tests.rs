@@ -1,0 +1,199 @@
+//! Fleets of some dozen agents, with a scheduler and a controller in the same process.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait with a time limit")]
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ssntp::Role;
+use ssntp::client::ClientConfig;
+use ssntp::payload::{Requirements, Start};
+use ssntp::server::{Server, ServerConfig};
+use ssntp::transport::Address;
+use ssntp_cluster::controller::{Controller, ControllerConfig, Node, Shown, View};
+use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use uuid::Uuid;
+
+use super::{Fleet, FleetConfig, FleetError};
+use ssntp_test_support::{LIMIT, bound_identity, identity, trust};
+
+/// A scheduler that places as it does by default: one START for a READY.
+fn scheduler(address: &Address) -> Server {
+    let server = ServerConfig::new(identity(Role::SCHEDULER), trust()).listen(address.clone());
+    Scheduler::new(SchedulerConfig::new())
+        .unwrap()
+        .start(server)
+        .unwrap()
+}
+
+/// Agents with 1000 MB each.
+fn fleet(address: &Address, agents: usize) -> Fleet {
+    let config = FleetConfig::new(identity(Role::AGENT), trust(), address.clone(), agents)
+        .interval(Duration::from_secs(5))
+        .mem_mb(1000);
+    Fleet::start(config).unwrap()
+}
+
+fn controller(address: &Address) -> Controller {
+    let client = ClientConfig::new(identity(Role::CONTROLLER), trust()).address(address.clone());
+    Controller::connect(ControllerConfig::new(client)).unwrap()
+}
+
+fn start(mem_mb: i64) -> Start {
+    Start {
+        instance_uuid: Uuid::new_v4(),
+        requirements: Requirements {
+            mem_mb,
+            ..Requirements::default()
+        },
+        ..Start::default()
+    }
+}
+
+/// Waits until no agent is connected.
+fn wait_disconnected(fleet: &Fleet) {
+    let limit = Instant::now() + LIMIT;
+    while fleet.counters().connected > 0 {
+        assert!(Instant::now() < limit, "still connected: {:?}", fleet.counters());
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// Whether so many nodes have sent STATS since then, and so READY before them.
+fn told(view: &View, nodes: usize, since: SystemTime) -> Option<()> {
+    let told = |node: &&Node| node.connected && node.seen.is_some_and(|seen| seen > since);
+    (view.nodes().filter(told).count() == nodes).then_some(())
+}
+
+#[test]
+fn every_start_over_many_agents_is_confirmed_or_failed() {
+    const AGENTS: usize = 50;
+    const STARTS: usize = 100;
+    let server = scheduler(&"127.0.0.1:0".parse().unwrap());
+    let address = &server.addresses()[0];
+    let fleet = fleet(address, AGENTS);
+    let controller = controller(address);
+    controller
+        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .unwrap();
+
+    // One of them fits nowhere.
+    let memory = (0..STARTS).map(|_| 100).chain([1001]);
+    let orders: Vec<_> = memory
+        .map(|mem_mb| controller.order(&start(mem_mb)).unwrap())
+        .collect();
+    let (mut nodes, mut failed) = (BTreeSet::new(), Vec::new());
+    for order in &orders {
+        match order.wait(LIMIT) {
+            Ok(Shown::Running { node, .. }) => drop(nodes.insert(node)),
+            Ok(other) => panic!("{other}"),
+            Err(e) => failed.push(e.to_string()),
+        }
+    }
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert_eq!(nodes.len(), AGENTS, "they are spread over all");
+    let counters = fleet.counters();
+    assert_eq!((counters.launched, counters.lost), (STARTS as u64, 0));
+    assert!(counters.sent > (AGENTS + STARTS) as u64 && counters.received >= STARTS as u64);
+}
+
+#[test]
+fn agents_and_what_they_run_are_back_with_a_scheduler_that_was_gone() {
+    const AGENTS: usize = 10;
+    let server = scheduler(&"127.0.0.1:0".parse().unwrap());
+    let address = server.addresses()[0].clone();
+    let fleet = fleet(&address, AGENTS);
+    let controller = controller(&address);
+    controller
+        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .unwrap();
+    let mut started = HashSet::new();
+    for order in (0..AGENTS).map(|_| controller.order(&start(100)).unwrap()) {
+        let Ok(Shown::Running { instance, .. }) = order.wait(LIMIT) else {
+            panic!("{} does not run", order.subject());
+        };
+        started.insert(instance);
+    }
+
+    drop(server);
+    wait_disconnected(&fleet);
+    let gone = SystemTime::now();
+    let _server = scheduler(&address);
+    let seen = controller.wait(LIMIT, |view| {
+        told(view, AGENTS, gone)?;
+        Some(
+            view.instances()
+                .map(|instance| instance.uuid)
+                .collect::<HashSet<_>>(),
+        )
+    });
+    assert_eq!(seen, Some(started));
+    let order = controller.order(&start(100)).unwrap();
+    assert!(matches!(order.wait(LIMIT), Ok(Shown::Running { .. })));
+}
+
+#[test]
+fn a_fleet_that_cannot_be_one_is_refused() {
+    let tcp: Address = "127.0.0.1:1".parse().unwrap();
+    let start = |identity, address: &Address| {
+        Fleet::start(FleetConfig::new(identity, trust(), address.clone(), 1)).unwrap_err()
+    };
+    let error = start(identity(Role::CONTROLLER), &tcp);
+    assert!(matches!(error, FleetError::Role(Role::CONTROLLER)), "{error}");
+    let error = start(identity(Role::AGENT), &"unix:/x".parse().unwrap());
+    assert!(matches!(error, FleetError::Address(_)), "{error}");
+    let own = Uuid::from_u128(1);
+    let error = start(bound_identity(Role::AGENT, own), &tcp);
+    assert!(matches!(error, FleetError::Bound(uuid) if uuid == own), "{error}");
+    let many = FleetConfig::new(identity(Role::AGENT), trust(), tcp, usize::MAX);
+    let error = Fleet::start(many).map(drop);
+    assert!(matches!(error, Err(FleetError::Descriptors(_))), "{error:?}");
+}
+
+#[test]
+fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next() {
+    const AGENTS: usize = 20;
+    let server = scheduler(&"127.0.0.1:0".parse().unwrap());
+    let address = server.addresses()[0].clone();
+    let fleet = fleet(&address, AGENTS);
+    let controller = controller(&address);
+    controller
+        .wait(LIMIT, |view| told(view, AGENTS, UNIX_EPOCH))
+        .unwrap();
+    // More than there are nodes: some wait for a READY when it goes.
+    let orders: Vec<_> = (0..3 * AGENTS)
+        .map(|_| controller.order(&start(100)).unwrap())
+        .collect();
+    let first = orders[0].wait(LIMIT);
+    assert!(matches!(first, Ok(Shown::Running { .. })), "{first:?}");
+    drop(server);
+    wait_disconnected(&fleet);
+    let launched = fleet.counters().launched;
+    let gone = SystemTime::now();
+    let _server = scheduler(&address);
+    controller.wait(LIMIT, |view| told(view, AGENTS, gone)).unwrap();
+    let running: HashSet<_> = controller.look(|view| view.instances().map(|i| i.uuid).collect());
+    assert_eq!(running.len() as u64, launched, "all that was launched is known");
+    for order in &orders[1..] {
+        let runs = running.contains(&order.subject().parse().unwrap());
+        // The others failed, or are not heard of any more.
+        assert_eq!(matches!(order.poll(), Some(Ok(_))), runs, "{}", order.subject());
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_types, reason = "a server that says nothing")]
+fn a_fleet_ends_at_once_while_nobody_answers_it() {
+    // It is there, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string().parse().unwrap();
+    let fleet = fleet(&address, 4);
+    let _connecting = silent.accept().unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    let ending = std::thread::spawn(move || {
+        drop(fleet);
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(LIMIT).unwrap();
+    ending.join().unwrap();
+}

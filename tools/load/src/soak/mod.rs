@@ -1,0 +1,172 @@
+//! A soak: a cluster of processes under load, everything in it killed in turn,
+//! and at the end nothing left of it but what was there at the beginning.
+//!
+//! ```text
+//!  warm-up ─ drain ─ figures ─ chaos: load, and every few seconds  ─ calm: ─ drain ─ figures ─ verdict
+//!                              something is killed, filled, replaced  load
+//! ```
+//!
+//! `make soak` runs it for 20 minutes, `make soak SECONDS=120` for a look. It
+//! prints its figures every 10 s, then what did not return, and fails where
+//! there is such a thing.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `cluster` | the processes, and what is left of them |
+//! | `chaos` | what is done to them |
+//! | `jobs` | STARTs, each with its one answer, and the instances that come of them |
+//! | `figures` | memory, descriptors and threads, and how much they may grow |
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a soak looks at the clock, and at its cluster, at intervals"
+)]
+
+mod chaos;
+mod cluster;
+mod figures;
+mod jobs;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use self::chaos::Chaos;
+use self::cluster::Cluster;
+use self::figures::Figures;
+use self::jobs::Jobs;
+use crate::Result;
+
+/// How many STARTs are sent in a second.
+const RATE: u128 = 10;
+/// How often the cluster is looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// How often a line of figures is printed.
+const REPORT: Duration = Duration::from_secs(10);
+/// How long what is under way may take to end. A START that was lost with the
+/// scheduler is given up after 90 s.
+const DRAIN: Duration = Duration::from_secs(150);
+/// How long threads that wait for more work stay.
+const SETTLE: Duration = Duration::from_secs(4);
+
+/// The flags of `ssntp-load soak`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// How long it runs; at least 30
+    #[arg(long, default_value_t = 20 * 60, value_name = "SECONDS")]
+    seconds: u64,
+    /// The program `ssntp` [default: the one beside this program]
+    #[arg(long, value_name = "SSNTP")]
+    program: Option<PathBuf>,
+    /// Keep the directory, with the logs of all processes
+    #[arg(long)]
+    keep: bool,
+}
+
+impl Options {
+    /// Its absolute path, because the processes have a working directory of their own.
+    fn program(&self) -> Result<PathBuf> {
+        let program = match &self.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()?.with_file_name("ssntp"),
+        };
+        Ok(std::path::absolute(program)?)
+    }
+}
+
+/// Runs a soak. Returns what did not return to its state at the beginning, or went wrong.
+pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
+    let seconds = options.seconds.max(30);
+    let mut run = Run {
+        cluster: Cluster::start(&options.program()?, options.keep)?,
+        jobs: Jobs::default(),
+        began: Instant::now(),
+        next_report: Instant::now() + REPORT,
+    };
+    let third = Duration::from_secs(seconds / 3);
+    let warm_up = third.min(Duration::from_secs(30));
+    println!(
+        "{} s: warm-up {} s, chaos {} s, calm {} s; {RATE} STARTs/s; {}",
+        seconds,
+        warm_up.as_secs(),
+        (third * 2 - warm_up).as_secs(),
+        third.as_secs(),
+        run.cluster.describe()
+    );
+    run.load(warm_up, None)?;
+    run.drain()?;
+    let before = Figures::of(&run.cluster);
+    println!("before: {before}");
+
+    let mut chaos = Chaos::default();
+    run.load(third * 2 - warm_up, Some(&mut chaos))?;
+    chaos.end(&mut run.cluster)?;
+    run.load(third, None)?;
+    run.drain()?;
+    let after = Figures::of(&run.cluster);
+    println!("after: {after}");
+
+    let mut faults = run.jobs.faults();
+    faults.extend(before.compare(&after));
+    faults.extend(run.cluster.end(run.jobs.started()));
+    println!("{}; {}", chaos.summary(), run.jobs.summary());
+    Ok(faults)
+}
+
+struct Run {
+    cluster: Cluster,
+    jobs: Jobs,
+    began: Instant,
+    next_report: Instant,
+}
+
+impl Run {
+    /// Load for that long, with something happening meanwhile or not.
+    fn load(&mut self, time: Duration, mut chaos: Option<&mut Chaos>) -> Result<()> {
+        let began = Instant::now();
+        let mut sent = 0;
+        while began.elapsed() < time {
+            let due = began.elapsed().as_millis() * RATE / 1000;
+            // What could not be sent in time is not made up for.
+            if due > sent {
+                sent = due;
+                let is_calm = chaos.is_none();
+                self.jobs
+                    .start(&self.cluster.controller, is_calm, &self.cluster.root());
+            }
+            if let Some(chaos) = &mut chaos {
+                chaos.proceed(&mut self.cluster)?;
+            }
+            self.tick()?;
+        }
+        Ok(())
+    }
+
+    /// No more load, until all is done, or long enough was waited for it.
+    fn drain(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while self.jobs.open() > 0 && began.elapsed() < DRAIN {
+            self.tick()?;
+        }
+        let settled = Instant::now() + SETTLE;
+        while Instant::now() < settled {
+            self.tick()?;
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self) -> Result<()> {
+        std::thread::sleep(TICK);
+        self.jobs.proceed(&self.cluster.controller);
+        self.cluster.watch()?;
+        if Instant::now() >= self.next_report {
+            self.next_report += REPORT;
+            println!(
+                "{:4} s  {}  |  {}",
+                self.began.elapsed().as_secs(),
+                self.jobs.summary(),
+                Figures::of(&self.cluster)
+            );
+        }
+        Ok(())
+    }
+}
