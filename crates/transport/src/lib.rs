@@ -65,11 +65,7 @@ pub use self::dispatch::DispatcherFigures;
 pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
 pub use self::histogram::Histogram;
-pub use self::host::available_memory::memory_for_queues;
-pub use self::host::capacity::{Room, descriptors};
-pub use self::host::deadline::{after, deadline, left};
-pub use self::host::process::ProcessFigures;
-pub use self::host::threads;
+pub use self::host::{ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads};
 pub use self::link::{Link, LinkConfig, Sink};
 pub use self::log_limit::{LogLimit, More};
 pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes};
@@ -77,18 +73,14 @@ pub use self::outbox::{Gauge, Limits, Outbox, PushError};
 pub use self::printable::{Excerpt, excerpt, excerpt_bytes, printable, printable_json};
 pub use self::replace::{directory, replace};
 pub use self::role::{ParseRoleError, Role};
-pub use self::socket::address::{Address, AddressError, DEFAULT_PORT};
-pub use self::socket::cancel::Cancel;
-pub use self::socket::duplex::{Duplex, PeerAddress, is_timeout};
-pub use self::socket::listener::Listener;
-pub use self::socket::memory;
-pub use self::socket::target::Target;
-pub use self::socket::tcp::{KeepAlive, TcpOptions, connect_tcp, connect_unless};
-pub use self::socket::unix::connect_unix;
-pub use self::stream::buffers::BufferPool;
-pub use self::stream::codec::{Decode, Inbox};
-pub use self::stream::halves::{Halves, Receive, Received, Transmit, Tried, drain, plain, refuse};
-pub use self::stream::outgoing::{Load, Outgoing};
+pub use self::socket::{
+    Address, AddressError, Cancel, DEFAULT_PORT, Duplex, KeepAlive, Listener, PeerAddress, Target,
+    TcpOptions, connect_tcp, connect_unix, connect_unless, is_timeout, memory,
+};
+pub use self::stream::{
+    BufferPool, Decode, Halves, Inbox, Load, Outgoing, Receive, Received, Transmit, Tried, drain, plain,
+    refuse,
+};
 pub use self::table::{ConnectionId, Numbers, Table};
 
 /// The TLS library, whose types stand in signatures here.

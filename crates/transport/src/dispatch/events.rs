@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
-use crate::host::deadline::{left, now};
+use crate::host::{left, now};
 
 /// How often the wait of an event is measured at most.
 const SAMPLES_EVERY: Duration = Duration::from_millis(1);
@@ -263,7 +263,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::host::deadline::after;
+    use crate::host::after;
 
     #[test]
     fn a_sleeper_hears_every_producer_and_the_end_of_the_last() {

@@ -61,7 +61,7 @@ use crate::end::EndReason;
 use crate::flow::{Credit, Flow};
 use crate::link::Link;
 use crate::outbox::{Gauge, Outbox};
-use crate::stream::outgoing::Outgoing;
+use crate::stream::Outgoing;
 use crate::table::ConnectionId;
 
 /// Room in the channel of events: enough that a burst of readers need not

@@ -10,10 +10,10 @@ use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::flow::{Credit, Delivery, Flow, Input};
 use crate::histogram::Histogram;
-use crate::host::deadline::after;
+use crate::host::after;
 use crate::link::Link;
 use crate::outbox::{Limits, Outbox};
-use crate::stream::outgoing::Outgoing;
+use crate::stream::Outgoing;
 use crate::table::{ConnectionId, Numbers};
 
 /// How a runner treats its connections.

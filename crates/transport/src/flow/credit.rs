@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Unfinished;
 use crate::budget::Budget;
-use crate::host::deadline::now;
+use crate::host::now;
 
 /// Bytes that a reader may have handed over and the dispatcher has not dealt
 /// with yet. A mebibyte keeps both busy; a fourth of it was measured slower by

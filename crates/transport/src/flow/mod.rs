@@ -68,7 +68,7 @@ pub use self::unfinished::Unfinished;
 use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::outbox::{Outbox, PushError};
-use crate::stream::outgoing::{Load, Outgoing};
+use crate::stream::{Load, Outgoing};
 use crate::table::{ConnectionId, Table};
 
 /// How long others wait for a receiver that does not keep the pace, where the
@@ -556,7 +556,7 @@ impl<I> Flow<I> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let since = |id: &ConnectionId| Some(self.ways.get(*id)?.watched?.0);
         let first = self.awaited.iter().filter_map(since).min()?;
-        Some(crate::host::deadline::after(first, self.patience))
+        Some(crate::host::after(first, self.patience))
     }
 
     /// Looks at the receivers that others have waited for as long as the

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::host::procfs::{directories, number, number_field};
+use super::procfs::{directories, number, number_field};
 
 /// A quarter of the memory that this process may have: the default budget of
 /// all queues. The rest is for what is not counted as queued: buffers,

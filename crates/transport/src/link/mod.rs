@@ -35,9 +35,8 @@ pub use self::reader::Sink;
 use self::writer::{WriterHandle, join, lock, write};
 use crate::host::threads;
 use crate::outbox::Outbox;
-use crate::socket::duplex::Duplex;
-use crate::stream::codec::Decode;
-use crate::stream::halves::Halves;
+use crate::socket::Duplex;
+use crate::stream::{Decode, Halves};
 
 /// How a link behaves.
 #[derive(Clone, Debug)]

@@ -9,9 +9,8 @@ use std::time::Duration;
 use super::writer::{WriterHandle, join};
 use crate::end::EndReason;
 use crate::outbox::Outbox;
-use crate::socket::duplex::{Duplex, is_timeout};
-use crate::stream::codec::{Decode, Inbox};
-use crate::stream::halves::Receive;
+use crate::socket::{Duplex, is_timeout};
+use crate::stream::{Decode, Inbox, Receive};
 
 /// Whom a link tells. All calls come from the reader thread, but for those of
 /// [`room`](Self::room).

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::outbox::{Due, Outbox};
-use crate::socket::duplex::{Duplex, is_timeout};
-use crate::stream::outgoing::Outgoing;
+use crate::socket::{Duplex, is_timeout};
+use crate::stream::Outgoing;
 
 /// The writer's handle, which the reader takes at its end. Where no reader could
 /// be started, whoever tried to does.

@@ -40,12 +40,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, select};
 use log::{error, warn};
 
-use crate::host::deadline::now;
-use crate::host::threads;
+use crate::host::{now, threads};
 use crate::log_limit::LogLimit;
-use crate::socket::cancel::Cancel;
-use crate::socket::duplex::{Duplex, PeerAddress};
-use crate::socket::listener::Listener;
+use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
 /// How long a handshake may wait for its peer before it may be cut for a
 /// newcomer. Only time in which the peer has to do something counts, so a

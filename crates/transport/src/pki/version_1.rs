@@ -9,6 +9,7 @@
 //! its lifetime; and that the peer holds its key. An authority in between is not
 //! looked for, and the certificate issues none itself.
 
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
@@ -72,21 +73,13 @@ impl<'a> Version1<'a> {
         message: &[u8],
         signed: &DigitallySignedStruct,
         algorithms: &WebPkiSupportedAlgorithms,
-    ) -> Result<(), Error> {
+    ) -> Result<HandshakeSignatureValid, Error> {
         let of_scheme = |(scheme, _): &&(SignatureScheme, _)| *scheme == signed.scheme;
         let usable = algorithms.mapping.iter().find(of_scheme);
         let usable = usable.map_or(&[][..], |(_, algorithms)| algorithms);
         let key = PublicKey::read(self.0.public_key().raw).ok_or(CertificateError::BadEncoding)?;
-        let mut usable = usable
-            .iter()
-            .filter(|usable| key.is_for(usable.public_key_alg_id().as_ref()));
-        let proved = usable.any(|usable| {
-            usable
-                .verify_signature(key.bits, message, signed.signature())
-                .is_ok()
-        });
-        match proved {
-            true => Ok(()),
+        match key.has_signed(message, signed.signature(), usable.iter().copied()) {
+            true => Ok(HandshakeSignatureValid::assertion()),
             false => Err(CertificateError::BadSignature.into()),
         }
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-use crate::socket::duplex::Duplex;
+use super::duplex::Duplex;
 
 /// Ends what one thread waits for: a connection attempt, a handshake, a
 /// pause. Once cancelled it stays so.

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::Socket;
 
-use crate::socket::address::Address;
-use crate::socket::duplex::Duplex;
+use super::address::Address;
+use super::duplex::Duplex;
+use super::tcp::TcpOptions;
+use super::{tcp, unix};
 use crate::socket::memory::MemoryListener;
-use crate::socket::tcp::TcpOptions;
-use crate::socket::{tcp, unix};
 
 /// A bound listening socket.
 ///

@@ -24,9 +24,8 @@ use std::time::Instant;
 
 use crossbeam_channel::{after, select};
 
-use crate::host::deadline::now;
-use crate::host::threads;
-use crate::socket::cancel::{Cancel, cancelled_error};
+use super::cancel::{Cancel, cancelled_error};
+use crate::host::{now, threads};
 
 /// Look-ups that may be under way in a process.
 const MOST: usize = 64;
@@ -106,7 +105,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn in_time(limit: Duration) -> Instant {
-        crate::host::deadline::deadline(limit)
+        crate::host::deadline(limit)
     }
 
     #[test]

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, select};
 
-use crate::host::deadline::{after, deadline, left, now};
-use crate::socket::cancel::{Cancel, cancelled_error};
-use crate::socket::duplex::{Duplex, PeerAddress};
+use super::cancel::{Cancel, cancelled_error};
+use super::duplex::{Duplex, PeerAddress};
+use crate::host::{after, deadline, left, now};
 
 /// The bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;

@@ -5,12 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::socket::address::Address;
-use crate::socket::cancel::Cancel;
-use crate::socket::duplex::Duplex;
+use super::address::Address;
+use super::cancel::Cancel;
+use super::duplex::Duplex;
+use super::tcp::TcpOptions;
+use super::{tcp, unix};
 use crate::socket::memory::MemoryListener;
-use crate::socket::tcp::TcpOptions;
-use crate::socket::{tcp, unix};
 
 /// Where a client connects: an address, or a listener in this process.
 #[derive(Clone, Debug)]

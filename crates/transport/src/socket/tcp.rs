@@ -8,10 +8,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use crate::host::deadline::{deadline, left, now};
-use crate::socket::cancel::{Cancel, cancelled_error};
-use crate::socket::duplex::Duplex;
-use crate::socket::lookup;
+use super::cancel::{Cancel, cancelled_error};
+use super::duplex::Duplex;
+use super::lookup;
+use crate::host::{deadline, left, now};
 
 /// How the kernel probes a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::host::deadline::{deadline, left};
-use crate::socket::cancel::{Cancel, cancelled_error};
+use super::cancel::{Cancel, cancelled_error};
+use crate::host::{deadline, left};
 
 /// Connects to the socket at `path`.
 ///

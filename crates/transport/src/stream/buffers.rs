@@ -96,6 +96,44 @@ impl BufferPool {
     }
 }
 
+/// A buffer that is borrowed from a pool while it is in use, and goes back when this is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    pool: BufferPool,
+    buffer: Option<Box<[u8]>>,
+}
+
+impl Borrowed {
+    /// Nothing yet.
+    pub(crate) fn from(pool: BufferPool) -> Self {
+        Self { pool, buffer: None }
+    }
+
+    /// The buffer, borrowed first if necessary.
+    pub(crate) fn get(&mut self) -> &mut [u8] {
+        self.buffer.get_or_insert_with(|| self.pool.take())
+    }
+
+    /// The buffer, if it is borrowed.
+    pub(crate) fn held(&mut self) -> Option<&mut [u8]> {
+        self.buffer.as_deref_mut()
+    }
+
+    /// Gives the buffer back.
+    pub(crate) fn release(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
+        }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let idle = lock(&self.shared.free).len();

@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use crate::stream::buffers::{BUFFER_LEN, BufferPool};
+use super::buffers::{BUFFER_LEN, BufferPool};
 
 /// An incremental decoder: the codec of one protocol.
 pub trait Decode: Send + 'static {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use crate::host::deadline::{deadline, left};
-use crate::socket::duplex::{Duplex, WriteHalf, is_timeout};
-use crate::stream::buffers::BufferPool;
-use crate::stream::codec::Inbox;
-use crate::stream::outgoing::Outgoing;
+use super::buffers::{Borrowed, BufferPool};
+use super::codec::Inbox;
+use super::outgoing::Outgoing;
+use crate::host::{deadline, left};
+use crate::socket::{Duplex, WriteHalf, is_timeout};
 
 /// The receiving direction. One thread owns it.
 pub trait Receive: Send + fmt::Debug {
@@ -157,13 +157,11 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
     Halves {
         receive: Box::new(PlainReceive {
             stream: Arc::clone(&stream),
-            pool: pool.clone(),
-            buffer: None,
+            buffer: Borrowed::from(pool.clone()),
         }),
         transmit: Box::new(PlainTransmit {
             stream: WriteHalf::new(Arc::clone(&stream)),
-            pool: pool.clone(),
-            buffer: None,
+            buffer: Borrowed::from(pool.clone()),
             rest: Vec::new(),
         }),
         stream,
@@ -174,52 +172,40 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
 #[derive(Debug)]
 struct PlainReceive {
     stream: Arc<dyn Duplex>,
-    pool: BufferPool,
     /// Held while the stream is busy.
-    buffer: Option<Box<[u8]>>,
+    buffer: Borrowed,
 }
 
 impl Receive for PlainReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
-        let mut buffer = match self.buffer.take() {
-            Some(buffer) => buffer,
-            None => {
-                inbox.release();
-                self.stream.wait_readable()?;
-                self.pool.take()
-            }
-        };
-        let read = self.stream.try_read(&mut buffer);
-        let n = match read {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                self.pool.give(buffer);
-                return Ok(Received::default());
-            }
-            Err(e) => {
-                self.pool.give(buffer);
-                return Err(e);
-            }
-            Ok(n) => n,
-        };
-        inbox.append(&buffer[..n], n);
-        // A full buffer means that more is likely there.
-        if n == buffer.len() {
-            self.buffer = Some(buffer);
-        } else {
-            self.pool.give(buffer);
+        if self.buffer.held().is_none() {
+            inbox.release();
+            self.stream.wait_readable()?;
         }
-        Ok(Received {
-            end: n == 0,
-            flush: false,
-        })
+        let buffer = self.buffer.get();
+        let read = self.stream.try_read(buffer);
+        if let Ok(n) = read {
+            inbox.append(&buffer[..n], n);
+        }
+        // A full buffer means that there are likely more bytes.
+        if !matches!(read, Ok(n) if n == buffer.len()) {
+            self.buffer.release();
+        }
+        match read {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::default()),
+            Err(e) => Err(e),
+            Ok(n) => Ok(Received {
+                end: n == 0,
+                flush: false,
+            }),
+        }
     }
 }
 
 #[derive(Debug)]
 struct PlainTransmit {
     stream: WriteHalf,
-    pool: BufferPool,
-    buffer: Option<Box<[u8]>>,
+    buffer: Borrowed,
     /// What was begun and is not sent.
     rest: Vec<u8>,
 }
@@ -251,7 +237,7 @@ impl Transmit for PlainTransmit {
 
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
         self.send_rest()?;
-        let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
+        let buffer = self.buffer.get();
         let mut used = 0;
         for part in batch.iter().flat_map(Outgoing::parts) {
             if part.len() > buffer.len() - used {
@@ -282,8 +268,6 @@ impl Transmit for PlainTransmit {
     }
 
     fn idle(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.give(buffer);
-        }
+        self.buffer.release();
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use rustls::CertificateError;
 
-use crate::socket::duplex::is_timeout;
+use crate::socket::is_timeout;
 
 /// Why a TLS connection was not made.
 #[derive(Debug, thiserror::Error)]

@@ -51,9 +51,8 @@ pub use self::error::TlsError;
 use self::handshake::handshake;
 use self::resumption::{Kept, Recheck};
 use crate::pki::{self, Identity, Trust};
-use crate::socket::duplex::Duplex;
-use crate::stream::buffers::BufferPool;
-use crate::stream::halves::Halves;
+use crate::socket::Duplex;
+use crate::stream::{BufferPool, Halves};
 
 /// What a server needs to accept TLS: its identity and whom it trusts. A
 /// clone shares it.

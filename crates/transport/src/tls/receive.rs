@@ -5,16 +5,13 @@ use std::io;
 use std::sync::Arc;
 
 use super::split::Opener;
-use crate::socket::duplex::Duplex;
-use crate::stream::buffers::BufferPool;
-use crate::stream::codec::Inbox;
-use crate::stream::halves::{Receive, Received};
+use crate::socket::Duplex;
+use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
 /// Ciphertext that has been received and not opened yet, in a pooled buffer
 /// while there is some.
 pub(super) struct Incoming {
-    pool: BufferPool,
-    buffer: Option<Box<[u8]>>,
+    buffer: Borrowed,
     start: usize,
     end: usize,
     /// The last read filled the buffer: more is likely there.
@@ -24,8 +21,7 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(pool: BufferPool) -> Self {
         Self {
-            pool,
-            buffer: None,
+            buffer: Borrowed::from(pool),
             start: 0,
             end: 0,
             more: false,
@@ -38,15 +34,13 @@ impl Incoming {
 
     /// Opens every complete record that is there.
     pub(super) fn open(&mut self, opener: &mut Opener, inbox: &mut Inbox) -> io::Result<()> {
-        let bytes = match &mut self.buffer {
-            Some(buffer) => &mut buffer[self.start..self.end],
-            None => &mut [],
-        };
+        let bytes = self.buffer.held().unwrap_or_default();
+        let bytes = &mut bytes[self.start..self.end];
         self.start += opener.open(bytes, inbox)?;
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
             if !self.more {
-                self.release();
+                self.buffer.release();
             }
         }
         Ok(())
@@ -54,7 +48,7 @@ impl Incoming {
 
     /// Reads once; blocks for it unless `ready` says that bytes are there.
     pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool) -> io::Result<usize> {
-        let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
+        let buffer = self.buffer.get();
         if self.start > 0 {
             buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -71,18 +65,6 @@ impl Incoming {
         self.more = n == room.len();
         self.end += n;
         Ok(n)
-    }
-
-    fn release(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.give(buffer);
-        }
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        self.release();
     }
 }
 
@@ -123,7 +105,7 @@ impl Receive for TlsReceive {
         if first.end || first.flush || inbox.bytes.len() > before {
             return Ok(first);
         }
-        if self.incoming.buffer.is_some() && self.incoming.more {
+        if self.incoming.buffer.held().is_some() && self.incoming.more {
             match self.incoming.read(&*self.stream, true) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => return self.open(inbox),
@@ -134,7 +116,7 @@ impl Receive for TlsReceive {
         // An idle stream holds no buffer: wait for bytes without one. Part of
         // a record keeps its buffer, for at most as long as the record takes.
         if self.incoming.is_empty() {
-            self.incoming.release();
+            self.incoming.buffer.release();
             inbox.release();
         }
         self.stream.wait_readable()?;
@@ -156,7 +138,7 @@ mod tests {
 
     use super::super::testing::{Ends, ends};
     use super::*;
-    use crate::socket::duplex::is_timeout;
+    use crate::socket::is_timeout;
 
     #[test]
     fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {

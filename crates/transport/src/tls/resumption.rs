@@ -88,8 +88,7 @@ mod tests {
     use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
     use crate::role::Role;
     use crate::socket::memory;
-    use crate::stream::buffers::BufferPool;
-    use crate::stream::codec::Inbox;
+    use crate::stream::{BufferPool, Inbox};
 
     struct Cloud {
         authority: Authority,
@@ -143,7 +142,7 @@ mod tests {
         let mut secured = acceptor
             .accept(Arc::new(here), &BufferPool::new(), deadline)
             .unwrap();
-        let byte = crate::stream::outgoing::Outgoing::whole(vec![1].into(), 1);
+        let byte = crate::stream::Outgoing::whole(vec![1].into(), 1);
         secured.halves.transmit.transmit(&[byte]).unwrap();
         (secured, client.unwrap().join().unwrap())
     }

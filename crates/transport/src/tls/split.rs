@@ -24,8 +24,7 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
 
-use crate::stream::codec::Inbox;
-use crate::stream::halves::Received;
+use crate::stream::{Inbox, Received};
 
 /// The most plaintext that one TLS record holds.
 pub(super) const RECORD: usize = 16 * 1024;
