@@ -193,6 +193,7 @@ impl Limit {
 /// takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
+    /// How many sessions there is room for.
     pub sessions: usize,
     /// At a time: those wanted, or fewer where limits are tight.
     pub handshakes: usize,
