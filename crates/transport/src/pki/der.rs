@@ -1,5 +1,5 @@
-//! What is read from DER in more than one place: certificates, revocation lists,
-//! their signatures, names, times and key usages.
+//! Reading DER: certificates, revocation lists, their signatures, names, times and key
+//! usages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -68,8 +68,8 @@ impl KeptCertificate {
         CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
     }
 
-    /// The bytes of its serial number. Nothing else is read, since whoever looks
-    /// for one goes through thousands.
+    /// The bytes of its serial number. Nothing else is read, because a search goes through
+    /// thousands of certificates.
     pub fn serial(&self) -> Option<&[u8]> {
         let inside = |bytes| Header::from_der(bytes).ok();
         let (certificate, _) = inside(&self.0.der)?;

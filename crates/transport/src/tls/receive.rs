@@ -8,13 +8,12 @@ use super::split::Opener;
 use crate::socket::Duplex;
 use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
-/// Ciphertext that has been received and not opened yet, in a pooled buffer
-/// while there is some.
+/// Received ciphertext that is not opened yet, in a borrowed buffer while there is some.
 pub(super) struct Incoming {
     buffer: Borrowed,
     start: usize,
     end: usize,
-    /// The last read filled the buffer: more is likely there.
+    /// The last read filled the buffer, so there are likely more bytes.
     more: bool,
 }
 
@@ -46,16 +45,15 @@ impl Incoming {
         Ok(())
     }
 
-    /// Reads once; blocks for it unless `ready` says that bytes are there.
+    /// Reads once. Blocks unless `ready` tells that bytes are there.
     pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool) -> io::Result<usize> {
         let buffer = self.buffer.get();
         if self.start > 0 {
             buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        // There is always room: what is left in the buffer is less than one
-        // record, a record is at most a fifth of the buffer, and a longer one
-        // is refused at its header.
+        // There is always room: the buffer holds less than one record, a record is at
+        // most a fifth of the buffer, and a longer one is refused at its header.
         let room = &mut buffer[self.end..];
         let n = if ready {
             stream.try_read(room)?
@@ -83,7 +81,7 @@ impl fmt::Debug for TlsReceive {
 }
 
 impl TlsReceive {
-    /// Opens what is there. Not inlined: an idle reader sleeps in the caller,
+    /// Opens the records that are there. Not inlined: an idle reader sleeps in the caller,
     /// and would keep the stack that opening takes.
     #[inline(never)]
     fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
@@ -95,8 +93,8 @@ impl TlsReceive {
 impl Receive for TlsReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let before = inbox.bytes.len();
-        // The last read of the handshake may have brought records that follow
-        // it; nothing more may come, so they are opened before any wait.
+        // The last read of the handshake may have brought records that follow it. The
+        // peer may send nothing else, so they are opened before any wait.
         let first = if self.incoming.is_empty() {
             self.opener.noted()?
         } else {
@@ -113,8 +111,8 @@ impl Receive for TlsReceive {
                 Err(e) => return Err(e),
             }
         }
-        // An idle stream holds no buffer: wait for bytes without one. Part of
-        // a record keeps its buffer, for at most as long as the record takes.
+        // An idle stream waits for bytes without a buffer. A part of a record keeps its
+        // buffer until the record is complete.
         if self.incoming.is_empty() {
             self.incoming.buffer.release();
             inbox.release();

@@ -12,11 +12,11 @@ use crate::stream::{AT_ONCE, Borrowed, BufferPool, Outgoing, Transmit, Tried};
 pub(super) struct TlsTransmit {
     stream: WriteHalf,
     sealer: Sealer,
-    /// In two: its front is staging, where short parts become one record; the
-    /// rest is for sealed records that wait for the socket.
+    /// In two parts: in the front, short pieces become one record. The rest is for sealed
+    /// records that wait for the socket.
     buffer: Borrowed,
-    /// Ciphertext of an item sent past the writer, and of what goes before it,
-    /// that the system has not taken yet. It is sent before anything else.
+    /// Ciphertext of an item that bypassed the writer, and of the bytes before it, that the
+    /// system has not taken yet. It is sent before everything else.
     rest: Vec<u8>,
 }
 
@@ -28,8 +28,8 @@ impl fmt::Debug for TlsTransmit {
     }
 }
 
-/// Cuts parts into the data of records, all but the last of them full. What
-/// lies in one part is not copied.
+/// Cuts parts into the data of records, all of them full except for the last. Data of a
+/// record that lies in one part is not copied.
 fn each_record<'a>(
     parts: impl Iterator<Item = &'a [u8]>,
     staging: &mut [u8],
@@ -77,9 +77,8 @@ impl TlsTransmit {
         self.stream.write_all(&rest)
     }
 
-    /// Seals a short item and sends what the system takes of it; the rest of
-    /// it stays. The item is sealed in one go, so that it is sealed as a whole
-    /// or not at all.
+    /// Seals a short item, sends as much of it as the system takes, and keeps the rest. The
+    /// item is sealed under one lock, so that it is sealed as a whole or not at all.
     fn begin(&mut self, item: &Outgoing) -> Tried {
         let (staging, out) = self.buffer.get().split_at_mut(AT_ONCE);
         let data = in_one_piece(item, staging);
@@ -104,8 +103,8 @@ impl TlsTransmit {
     }
 }
 
-/// The bytes of an item, copied only where it has several parts. It must not
-/// be longer than `staging`.
+/// The bytes of an item, copied only if it has several parts. It must not be longer than
+/// `staging`.
 fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
     let mut parts = item.parts();
     match (parts.next(), parts.next()) {
