@@ -25,8 +25,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
-use crate::deadline::now;
-use crate::left;
+use crate::host::deadline::{left, now};
 
 /// How often the wait of an event is measured at most.
 const SAMPLES_EVERY: Duration = Duration::from_millis(1);
@@ -264,7 +263,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::after;
+    use crate::host::deadline::after;
 
     #[test]
     fn a_sleeper_hears_every_producer_and_the_end_of_the_last() {
@@ -273,7 +272,7 @@ mod tests {
         let producers: Vec<_> = (0..3)
             .map(|_| {
                 let events = events.clone();
-                crate::threads::spawn("producer", move || {
+                crate::host::threads::spawn("producer", move || {
                     for n in 0..EACH {
                         events.send(n).unwrap();
                         let _ = events.try_send(n);

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Admitted, Core, DispatchEvent, Events};
+use crate::end::EndReason;
 use crate::flow::{Credit, Unfinished};
-use crate::link::{EndReason, Sink};
+use crate::link::Sink;
 use crate::outbox::Outbox;
 use crate::table::ConnectionId;
 

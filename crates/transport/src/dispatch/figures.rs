@@ -30,13 +30,3 @@ pub struct DispatcherFigures {
     /// millisecond at most.
     pub turns: Histogram,
 }
-
-/// A bound for the memory of many queues together, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BudgetFigures {
-    /// What they take.
-    pub used: u64,
-    /// What they may take.
-    pub limit: u64,
-}

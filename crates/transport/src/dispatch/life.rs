@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::{Core, DispatchEvent, Events};
-use crate::after;
+use crate::host::deadline::after;
 use crate::link::Link;
 use crate::outbox::Outbox;
 use crate::table::{ConnectionId, Table};

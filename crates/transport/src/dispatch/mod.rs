@@ -53,14 +53,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub use self::events::{Events, Queue};
 pub use self::feed::Feed;
-pub use self::figures::{BudgetFigures, DispatcherFigures};
+pub use self::figures::DispatcherFigures;
 pub use self::life::{Admission, Threads};
 pub use self::runner::{Runner, Settings};
-use super::flow::{Credit, Flow};
-use super::link::{EndReason, Link};
-use super::outbox::{Gauge, Outbox};
-use super::outgoing::Outgoing;
-use super::table::ConnectionId;
+use crate::budget::BudgetFigures;
+use crate::end::EndReason;
+use crate::flow::{Credit, Flow};
+use crate::link::Link;
+use crate::outbox::{Gauge, Outbox};
+use crate::stream::outgoing::Outgoing;
+use crate::table::ConnectionId;
 
 /// Room in the channel of events: enough that a burst of readers need not
 /// wait, and a batch is mostly one read.

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::life::{Lives, Threads};
 use super::{Action, Admitted, Core, DispatchEvent, DispatcherFigures, EVENTS, Verdict, View};
-use crate::after;
-use crate::flow::{Budget, Credit, Delivery, Flow, Input};
+use crate::budget::Budget;
+use crate::end::EndReason;
+use crate::flow::{Credit, Delivery, Flow, Input};
 use crate::histogram::Histogram;
-use crate::link::{EndReason, Link};
+use crate::host::deadline::after;
+use crate::link::Link;
 use crate::outbox::{Limits, Outbox};
-use crate::outgoing::Outgoing;
+use crate::stream::outgoing::Outgoing;
 use crate::table::{ConnectionId, Numbers};
 
 /// How a runner treats its connections.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::PATIENCE;
-use crate::flow::Budget;
+use crate::budget::Budget;
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
 
@@ -277,7 +277,7 @@ fn who_is_replaced_leaves_before_the_newcomer_is_told() {
     let (reply, verdict) = crossbeam_channel::bounded::<Verdict<Script>>(0);
     // Nobody takes the reply: the runner is where it tells the newcomer.
     let closed = old.outbox.clone();
-    let newcomer = crate::threads::spawn("newcomer", move || {
+    let newcomer = crate::host::threads::spawn("newcomer", move || {
         assert!(verdict.recv().unwrap().is_ok());
         assert!(closed.is_closed());
     })
@@ -699,7 +699,7 @@ fn the_thread_runs_until_it_may_exit_and_everybody_has_gone() {
     let peer = world.run("a");
     let (runner, threads) = (world.runner, Arc::clone(&peer.threads));
     assert!(!is_dispatcher());
-    let thread = crate::threads::spawn("dispatcher", move || {
+    let thread = crate::host::threads::spawn("dispatcher", move || {
         run(runner, &queue);
         assert!(is_dispatcher());
     })

@@ -3,8 +3,9 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Budget, Unfinished};
-use crate::deadline::now;
+use super::Unfinished;
+use crate::budget::Budget;
+use crate::host::deadline::now;
 
 /// Bytes that a reader may have handed over and the dispatcher has not dealt
 /// with yet. A mebibyte keeps both busy; a fourth of it was measured slower by
@@ -178,7 +179,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::threads;
+    use crate::host::threads;
 
     /// A reader that waits in another thread.
     fn asleep(credit: &Arc<Credit>) -> std::thread::JoinHandle<bool> {

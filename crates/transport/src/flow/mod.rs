@@ -53,7 +53,6 @@
 //! | a receiver's line | one turn of each sender | – |
 //! | a receiver's queue, where nobody waits: it is slow, or the application sends by itself | its limit, or its share of the budget | the core's policy |
 
-mod budget;
 mod credit;
 #[cfg(test)]
 mod tests;
@@ -64,13 +63,13 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::budget::Budget;
 pub use self::credit::Credit;
 pub use self::unfinished::Unfinished;
-use super::link::EndReason;
-use super::outbox::{Outbox, PushError};
-use super::outgoing::{Load, Outgoing};
-use super::table::{ConnectionId, Table};
+use crate::budget::Budget;
+use crate::end::EndReason;
+use crate::outbox::{Outbox, PushError};
+use crate::stream::outgoing::{Load, Outgoing};
+use crate::table::{ConnectionId, Table};
 
 /// How long others wait for a receiver that does not keep the pace, where the
 /// configuration does not say: longer than a healthy process is without a
@@ -557,7 +556,7 @@ impl<I> Flow<I> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let since = |id: &ConnectionId| Some(self.ways.get(*id)?.watched?.0);
         let first = self.awaited.iter().filter_map(since).min()?;
-        Some(super::after(first, self.patience))
+        Some(crate::host::deadline::after(first, self.patience))
     }
 
     /// Looks at the receivers that others have waited for as long as the

@@ -1,11 +1,14 @@
 use std::net::Shutdown;
 
 use super::*;
-use crate::halves::plain;
+use crate::host::threads;
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
+use crate::socket::duplex::Duplex;
+use crate::socket::memory;
+use crate::stream::buffers::BufferPool;
+use crate::stream::halves::plain;
 use crate::table::Numbers;
-use crate::{BufferPool, Duplex, memory, threads};
 
 /// The length of an item that is a batch of its own and takes 256 KiB and a
 /// half of memory at most.

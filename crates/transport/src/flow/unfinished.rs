@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Budget, Credit};
+use super::Credit;
+use crate::budget::Budget;
 
 /// How long a reader rests before it looks for memory again. Memory comes back
 /// in many ways, and who waits for it is rare and in no hurry.

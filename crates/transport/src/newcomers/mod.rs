@@ -40,9 +40,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, select};
 use log::{error, warn};
 
-use super::deadline::now;
-use super::{Cancel, Duplex, Listener, PeerAddress, threads};
+use crate::host::deadline::now;
+use crate::host::threads;
 use crate::log_limit::LogLimit;
+use crate::socket::cancel::Cancel;
+use crate::socket::duplex::{Duplex, PeerAddress};
+use crate::socket::listener::Listener;
 
 /// How long a handshake may wait for its peer before it may be cut for a
 /// newcomer. Only time in which the peer has to do something counts, so a

@@ -2,8 +2,9 @@ use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 
-use super::super::memory::{self, Faults, MemoryListener, MemoryStream};
 use super::*;
+use crate::socket::memory;
+use crate::socket::memory::{Faults, MemoryListener, MemoryStream};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(3600);

@@ -23,7 +23,7 @@
 use std::io;
 
 use super::Limits;
-use crate::outgoing::Load;
+use crate::stream::outgoing::Load;
 
 /// How far below its mark a queue drains before who waits for room is told:
 /// some batches of its writer, so that it is not every batch, and so that a

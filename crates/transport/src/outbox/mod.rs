@@ -48,9 +48,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use self::ledger::{Ledger, Phase, Refused, Tell};
-use super::flow::Budget;
-use super::halves::{Transmit, Tried};
-use super::outgoing::{Load, Outgoing};
+use crate::budget::Budget;
+use crate::stream::halves::{Transmit, Tried};
+use crate::stream::outgoing::{Load, Outgoing};
 
 /// How much may wait for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -399,20 +399,22 @@ impl Outbox {
     /// Waits until it is closed or closing, for at most `limit`; false when
     /// that has passed.
     pub fn wait_until_closed(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(super::deadline(limit)), |ledger| !ledger.is_open())
+        self.sleep_until(Some(crate::host::deadline::deadline(limit)), |ledger| {
+            !ledger.is_open()
+        })
     }
 
     /// Waits until the writer has sent its last byte, for at most `limit`;
     /// false when that has passed.
     pub(super) fn wait_until_drained(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(super::deadline(limit)), |ledger| {
+        self.sleep_until(Some(crate::host::deadline::deadline(limit)), |ledger| {
             ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
         })
     }
 
     /// Waits until nothing is to be sent any more, for at most `limit`.
     pub(super) fn wait_until_over(&self, limit: Duration) {
-        self.sleep_until(Some(super::deadline(limit)), Ledger::is_over);
+        self.sleep_until(Some(crate::host::deadline::deadline(limit)), Ledger::is_over);
     }
 
     fn sleep_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&Ledger) -> bool) -> bool {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::*;
-use crate::threads;
+use crate::host::threads;
 
 /// The system under a way out: what it has taken, and what it does next.
 #[derive(Clone, Default)]

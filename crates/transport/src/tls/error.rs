@@ -5,7 +5,7 @@ use std::io;
 
 use rustls::CertificateError;
 
-use crate::duplex::is_timeout;
+use crate::socket::duplex::is_timeout;
 
 /// Why there is no TLS.
 #[derive(Debug)]

@@ -11,8 +11,11 @@ use super::resumption::Recheck;
 use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
-use crate::duplex::write_all;
-use crate::{BufferPool, Duplex, Halves, Inbox, Transmit, left};
+use crate::host::deadline::left;
+use crate::socket::duplex::{Duplex, write_all};
+use crate::stream::buffers::BufferPool;
+use crate::stream::codec::Inbox;
+use crate::stream::halves::{Halves, Transmit};
 
 /// Runs a handshake, and gives its connection to both directions. `recheck`
 /// verifies the chain of a peer whose session resumes; `name` is what a server

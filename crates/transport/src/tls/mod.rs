@@ -50,8 +50,10 @@ use rustls::{CertificateError, ClientConfig, ServerConfig};
 pub use self::error::TlsError;
 use self::handshake::handshake;
 use self::resumption::{Kept, Recheck};
-use super::{BufferPool, Duplex, Halves};
 use crate::pki::{self, Identity, Trust};
+use crate::socket::duplex::Duplex;
+use crate::stream::buffers::BufferPool;
+use crate::stream::halves::Halves;
 
 /// What a server needs to accept TLS: its identity and whom it trusts. A
 /// clone shares it.

@@ -5,7 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use super::split::Opener;
-use crate::{BufferPool, Duplex, Inbox, Receive, Received};
+use crate::socket::duplex::Duplex;
+use crate::stream::buffers::BufferPool;
+use crate::stream::codec::Inbox;
+use crate::stream::halves::{Receive, Received};
 
 /// Ciphertext that has been received and not opened yet, in a pooled buffer
 /// while there is some.
@@ -153,7 +156,7 @@ mod tests {
 
     use super::super::testing::{Ends, ends};
     use super::*;
-    use crate::duplex::is_timeout;
+    use crate::socket::duplex::is_timeout;
 
     #[test]
     fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {

@@ -84,9 +84,12 @@ mod tests {
 
     use super::super::{Acceptor, Connector, Secured};
     use super::*;
-    use crate::Role;
+    use crate::host::threads;
     use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
-    use crate::{BufferPool, Inbox, memory, threads};
+    use crate::role::Role;
+    use crate::socket::memory;
+    use crate::stream::buffers::BufferPool;
+    use crate::stream::codec::Inbox;
 
     struct Cloud {
         authority: Authority,
@@ -140,7 +143,7 @@ mod tests {
         let mut secured = acceptor
             .accept(Arc::new(here), &BufferPool::new(), deadline)
             .unwrap();
-        let byte = crate::Outgoing::whole(vec![1].into(), 1);
+        let byte = crate::stream::outgoing::Outgoing::whole(vec![1].into(), 1);
         secured.halves.transmit.transmit(&[byte]).unwrap();
         (secured, client.unwrap().join().unwrap())
     }

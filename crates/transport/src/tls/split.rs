@@ -24,7 +24,8 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
 
-use crate::{Inbox, Received};
+use crate::stream::codec::Inbox;
+use crate::stream::halves::Received;
 
 /// The most plaintext that one TLS record holds.
 pub(super) const RECORD: usize = 16 * 1024;

@@ -7,9 +7,14 @@ use super::handshake::agree;
 use super::receive::Incoming;
 use super::split::{self, Opener, Sealer};
 use super::{Acceptor, Connector};
-use crate::Role;
+use crate::host::threads;
 use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
-use crate::{BufferPool, Duplex, Halves, Inbox, memory, threads};
+use crate::role::Role;
+use crate::socket::duplex::Duplex;
+use crate::socket::memory;
+use crate::stream::buffers::BufferPool;
+use crate::stream::codec::Inbox;
+use crate::stream::halves::Halves;
 
 /// A server's end in its parts, and its peer.
 pub(super) struct Ends {

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::split::{OVERHEAD, RECORD, Sealed, Sealer};
-use crate::duplex::WriteHalf;
-use crate::halves::{AT_ONCE, Tried};
-use crate::{BufferPool, Duplex, Outgoing, Transmit};
+use crate::socket::duplex::{Duplex, WriteHalf};
+use crate::stream::buffers::BufferPool;
+use crate::stream::halves::{AT_ONCE, Transmit, Tried};
+use crate::stream::outgoing::Outgoing;
 
 pub(super) struct TlsTransmit {
     stream: WriteHalf,
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn what_goes_out_at_once_comes_after_what_the_reader_left_and_waits_for_nobody() {
         use super::super::testing::{Ends, ends};
-        use crate::threads;
+        use crate::host::threads;
 
         let Ends {
             here,

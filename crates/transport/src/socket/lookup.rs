@@ -24,9 +24,9 @@ use std::time::Instant;
 
 use crossbeam_channel::{after, select};
 
-use super::cancel::{Cancel, cancelled_error};
-use super::deadline::now;
-use super::threads;
+use crate::host::deadline::now;
+use crate::host::threads;
+use crate::socket::cancel::{Cancel, cancelled_error};
 
 /// Look-ups that may be under way in a process.
 const MOST: usize = 64;
@@ -55,7 +55,7 @@ impl Drop for Counted {
 /// # Errors
 /// What the system says; `TimedOut`, `Interrupted`; `WouldBlock` when too many
 /// look-ups are under way.
-pub(super) fn addresses(
+pub(crate) fn addresses(
     host: &str,
     port: u16,
     deadline: Instant,
@@ -106,7 +106,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn in_time(limit: Duration) -> Instant {
-        super::super::deadline(limit)
+        crate::host::deadline::deadline(limit)
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-use super::Duplex;
+use crate::socket::duplex::Duplex;
 
 /// Ends what one thread waits for: a connection attempt, a handshake, a
 /// pause. Once cancelled it stays so.
@@ -86,7 +86,7 @@ impl Cancel {
 
     /// A pipe that ends when this is cancelled while the guard lives, to
     /// stand beside a socket in `poll`.
-    pub(super) fn pipe(&self) -> io::Result<(PipeReader, Watch<'_>)> {
+    pub(crate) fn pipe(&self) -> io::Result<(PipeReader, Watch<'_>)> {
         let (reader, writer) = io::pipe()?;
         Ok((reader, self.register(Awaited::Pipe(writer))))
     }
@@ -107,7 +107,7 @@ impl Cancel {
 }
 
 /// What a cancelled attempt fails with.
-pub(super) fn cancelled_error() -> io::Error {
+pub(crate) fn cancelled_error() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "cancelled")
 }
 
@@ -126,7 +126,8 @@ impl Drop for Watch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{memory, threads};
+    use crate::host::threads;
+    use crate::socket::memory;
 
     #[test]
     fn a_watched_stream_ends_and_an_unwatched_one_does_not() {

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::Cancel;
-use super::cancel::cancelled_error;
-use super::deadline::{deadline, left};
+use crate::host::deadline::{deadline, left};
+use crate::socket::cancel::{Cancel, cancelled_error};
 
 /// Connects to the socket at `path`.
 ///
@@ -23,7 +22,7 @@ pub fn connect_unix(path: &Path) -> io::Result<Socket> {
 
 /// As [`connect_unix`], within `limit`, and ends at once when it is
 /// cancelled.
-pub(super) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
+pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let deadline = deadline(limit);
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     let address = SockAddr::unix(path)?;
@@ -49,7 +48,7 @@ pub(super) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> i
 
 /// Listens at `path`. A socket file that nobody listens at any more, as a
 /// killed server leaves it, is replaced; any other file is left alone.
-pub(super) fn listen(path: &Path) -> io::Result<Socket> {
+pub(crate) fn listen(path: &Path) -> io::Result<Socket> {
     let listener = match UnixListener::bind(path) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
             std::fs::remove_file(path)?;

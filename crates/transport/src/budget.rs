@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::BudgetFigures;
-
 /// What every queue may take, whatever the others have.
 const LEAST_SHARE: u64 = 64 * 1024;
 
@@ -95,6 +93,16 @@ impl Budget {
             debug_assert!(before >= bytes, "more is given back than was taken");
         }
     }
+}
+
+/// A bound for the memory of many queues together, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BudgetFigures {
+    /// What they take.
+    pub used: u64,
+    /// What they may take.
+    pub limit: u64,
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use bytes::BytesMut;
 
-use super::BufferPool;
-use super::buffers::BUFFER_LEN;
+use crate::stream::buffers::{BUFFER_LEN, BufferPool};
 
 /// An incremental decoder: the codec of one protocol.
 pub trait Decode: Send + 'static {
@@ -32,8 +31,8 @@ pub trait Decode: Send + 'static {
 /// borrow the memory from a [`BufferPool`].
 #[derive(Debug, Default)]
 pub struct Inbox {
-    pub(super) bytes: BytesMut,
-    pub(super) wanted: usize,
+    pub(crate) bytes: BytesMut,
+    pub(crate) wanted: usize,
     /// The buffer's capacity when it was made: when less is left, items have
     /// been cut off its front.
     made: usize,
@@ -45,7 +44,7 @@ const TRUST: usize = BUFFER_LEN;
 
 impl Inbox {
     /// An empty one that borrows its memory from `pool` while it is busy.
-    pub(super) fn new(pool: BufferPool) -> Self {
+    pub(crate) fn new(pool: BufferPool) -> Self {
         Self {
             pool,
             ..Self::default()
@@ -80,7 +79,7 @@ impl Inbox {
     }
 
     /// Gives an empty buffer's memory back.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         if self.bytes.is_empty() {
             self.replace(BytesMut::new());
         }

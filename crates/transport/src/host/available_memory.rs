@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::procfs::{directories, number, number_field};
+use crate::host::procfs::{directories, number, number_field};
 
 /// A quarter of the memory that this process may have: the default budget of
 /// all queues. The rest is for what is not counted as queued: buffers,
@@ -15,14 +15,14 @@ pub fn memory_for_queues() -> u64 {
 }
 
 /// The memory that this process may have, in bytes.
-pub(super) fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> u64 {
     let address_space = getrlimit(Resource::As).current;
     memory(Path::new("/"), address_space)
 }
 
 /// The other three quarters, in KiB, for what sessions take themselves. Address
 /// space is counted for itself.
-pub(super) fn memory_beside_queues() -> Option<u64> {
+pub(crate) fn memory_beside_queues() -> Option<u64> {
     Some(memory(Path::new("/"), None) / 1024 / 4 * 3)
 }
 

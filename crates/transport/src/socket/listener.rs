@@ -8,8 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::Socket;
 
-use super::memory::MemoryListener;
-use super::{Address, Duplex, TcpOptions, tcp, unix};
+use crate::socket::address::Address;
+use crate::socket::duplex::Duplex;
+use crate::socket::memory::MemoryListener;
+use crate::socket::tcp::TcpOptions;
+use crate::socket::{tcp, unix};
 
 /// A bound listening socket.
 ///

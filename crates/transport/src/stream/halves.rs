@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use super::deadline::{deadline, left};
-use super::duplex::{WriteHalf, is_timeout};
-use super::outgoing::Outgoing;
-use super::{BufferPool, Duplex, Inbox};
+use crate::host::deadline::{deadline, left};
+use crate::socket::duplex::{Duplex, WriteHalf, is_timeout};
+use crate::stream::buffers::BufferPool;
+use crate::stream::codec::Inbox;
+use crate::stream::outgoing::Outgoing;
 
 /// The receiving direction. One thread owns it.
 pub trait Receive: Send + fmt::Debug {
@@ -75,7 +76,7 @@ pub trait Transmit: Send + fmt::Debug {
 
 /// The longest item that is sent at once: what two TLS records hold. More is
 /// better sent by the writer, while other threads do other things.
-pub(super) const AT_ONCE: usize = 32 * 1024;
+pub(crate) const AT_ONCE: usize = 32 * 1024;
 
 /// What [`Transmit::try_transmit`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// (a directory for each controller). Inside of a container the path of the
 /// group may be that of the host, while its files are at the top, so the top is
 /// always among them. Not every place exists.
-pub(super) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
+pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut directories = Vec::new();
     for line in groups.lines() {
@@ -36,12 +36,12 @@ pub(super) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
 }
 
 /// The number in a file; none where it says `max`, or is not there.
-pub(super) fn number(path: &Path) -> Option<u64> {
+pub(crate) fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// The first word after `NAME:` in a file of such lines.
-pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut values = text
         .lines()
         .filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -49,6 +49,6 @@ pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// The same where it is a number.
-pub(super) fn number_field(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn number_field(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.parse().ok()
 }

@@ -7,7 +7,7 @@ use bytes::BytesMut;
 
 /// Size of a read buffer: four full TLS records with their overhead, and room
 /// for one more that is not complete yet.
-pub(super) const BUFFER_LEN: usize = 5 * (16 * 1024 + 256);
+pub(crate) const BUFFER_LEN: usize = 5 * (16 * 1024 + 256);
 
 /// How many idle buffers are kept; further ones are freed.
 const KEEP: usize = 32;
@@ -47,12 +47,12 @@ impl BufferPool {
         Self::default()
     }
 
-    pub(super) fn take(&self) -> Box<[u8]> {
+    pub(crate) fn take(&self) -> Box<[u8]> {
         let pooled = lock(&self.shared.free).pop();
         pooled.unwrap_or_else(|| vec![0; BUFFER_LEN].into())
     }
 
-    pub(super) fn give(&self, buffer: Box<[u8]>) {
+    pub(crate) fn give(&self, buffer: Box<[u8]>) {
         let mut free = lock(&self.shared.free);
         if free.len() < KEEP {
             free.push(buffer);
@@ -62,7 +62,7 @@ impl BufferPool {
     /// Empty memory of at least `len` bytes. The lengths that busy links ask for
     /// come from the pool, in whole read buffers; what is shorter or longer is
     /// made for the caller and has just that length.
-    pub(super) fn memory(&self, len: usize) -> BytesMut {
+    pub(crate) fn memory(&self, len: usize) -> BytesMut {
         if !(BUFFER_LEN / 2..=LENT).contains(&len) {
             return BytesMut::with_capacity(len);
         }
@@ -81,7 +81,7 @@ impl BufferPool {
 
     /// Takes memory of `len` bytes back, whose items may still be under way.
     /// Only what [`memory`](Self::memory) would lend again is kept.
-    pub(super) fn recycle(&self, mut memory: BytesMut, len: usize) {
+    pub(crate) fn recycle(&self, mut memory: BytesMut, len: usize) {
         if len > LENT || len == 0 || !len.is_multiple_of(BUFFER_LEN) {
             return;
         }

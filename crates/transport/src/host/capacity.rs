@@ -18,8 +18,8 @@ use std::thread::available_parallelism;
 use log::{info, warn};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
-use super::available_memory::memory_beside_queues;
-use super::procfs::{directories, field, number, number_field};
+use crate::host::available_memory::memory_beside_queues;
+use crate::host::procfs::{directories, field, number, number_field};
 
 const THREADS_PER_SESSION: u64 = 2;
 /// Fewer sessions than this are worth a warning, where nobody has asked for

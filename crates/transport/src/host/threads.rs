@@ -24,7 +24,7 @@ pub fn spawn<T: Send + 'static>(
 }
 
 /// Starts a thread with a small stack, for one direction of a link.
-pub(super) fn spawn_small<T: Send + 'static>(
+pub(crate) fn spawn_small<T: Send + 'static>(
     name: impl Into<String>,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, select};
 
-use super::cancel::cancelled_error;
-use super::deadline::{after, deadline, left, now};
-use super::{Cancel, Duplex, PeerAddress};
+use crate::host::deadline::{after, deadline, left, now};
+use crate::socket::cancel::{Cancel, cancelled_error};
+use crate::socket::duplex::{Duplex, PeerAddress};
 
 /// The bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;
@@ -344,7 +344,7 @@ impl MemoryListener {
 
     /// As [`connect`](Self::connect) with the faults of the place, and ends at
     /// once when it is cancelled.
-    pub(super) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
+    pub(crate) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
         let pair = self.network().pair();
         self.enter(pair, cancel)
     }
@@ -362,14 +362,14 @@ impl MemoryListener {
         Ok(client)
     }
 
-    pub(super) fn accept(&self) -> io::Result<MemoryStream> {
+    pub(crate) fn accept(&self) -> io::Result<MemoryStream> {
         select! {
             recv(self.receiver) -> stream => stream.map_err(|_| io::ErrorKind::NotConnected.into()),
             recv(self.closed.done()) -> _ => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.cancel();
     }
 }
@@ -428,7 +428,7 @@ mod tests {
         let (a, _b) = pair();
         let a = Arc::new(a);
         let reader = Arc::clone(&a);
-        let thread = crate::threads::spawn("t", move || reader.read(&mut [0; 4])).unwrap();
+        let thread = crate::host::threads::spawn("t", move || reader.read(&mut [0; 4])).unwrap();
         a.shutdown(Shutdown::Both).unwrap();
         assert_eq!(thread.join().unwrap().unwrap(), 0);
     }

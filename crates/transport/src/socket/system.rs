@@ -8,7 +8,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::Socket;
 
-use super::{Duplex, PeerAddress};
+use crate::socket::duplex::{Duplex, PeerAddress};
 
 impl Duplex for Socket {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -8,9 +8,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::cancel::cancelled_error;
-use super::deadline::{deadline, left, now};
-use super::{Cancel, Duplex, lookup};
+use crate::host::deadline::{deadline, left, now};
+use crate::socket::cancel::{Cancel, cancelled_error};
+use crate::socket::duplex::Duplex;
+use crate::socket::lookup;
 
 /// How the kernel probes a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ impl Default for TcpOptions {
 }
 
 impl TcpOptions {
-    pub(super) fn apply(&self, socket: &Socket) -> io::Result<()> {
+    pub(crate) fn apply(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
         match self.keep_alive {
             Some(k) => {
@@ -177,7 +178,7 @@ fn no_address(host: &str) -> io::Error {
 
 /// Listens at every address of `host`; an empty host is every interface, both
 /// IP versions.
-pub(super) fn listen(host: &str, port: u16) -> io::Result<Vec<Socket>> {
+pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<Socket>> {
     let addresses = if host.is_empty() {
         vec![([0u16; 8], port).into()]
     } else {

@@ -5,8 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::memory::MemoryListener;
-use super::{Address, Cancel, Duplex, TcpOptions, tcp, unix};
+use crate::socket::address::Address;
+use crate::socket::cancel::Cancel;
+use crate::socket::duplex::Duplex;
+use crate::socket::memory::MemoryListener;
+use crate::socket::tcp::TcpOptions;
+use crate::socket::{tcp, unix};
 
 /// Where a client connects: an address, or a listener in this process.
 #[derive(Clone, Debug)]
@@ -55,7 +59,7 @@ impl fmt::Display for Target {
 mod tests {
     #![expect(clippy::disallowed_types, reason = "a listener that never accepts")]
     use super::*;
-    use crate::threads;
+    use crate::host::threads;
 
     const LONG: Duration = Duration::from_secs(60);
 

@@ -30,6 +30,6 @@ pub fn left(deadline: Instant) -> std::io::Result<Duration> {
 
 /// The time, for the parts of the transport that wait.
 #[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }

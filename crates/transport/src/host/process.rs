@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::available_memory::available_memory;
-use super::procfs::number_field;
+use crate::host::available_memory::available_memory;
+use crate::host::procfs::number_field;
 
 /// What this process uses, and may use. What cannot be read is `None`.
 #[derive(Clone, Debug)]

@@ -1,0 +1,197 @@
+//! The reader thread of a link: it receives, decodes, and brings the link to its end.
+
+use std::io;
+use std::net::Shutdown;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::writer::{WriterHandle, join};
+use crate::end::EndReason;
+use crate::outbox::Outbox;
+use crate::socket::duplex::{Duplex, is_timeout};
+use crate::stream::codec::{Decode, Inbox};
+use crate::stream::halves::Receive;
+
+/// Whom a link tells. All calls come from the reader thread, but for those of
+/// [`room`](Self::room).
+pub trait Sink<I>: Send + 'static {
+    /// Items in the order of the stream, and how many bytes were received
+    /// for them. May block: the peer is then held back by its own socket.
+    /// False ends the link.
+    fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
+
+    /// So many bytes of an item are here whose end has not come, more than
+    /// 128 KiB; or none any more, after that. May block. False ends the link.
+    fn unfinished(&mut self, bytes: usize) -> bool {
+        let _ = bytes;
+        true
+    }
+
+    /// No more items will come. The link may still send what waits.
+    fn ended(&mut self, reason: EndReason);
+
+    /// Both threads are about to end; joining the link takes no time now.
+    fn finished(&mut self);
+
+    /// What the writer thread calls when the outbox was asked to tell of room,
+    /// and where it fails: then nobody needs to wait for room any more.
+    fn room(&self) -> Box<dyn Fn() + Send> {
+        Box::new(|| ())
+    }
+}
+
+/// From this length on an unfinished item is minded.
+const LONG: usize = 128 * 1024;
+
+/// The end of a long item that did not come to its own.
+fn unfinished(held: usize) -> EndReason {
+    let why = format!("a frame did not come to its end, {held} bytes of it are here");
+    EndReason::Protocol(why.into())
+}
+
+pub(super) struct Reader<D, S> {
+    pub(super) stream: Arc<dyn Duplex>,
+    /// How long the peer may be silent in the middle of a long item.
+    pub(super) silence: Option<Duration>,
+    /// Whether a long item is unfinished.
+    pub(super) is_long: bool,
+    pub(super) receive: Box<dyn Receive>,
+    pub(super) inbox: Inbox,
+    pub(super) decoder: D,
+    pub(super) outbox: Outbox,
+    pub(super) sink: S,
+}
+
+/// How long a write may take not one byte once the peer has ended its side or
+/// broken the protocol; one under way already keeps its own limit.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+
+impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
+    pub(super) fn run(&mut self, writer: &WriterHandle) {
+        // A fault of ours costs this link alone, and its owner hears of it.
+        let found = catch_unwind(AssertUnwindSafe(|| self.read()))
+            .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
+        self.end(found, writer);
+    }
+
+    /// Everything after the last byte that was read.
+    #[inline(never)]
+    fn end(&mut self, found: EndReason, writer: &WriterHandle) {
+        let reason = match (self.outbox.failure(), found) {
+            (Some(error), _) => EndReason::Io(error),
+            (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
+            (None, _) if self.outbox.is_closed() => EndReason::Local,
+            (None, found) => found,
+        };
+        // After a lost connection there is nobody to send the rest to; but
+        // TLS that refuses a record has an alert to send.
+        let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
+        self.sink.ended(reason);
+        if lost || self.outbox.is_over() {
+            self.outbox.abort();
+        } else {
+            let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
+            self.outbox.close();
+            self.drain();
+            self.wait_for_writer();
+            self.outbox.abort();
+        }
+        let _ = self.stream.shutdown(Shutdown::Both);
+        join(writer);
+        self.outbox.discard();
+        self.sink.finished();
+    }
+
+    /// Blocks here while the stream is idle: its frame, and those below, are
+    /// what an idle session's reader costs.
+    #[inline(never)]
+    fn read(&mut self) -> EndReason {
+        let mut items = Vec::new();
+        let mut counted = self.inbox.bytes.len();
+        let mut end = false;
+        let mut fault = None;
+        loop {
+            let before = self.inbox.bytes.len();
+            let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
+            self.inbox.wanted = self.decoder.wanted();
+            if !items.is_empty() || counted > 0 && before > self.inbox.bytes.len() {
+                let bytes = std::mem::take(&mut counted);
+                if !self.sink.items(&mut items, bytes) {
+                    return EndReason::Local;
+                }
+                items.clear();
+            }
+            if let Err(fault) = decoded {
+                return EndReason::Protocol(Box::new(fault));
+            }
+            if let Some(e) = fault {
+                return EndReason::Io(e);
+            }
+            if end {
+                return if self.inbox.is_empty() {
+                    EndReason::PeerClosed
+                } else {
+                    EndReason::Truncated
+                };
+            }
+            let held = self.inbox.bytes.len();
+            if let Err(end) = self.mind_unfinished(held) {
+                return end;
+            }
+            let received = self.receive.receive(&mut self.inbox);
+            counted += self.inbox.bytes.len() - held;
+            match received {
+                Ok(received) => {
+                    end = received.end;
+                    if received.flush {
+                        self.outbox.flush();
+                    }
+                }
+                Err(e) if self.is_long && is_timeout(&e) => {
+                    return unfinished(held);
+                }
+                // What came before it is delivered.
+                Err(e) => fault = Some(e),
+            }
+        }
+    }
+
+    /// A long item that is not whole is to come to its end: its peer may be
+    /// silent for as long as a write may take, and the owner may give it up.
+    /// Short ones may take as long as they like, since they keep little.
+    fn mind_unfinished(&mut self, held: usize) -> Result<(), EndReason> {
+        let is_long = held > LONG;
+        if std::mem::replace(&mut self.is_long, is_long) != is_long {
+            // A stream that can't be told is cut, and the next read says so.
+            let _ = self.stream.set_read_timeout(self.silence.filter(|_| is_long));
+            if !is_long {
+                self.sink.unfinished(0);
+            }
+        }
+        if is_long && !self.sink.unfinished(held) {
+            return Err(unfinished(held));
+        }
+        Ok(())
+    }
+
+    /// Takes what the peer still sends off the socket, until it ends its
+    /// side or the writer has lingered long enough and shuts the stream down.
+    fn drain(&self) {
+        let mut scratch = [0; 1024];
+        while matches!(self.stream.read(&mut scratch), Ok(n) if n > 0) {}
+    }
+
+    /// A peer that has ended its side may still receive: waits until the
+    /// writer is done, for as long as it makes progress.
+    fn wait_for_writer(&self) {
+        let mut before = self.outbox.sent();
+        while !self.outbox.wait_until_drained(LAST_WRITE) {
+            let now = self.outbox.sent();
+            if now == before {
+                return;
+            }
+            before = now;
+        }
+    }
+}
