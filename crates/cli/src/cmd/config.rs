@@ -175,49 +175,6 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-/// What a daemon can tell to be wrong before it starts, by the key that says so.
-#[derive(Debug, Default)]
-pub(crate) struct Problems(Vec<(&'static str, Failure)>);
-
-impl Problems {
-    /// Notes how something failed, if it was tried and did.
-    pub(crate) fn of<T>(&mut self, key: &'static str, tried: Option<Result<T, Failure>>) {
-        if let Some(Err(failure)) = tried {
-            self.0.push((key, failure));
-        }
-    }
-
-    /// Reads the certificate, which has to hold one of these roles, the authority, and
-    /// whom it has revoked.
-    pub(crate) fn credentials(
-        &mut self,
-        cert: &Option<PathBuf>,
-        ca: &Option<PathBuf>,
-        crl: &CrlArgs,
-        roles: Role,
-    ) {
-        let identity = |path: &PathBuf| {
-            let held = Identity::load(path)?.roles();
-            match held.intersects(roles) {
-                true => Ok(()),
-                false => {
-                    let any = roles.to_string().replace(',', " or ");
-                    Err(Failure::new(format!(
-                        "{}: the role is {held}, it has to be {any}",
-                        path.display()
-                    )))
-                }
-            }
-        };
-        self.of("cert", cert.as_ref().map(identity));
-        let Some(ca) = ca else { return };
-        match Trust::load(ca) {
-            Ok(_) => self.of("crl", Some(crl.trust(ca))),
-            Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
-        }
-    }
-}
-
 fn problems(command: &Command) -> Problems {
     match command {
         Command::Agent(args) => args.problems(),

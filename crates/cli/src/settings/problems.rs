@@ -1,0 +1,52 @@
+//! Errors that a daemon can find before it starts, in the files that its settings name.
+
+use std::path::{Path, PathBuf};
+
+use ssntp::Role;
+use ssntp::pki::{Identity, Trust};
+
+use crate::credentials::CrlArgs;
+use crate::failure::Failure;
+
+/// Errors, each with the key of the setting that names the file.
+#[derive(Debug, Default)]
+pub(crate) struct Problems(pub(crate) Vec<(&'static str, Failure)>);
+
+impl Problems {
+    /// Adds the error of something that was tried, if it failed.
+    pub(crate) fn of<T>(&mut self, key: &'static str, tried: Option<Result<T, Failure>>) {
+        if let Some(Err(failure)) = tried {
+            self.0.push((key, failure));
+        }
+    }
+
+    /// Reads the certificate, which must hold one of these roles, the authority and the
+    /// revocation lists.
+    pub(crate) fn credentials(
+        &mut self,
+        cert: Option<&PathBuf>,
+        ca: Option<&PathBuf>,
+        crl: &CrlArgs,
+        roles: Role,
+    ) {
+        let identity = |path: &PathBuf| {
+            let held = Identity::load(path)?.roles();
+            match held.intersects(roles) {
+                true => Ok(()),
+                false => Err(wrong_role(path, held, roles)),
+            }
+        };
+        self.of("cert", cert.map(identity));
+        let Some(ca) = ca else { return };
+        match Trust::load(ca) {
+            Ok(_) => self.of("crl", Some(crl.trust(ca))),
+            Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
+        }
+    }
+}
+
+/// A certificate without one of the roles that are needed.
+pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
+    let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
+    Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
+}
