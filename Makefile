@@ -53,8 +53,8 @@ small: ## the agent alone and the smallest client, as small as they get, in targ
 	@ls -l target/small/ssntp target/small/examples/smallest_client | awk '{ print $$5, $$9 }'
 
 soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
-	$(CARGO) build --release --bin ssntp --example soak
-	target/release/examples/soak --seconds $(SECONDS)
+	$(CARGO) build --release -p ssntp-cli -p ssntp-load
+	target/release/ssntp-load soak --seconds $(SECONDS)
 
 fuzz: ## every fuzz target for some seconds; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \

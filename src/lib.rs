@@ -83,7 +83,6 @@
 //! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
 //! | `admin` | with `cli` | the module `admin`: metrics, health and sessions over HTTP |
 //! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
-//! | `fleet` | with `cli` | simulated agents by the thousand: `cluster::agent::Fleet` |
 //! | `issue` | with `cli` | making certificates: `pki::Authority` |
 //! | `opflex` | yes | the module `opflex` |
 //! | `testkit` | yes | the module `testkit`, for tests of programs that embed this crate |

@@ -256,6 +256,11 @@ fn is_scalar(value: &str) -> bool {
             }
         }
     }
+    if let Some(quoted) = value.strip_prefix('\'') {
+        // A quote inside is written twice.
+        let inner = quoted.strip_suffix('\'').map(|inner| inner.replace("''", ""));
+        return inner.is_some_and(|inner| !inner.contains(|c: char| c == '\'' || c.is_control()));
+    }
     matches!(value, "[]" | "{}") || is_plain(value)
 }
 
@@ -278,9 +283,13 @@ fn is_plain(value: &str) -> bool {
 
 /// A value that is text without escapes, and is not read as nothing.
 fn text(value: &str) -> Option<&str> {
-    let quoted = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
-    let is_text = match quoted {
-        Some(quoted) => return (!quoted.contains('\\')).then_some(quoted),
+    let between = |quote| {
+        value
+            .strip_prefix(quote)
+            .and_then(|value| value.strip_suffix(quote))
+    };
+    let is_text = match between('"').or_else(|| between('\'')) {
+        Some(quoted) => return (!quoted.contains(['\\', '\''])).then_some(quoted),
         None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL"),
     };
     is_text.then_some(value)
@@ -309,7 +318,7 @@ mod tests {
         };
         Stats {
             node_uuid: Uuid::from_u128(7).into(),
-            hostname: "a \"host\": of\nours".into(),
+            hostname: "a \"host\": of 'ours'".into(),
             interval: 30,
             networks: vec![NodeNetwork {
                 ip: "fd00::1".into(),

@@ -1,5 +1,6 @@
 //! Any text survives in every place that holds text, and no bytes panic.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use proptest::prelude::*;
@@ -154,6 +155,11 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![3 => odd, 4 => symbols, 3 => any, 1 => long]
 }
 
+/// As [`any_text`], and short enough for a key in a document with U+2028.
+fn any_key() -> impl Strategy<Value = String> {
+    any_text().prop_map(|text| text.chars().take(300).collect())
+}
+
 /// Puts texts from the list, in turn, wherever the document has text.
 fn fill_with_text(value: &mut Value, texts: &mut dyn Iterator<Item = String>) {
     match value {
@@ -216,7 +222,7 @@ proptest! {
     #[test]
     fn text_of_a_process_survives(
         command in proptest::collection::vec(any_text(), 1..5),
-        env in proptest::collection::btree_map(any_text(), any_text(), 0..5),
+        env in proptest::collection::btree_map(any_key(), any_text(), 0..5),
         dir in any_text(),
         hostname in any_text(),
     ) {
@@ -264,6 +270,17 @@ proptest! {
             // An empty document at the end has no line of its own.
             prop_assert!(document.line == before + 1 || document.bytes.is_empty());
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn written_text_is_read_alike_by_the_bounded_reader_and_by_serde_yaml(
+        map in proptest::collection::btree_map(any_key(), proptest::collection::vec(any_text(), 0..4), 0..4),
+    ) {
+        let written = yaml::encode(&map).unwrap();
+        prop_assert_eq!(&yaml::decode::<BTreeMap<String, Vec<String>>>(&written).unwrap(), &map);
+        prop_assert_eq!(&yaml::from_local_str::<BTreeMap<String, Vec<String>>>(text(&written)).unwrap(), &map);
     }
 }
 

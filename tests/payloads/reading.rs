@@ -300,7 +300,7 @@ fn written_in_order_with_two_spaces_and_empty_forms() {
     cnci_disk: 2048
     admin_ssh_key: \"\"
     client_auth_ca_cert_path: \"\"
-    cnci_net: \"192.168.0.0\"
+    cnci_net: 192.168.0.0
   launcher:
     compute_net: []
     mgmt_net:
@@ -356,4 +356,23 @@ fn other_types_can_be_read_and_written_too() {
         error.to_string(),
         "[1]: expected an integer from -128 to 127, found number 300 (line 1, column 5)"
     );
+}
+
+#[test]
+fn keys_lists_and_blocks_are_quoted_as_values_are() {
+    let block = "a: no\n- yes\n'b': 12:30\n\nno".to_owned();
+    let maps = vec![BTreeMap::from([
+        ("no", block.as_str()),
+        ("a: 'b'", "12:30"),
+        ("\"\t: 'k", "no"),
+    ])];
+    let written = yaml::encode(&BTreeMap::from([("list", maps.clone())])).unwrap();
+    let expected = "list:\n- \"\\\"\\t: 'k\": \"no\"\n  'a: ''b''': \"12:30\"\n  \"no\": |-\n    a: no\n    - yes\n    'b': 12:30\n\n    no\n";
+    assert_eq!(text(&written), expected);
+    assert_eq!(yaml_value(&written)["list"], serde_yaml::to_value(maps).unwrap());
+
+    let lines = vec!["off\n1_0: on", "on"];
+    let written = yaml::encode(&[&lines]).unwrap();
+    assert_eq!(text(&written), "- - |-\n    off\n    1_0: on\n  - \"on\"\n");
+    assert_eq!(yaml::decode::<Vec<Vec<String>>>(&written).unwrap(), [lines]);
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cmd;
 use crate::failure::Failure;
@@ -13,9 +13,9 @@ use crate::settings::{self, Refused, Settings};
 /// mutual TLS, with roles proved by certificates.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
-/// before it was done. RUST_LOG sets what is logged
-/// to the standard error (default: warn for servers, else error). Nobody waits
-/// for who reads it: lines that find no room are counted and left out.
+/// before it was done. RUST_LOG sets what is logged to the standard error (default:
+/// warn for servers, else error). The log never blocks: lines that a slow reader
+/// cannot take are dropped and counted.
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
@@ -40,40 +40,32 @@ pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
     Agent(cmd::agent::Args),
     #[cfg(feature = "full")]
+    #[command(flatten)]
+    Full(Full),
+}
+
+/// All but the agent.
+#[cfg(feature = "full")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum Full {
     #[command(hide = true)]
     Caretaker(cmd::demo::caretaker::Args),
-    #[cfg(feature = "full")]
     Cert(cmd::cert::Args),
-    #[cfg(feature = "full")]
     Cnci(cmd::cnci::Args),
-    #[cfg(feature = "full")]
     Completions(cmd::completions::Args),
-    #[cfg(feature = "full")]
     Config(cmd::config::Args),
-    #[cfg(feature = "full")]
     Context(cmd::context::Args),
-    #[cfg(feature = "full")]
     Ctl(cmd::ctl::Args),
-    #[cfg(feature = "full")]
     Decode(cmd::decode::Args),
-    #[cfg(feature = "full")]
     Demo(cmd::demo::Args),
-    #[cfg(feature = "full")]
     Listen(cmd::listen::Args),
-    #[cfg(feature = "full")]
     #[command(hide = true)]
     Manual(cmd::completions::ManualArgs),
-    #[cfg(feature = "full")]
     Operands(cmd::operands::Args),
-    #[cfg(feature = "full")]
     Opflex(cmd::opflex::Args),
-    #[cfg(feature = "full")]
     Scheduler(cmd::scheduler::Args),
-    #[cfg(feature = "full")]
     Send(cmd::send::Args),
-    #[cfg(feature = "full")]
     Server(cmd::server::Args),
-    #[cfg(feature = "full")]
     Session(cmd::session::Args),
 }
 
@@ -81,10 +73,11 @@ impl Args {
     /// Reads the command line, and the file of settings that it names.
     pub(crate) fn of_this_process() -> (Self, Settings) {
         let words = common_flags_last(std::env::args_os().collect());
-        match settings::read(&words) {
+        let read = settings::read(&Args::command(), &words);
+        match read.and_then(|(matches, settings)| Ok((Self::from_arg_matches(&matches)?, settings))) {
             Ok(read) => read,
             Err(Refused::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
-                // What follows the first paragraph is for people.
+                // Usage and tips, behind the first paragraph, are for people.
                 let text = e.to_string();
                 let why = text.split("\n\n").next().unwrap_or_default();
                 let usage = Failure::usage(why.trim_start_matches("error: "));
@@ -100,7 +93,8 @@ impl Args {
     }
 }
 
-/// Whether a program reads what `ssntp ctl` says, though it was asked wrongly.
+/// Whether a wrong command line of `ssntp ctl` asked for JSON, so that a program reads
+/// the error.
 fn asks_for_json(words: &[OsString]) -> bool {
     let mut own = words.iter().skip(1).take_while(|word| *word != "--");
     words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
@@ -145,17 +139,51 @@ fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
 }
 
 impl Command {
-    /// What is logged where RUST_LOG does not say: a server's operator wants
-    /// its warnings, whoever runs another subcommand gets its one error line.
+    /// Runs a subcommand to its end. A daemon has settings, too.
+    pub(crate) fn run(self, settings: Settings) -> Result<(), Failure> {
+        match self {
+            Self::Agent(args) => cmd::agent::run(args, settings),
+            #[cfg(feature = "full")]
+            Self::Full(command) => command.run(settings),
+        }
+    }
+
+    /// What is logged if RUST_LOG is not set. The operator of a daemon wants its
+    /// warnings; the user of another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
             Self::Agent(_) => "warn",
             #[cfg(feature = "full")]
-            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
+            Self::Full(Full::Cnci(_) | Full::Scheduler(_) | Full::Server(_)) => "warn",
             #[cfg(feature = "full")]
-            Self::Opflex(args) if args.serves() => "warn",
+            Self::Full(Full::Opflex(args)) if args.serves() => "warn",
             #[cfg(feature = "full")]
-            _ => "error",
+            Self::Full(_) => "error",
+        }
+    }
+}
+
+#[cfg(feature = "full")]
+impl Full {
+    fn run(self, settings: Settings) -> Result<(), Failure> {
+        match self {
+            Self::Caretaker(args) => cmd::demo::caretaker::run(&args),
+            Self::Cert(args) => cmd::cert::run(args),
+            Self::Cnci(args) => cmd::cnci::run(args, settings),
+            Self::Config(args) => cmd::config::run(args, &Args::command()),
+            Self::Completions(args) => cmd::completions::run(&args, Args::command()),
+            Self::Context(args) => cmd::context::run(args),
+            Self::Ctl(args) => cmd::ctl::run(args),
+            Self::Decode(args) => cmd::decode::run(args),
+            Self::Demo(args) => cmd::demo::run(args),
+            Self::Listen(args) => cmd::listen::run(args),
+            Self::Manual(args) => cmd::completions::manual(&args, Args::command()),
+            Self::Operands(args) => cmd::operands::run(&args),
+            Self::Opflex(args) => cmd::opflex::run(args, settings),
+            Self::Scheduler(args) => cmd::scheduler::run(args, settings),
+            Self::Send(args) => cmd::send::run(args),
+            Self::Server(args) => cmd::server::run(args, settings),
+            Self::Session(args) => cmd::session::run(args),
         }
     }
 }

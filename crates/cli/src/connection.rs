@@ -297,17 +297,6 @@ impl Connection {
         })
     }
 
-    /// The identity, the trust and the one address, for what is no client of
-    /// the library's.
-    pub(crate) fn parts(&self, stop: &Stop) -> Result<(Identity, Trust, Address), Failure> {
-        let reached = self.server.reach(stop)?;
-        let [address] = &reached.connect[..] else {
-            return Err(Failure::usage("--connect is needed, with one address"));
-        };
-        let (identity, trust) = reached.files.load()?;
-        Ok((identity, trust, address.clone()))
-    }
-
     /// Whether the command line says the UUID.
     pub(crate) fn has_uuid(&self) -> bool {
         self.uuid.is_some()

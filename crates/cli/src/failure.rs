@@ -1,130 +1,131 @@
-//! How a subcommand fails.
+//! How a subcommand fails: what it says, and the exit code of the program.
 
+use std::any::Any;
+use std::error::Error;
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use ssntp::pki::{BadRequest, Error};
+use ssntp::pki::{self, BadRequest};
+use ssntp_transport::{printable, printable_json};
 
-use crate::output::printable;
-
-/// What the user is told, and the exit code.
+/// Why a subcommand ends without having done its work.
+///
+/// It is no [`Error`] itself, so that `?` makes one of any error.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    message: Option<String>,
-    code: u8,
-    /// It is told to a program.
-    json: bool,
+pub(crate) enum Failure {
+    /// It did not work: exit code 1.
+    Failed(String),
+    /// The command line, or a file that it names, is wrong: exit code 2.
+    Usage(String),
+    /// Only the exit code is left to say: a signal ended the program, or everything
+    /// was printed already.
+    Silent(u8),
+    /// The same for a program: `{"error": "…", "exit_code": 1}`.
+    Json(Box<Self>),
 }
 
 impl Failure {
     /// It did not work: exit code 1.
     pub(crate) fn new(message: impl Display) -> Self {
-        Self {
-            message: Some(message.to_string()),
-            code: 1,
-            json: false,
-        }
+        Self::Failed(message.to_string())
     }
 
     /// It was asked for wrongly: exit code 2.
     pub(crate) fn usage(message: impl Display) -> Self {
-        Self {
-            message: Some(message.to_string()),
-            code: 2,
-            json: false,
-        }
+        Self::Usage(message.to_string())
     }
 
-    /// The exit code says it all: a signal has ended it before it was done, which is
-    /// no news to whoever sent the signal; or what there is to say was printed.
+    /// Nothing is printed.
     pub(crate) fn silent(code: u8) -> Self {
-        Self {
-            message: None,
-            code,
-            json: false,
+        Self::Silent(code)
+    }
+
+    /// The same, printed as JSON if `json` is set.
+    pub(crate) fn in_json(self, json: bool) -> Self {
+        match json {
+            true => Self::Json(Box::new(self)),
+            false => self,
         }
     }
 
-    /// The same, told as an object of JSON where `json` says so:
-    /// `{"error": "…", "exit_code": 1}`.
-    pub(crate) fn in_json(self, json: bool) -> Self {
-        Self { json, ..self }
-    }
-
-    /// The standard output did not take what was written. Whoever closed it
+    /// The standard output did not take what was written. A reader that closed it
     /// has seen enough, which is no failure.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self::silent(0);
+            return Self::Silent(0);
         }
         Self::new(format!("standard output: {error}"))
     }
 
-    /// Whether it is one: a reader that has seen enough is none.
+    /// Whether the exit code is another than 0.
     pub(crate) fn is_failure(&self) -> bool {
-        self.code != 0
+        self.number() != 0
     }
 
-    /// What it says to people, if it says something.
+    /// The message for people, if there is one.
     pub(crate) fn plain(&self) -> Option<&str> {
-        self.message.as_deref().filter(|_| !self.json)
+        match self {
+            Self::Failed(message) | Self::Usage(message) => Some(message),
+            Self::Silent(_) | Self::Json(_) => None,
+        }
     }
 
     /// The exit code.
     pub(crate) fn code(&self) -> ExitCode {
-        ExitCode::from(self.code)
+        ExitCode::from(self.number())
     }
 
-    /// Tells the user in one line.
+    fn number(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Silent(code) => *code,
+            Self::Json(failure) => failure.number(),
+        }
+    }
+
+    /// The line that the user reads, if there is one.
+    fn line(&self) -> Option<String> {
+        let Self::Json(failure) = self else {
+            return Some(format!("ssntp: {}", printable(self.plain()?)));
+        };
+        let error = serde_json::json!({"error": failure.plain()?, "exit_code": failure.number()});
+        Some(printable_json(&error.to_string()))
+    }
+
+    /// Prints one line for the user.
     pub(crate) fn report(self) -> ExitCode {
-        if let Some(message) = self.message {
-            let line = match self.json {
-                true => in_json(&message, self.code),
-                false => format!("ssntp: {}", one_line(&message)),
-            };
-            // Nobody can be told that nobody can be told.
+        if let Some(line) = self.line() {
+            // If the standard error is closed, there is no other way to tell the user.
             let _ = writeln!(io::stderr(), "{line}");
         }
-        ExitCode::from(self.code)
+        self.code()
     }
 }
 
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message.as_deref().unwrap_or_default())
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        use BadRequest as Bad;
-        match &error {
-            // The authority is what it is; the rest was asked for wrongly.
-            Error::Request(Bad::AuthorityExpires { .. } | Bad::AuthorityName | Bad::Key(_)) => {
-                Self::new(error)
-            }
-            Error::Request(_) => Self::usage(error),
-            _ => Self::new(error),
+        match self {
+            Self::Json(failure) => failure.fmt(f),
+            failure => f.write_str(failure.plain().unwrap_or_default()),
         }
     }
 }
 
-#[cfg(feature = "full")]
-fn in_json(message: &str, code: u8) -> String {
-    let error = serde_json::json!({"error": message, "exit_code": code});
-    crate::output::printable_json(&error.to_string())
-}
-
-/// Nothing in this build prints JSON.
-#[cfg(not(feature = "full"))]
-fn in_json(message: &str, _: u8) -> String {
-    one_line(message)
-}
-
-/// File names and peers' texts may hold anything.
-fn one_line(message: &str) -> String {
-    printable(message)
+impl<E: Error + Any> From<E> for Failure {
+    fn from(error: E) -> Self {
+        use BadRequest as Bad;
+        match (&error as &dyn Any).downcast_ref::<pki::Error>() {
+            // The authority cannot be changed by the command line; all else that is wrong
+            // with a request for a certificate comes from there.
+            Some(pki::Error::Request(Bad::AuthorityExpires { .. } | Bad::AuthorityName | Bad::Key(_))) => {
+                Self::new(error)
+            }
+            Some(pki::Error::Request(_)) => Self::usage(error),
+            _ => Self::new(error),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -133,6 +134,13 @@ mod tests {
 
     #[test]
     fn a_message_stays_one_line() {
-        assert_eq!(one_line("a\nb\u{1b}[31m \u{fc}"), "a\\nb\\u{1b}[31m \u{fc}");
+        let failure = Failure::new("a\nb\u{1b}[31m \u{fc}");
+        assert_eq!(failure.line().as_deref(), Some("ssntp: a\\nb\\u{1b}[31m \u{fc}"));
+        let told = failure.in_json(true).line().unwrap();
+        assert!(
+            told.starts_with(r#"{"error":"a\nb"#) && told.ends_with(r#""exit_code":1}"#),
+            "{told}"
+        );
+        assert_eq!(Failure::silent(3).line(), None);
     }
 }

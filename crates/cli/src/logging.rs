@@ -24,8 +24,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::panic::PanicHookInfo;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,19 +67,6 @@ pub(crate) struct Logging {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where the user is told something, if a program reads it.
-static TOLD: OnceLock<Lines> = OnceLock::new();
-
-/// Tells the user a line, where a program reads the standard error. False where
-/// people do.
-pub(crate) fn tell(line: &str) -> bool {
-    let lines = TOLD.get();
-    if let Some(lines) = lines {
-        lines.say(Level::Info, "ssntp", line.trim_start_matches("ssntp: "));
-    }
-    lines.is_some()
-}
-
 impl Logging {
     /// Begins to log what RUST_LOG says, else from this level on. Panics are
     /// told there, too.
@@ -102,9 +89,6 @@ impl Logging {
             Ok((lines, thread)) => {
                 builder.target(Target::Pipe(Box::new(lines.clone())));
                 lines.clone().tell_panics();
-                if style != Style::Text {
-                    let _ = TOLD.set(lines.clone());
-                }
                 Self {
                     lines: Some(lines),
                     thread: Some(thread),
@@ -118,6 +102,13 @@ impl Logging {
         };
         builder.init();
         this
+    }
+
+    /// A way for lines to the user into the log; none if people read the standard
+    /// error, to which such lines go directly.
+    pub(crate) fn notes(&self) -> Option<impl Fn(&str) + Send + Sync + use<>> {
+        let lines = self.lines.clone().filter(|lines| lines.style != Style::Text)?;
+        Some(move |line: &str| lines.say(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
     }
 
     /// Ends the log, and tells the user how the program failed, after everything
@@ -488,7 +479,8 @@ mod tests {
         assert!(queue.end(Duration::from_secs(60)));
         thread.join().unwrap();
         let told: String = written.try_iter().collect();
-        assert!(told.starts_with("thread 'worker' panicked at src/"), "{told}");
+        let at = format!("thread 'worker' panicked at {}:", file!());
+        assert!(told.starts_with(&at), "{told}");
         assert!(told.contains("\ntwo\nlines\\u{202e}\n"), "{told}");
     }
 

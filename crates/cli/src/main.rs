@@ -56,7 +56,10 @@ fn main() -> ExitCode {
     }
     let (args, settings) = args::Args::of_this_process();
     let logging = logging::Logging::start(args.command.log_level(), args.log_format);
-    match cmd::run(args.command, settings) {
+    if let Some(sink) = logging.notes() {
+        output::send_notes_to(sink);
+    }
+    match args.command.run(settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => logging.last_word(failure),
     }

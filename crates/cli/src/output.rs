@@ -1,15 +1,15 @@
-//! The standard output. Whoever reads it may go away at any time, as in
-//! `ssntp … | head -1`, and `println!` would panic then.
+//! The standard output, and notes on the standard error. A reader may go away at
+//! any time, as in `ssntp … | head -1`, and `println!` would panic then.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub(crate) use ssntp_transport::{printable, printable_json};
 
 use crate::failure::Failure;
-use crate::logging;
 
 /// The standard output, held for the time of a subcommand. What is buffered
 /// is written when it is dropped.
@@ -121,13 +121,24 @@ pub(crate) fn reader_is_gone() -> bool {
         && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
+/// Takes notes in place of the standard error.
+static NOTES: OnceLock<Box<dyn Fn(&str) + Send + Sync>> = OnceLock::new();
+
+/// From here on, notes go there. Only the first call counts.
+pub(crate) fn send_notes_to(sink: impl Fn(&str) + Send + Sync + 'static) {
+    let _ = NOTES.set(Box::new(sink));
+}
+
 /// Writes one line to the standard error, which may be closed as well:
-/// `eprintln!` would panic then. What does not show is escaped. Where a program
-/// reads it, the line is one of the log.
+/// `eprintln!` would panic then. Control characters are escaped. If a program reads
+/// the standard error, the line becomes one of the log.
 pub(crate) fn note(line: impl Display) {
     let line = line.to_string();
-    if !logging::tell(&line) {
-        let _ = writeln!(io::stderr(), "{}", printable(&line));
+    match NOTES.get() {
+        Some(sink) => sink(&line),
+        None => {
+            let _ = writeln!(io::stderr(), "{}", printable(&line));
+        }
     }
 }
 

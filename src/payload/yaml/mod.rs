@@ -1,8 +1,9 @@
-//! YAML as the payloads use it: reading what a stranger sent, writing what an
-//! old parser reads back the same, cutting a payload into its documents.
+//! YAML: payloads from and for the network, and files of this host.
 //!
 //! ```text
-//! bytes -> documents -> tree (bounded, with line and column) -> serde -> a schema's type
+//! network ─▶ documents ─▶ tree (bounded, with line and column) ─▶ serde ─▶ a schema's type
+//! network ◀─ quotes for YAML 1.1 ◀─ serde_yaml ◀─ serde ◀─ a schema's type
+//! local file ─▶ serde_yaml ─▶ serde ─▶ a type
 //! ```
 //!
 //! | file | holds |
@@ -11,10 +12,15 @@
 //! | `tree` | a document as a tree, built under the limits below |
 //! | `read` | the tree as a serde `Deserializer`, with the payloads' reading rules |
 //! | `split` | [`documents`] |
+//! | `write` | [`encode`]: serde_yaml's text, with some more quotes |
 //!
-//! No other module names the YAML crate, and none reads YAML from the network
-//! in another way: a document of 70 KB can make a parser without limits ask
-//! for gigabytes.
+//! # Two readers
+//! serde_yaml writes everything, and [`from_local_str`] reads files with it. It must not
+//! read what a peer sent: 70 KB with many aliases can make it ask for gigabytes of memory,
+//! and 100 KB of open brackets keep a processor busy for seconds. [`decode`] therefore
+//! builds its tree from the events of `granit-parser`, counts as it goes, and stops at the
+//! first limit. It also knows the path and the column of a mistake. No module outside of
+//! this folder names a YAML crate.
 //!
 //! # Reading
 //! Unknown keys are ignored, a key that is missing or empty (`key:`) takes its
@@ -36,15 +42,14 @@
 //! # Writing
 //! Fields in the order of their declaration, two spaces a level, `[]` and
 //! `""` where empty. Text that YAML 1.1 reads as something else (`no`,
-//! `4096`, `52:54:00:12:34:56`, `2001-01-01`) is quoted.
+//! `4096`, `52:54:00:12:34:56`, `2001-01-01`) is quoted. Text of several lines is a block.
 
 mod error;
 mod read;
 mod split;
 mod tree;
+mod write;
 
-use bytes::Bytes;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use self::error::{Error, ErrorKind};
@@ -53,6 +58,7 @@ pub(super) use self::read::one_or_many;
 pub(super) use self::split::first_marker;
 pub use self::split::{Document, Documents, documents};
 pub(super) use self::tree::Tree;
+pub use self::write::{encode, encode_under};
 
 /// The longest document that [`decode`] reads, in bytes (1 MiB). It is far
 /// below the limit of a frame, whose further documents aren't read as YAML.
@@ -94,32 +100,12 @@ pub fn decode_within<T: DeserializeOwned>(document: &[u8], max_len: usize) -> Re
     Tree::parse(document, 1, max_len)?.decode(None)
 }
 
-/// Writes one document, ending with a line break.
+/// Reads a file of this host that its user owns: settings, a policy model. There are no
+/// limits, so what comes from the network must be read with [`decode`].
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] when the value's own `Serialize` fails; the payload
-/// types never do.
-pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, Error> {
-    // Long or multi-line text stays quoted on one line: the block styles lose
-    // blanks and carriage returns in some readers.
-    let options = serde_saphyr::ser_options! {
-        indent_step: 2,
-        prefer_block_scalars: false,
-    };
-    serde_saphyr::to_string_with_options(value, options)
-        .map(Bytes::from)
-        .map_err(|error| Error::new(ErrorKind::Invalid(error.to_string())))
-}
-
-/// Writes one document whose only key is `root`.
-pub(super) fn encode_under<T: Serialize>(root: &'static str, value: &T) -> Result<Bytes, Error> {
-    struct Rooted<'a, T>(&'static str, &'a T);
-
-    impl<T: Serialize> Serialize for Rooted<'_, T> {
-        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.collect_map([(self.0, self.1)])
-        }
-    }
-
-    encode(&Rooted(root, value))
+/// [`ErrorKind::Invalid`] with the line and column, if the text is not YAML or does not fit
+/// the type.
+pub fn from_local_str<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
+    serde_yaml::from_str(text).map_err(|error| Error::new(ErrorKind::Invalid(error.to_string())))
 }

@@ -1,8 +1,5 @@
 //! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
 
-#[cfg(feature = "full")]
-mod fleet;
-
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -17,11 +14,10 @@ use ssntp::client::{ClientError, UuidSource};
 use ssntp::payload::NextState;
 #[cfg(feature = "full")]
 use ssntp_admin::Snapshot;
-use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver, SimulateDriver};
+use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 
 #[cfg(feature = "full")]
-use super::config::Problems;
 #[cfg(feature = "full")]
 use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
@@ -31,7 +27,7 @@ use crate::failure::Failure;
 use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
-use crate::settings::{ConfigFile, Settings};
+use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
@@ -83,17 +79,6 @@ pub(crate) struct Args {
     /// The most instances, stopped ones included
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
-    /// Pretend to be that many agents, over a few threads, to load a cluster;
-    /// only with --driver simulate, and one --connect. Says when all of them
-    /// are connected, and at its end how much they sent and received
-    #[cfg(feature = "full")]
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with_all = ["state", "uuid", "role", "server_name", "grace", "confinement"],
-        value_parser = value_parser!(u32).range(1..=100_000),
-    )]
-    count: Option<u32>,
     /// How often it reports
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     interval: Seconds,
@@ -208,8 +193,6 @@ enum DriverName {
     Process,
     /// Virtual machines, where QEMU is installed
     Qemu,
-    /// Nothing at all, with plausible figures
-    Simulate,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -221,10 +204,6 @@ enum ConfinementName {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    #[cfg(feature = "full")]
-    if let Some(count) = args.count {
-        return fleet::run(&args, count as usize);
-    }
     let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
     let (client, renewal) = args
         .connection
@@ -246,7 +225,6 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             config = match driver {
                 DriverName::Process => config.driver(process(&args)?),
                 DriverName::Qemu => config.driver(qemu(&args)?),
-                DriverName::Simulate => config.driver(SimulateDriver::new()),
             };
         }
     }
@@ -338,7 +316,7 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let agent = self.agent;
         #[cfg(feature = "full")]
         let pages = self.pages;

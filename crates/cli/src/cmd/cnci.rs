@@ -13,14 +13,13 @@ use ssntp_admin::Snapshot;
 use ssntp_cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use super::config::Problems;
 use crate::admin::{self, About, AdminArgs, Figures, Pages};
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, lone_line, printable};
-use crate::settings::{ConfigFile, Settings};
+use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
@@ -158,7 +157,7 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let (cnci, pages) = (self.cnci, self.pages);
         self.renewal.reload(|identity, trust| {
             cnci.renew(identity, trust)?;

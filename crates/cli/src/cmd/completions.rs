@@ -1,13 +1,12 @@
-//! `ssntp completions` for users, and `ssntp manual` for packages: what both say is
-//! what the command line itself says.
+//! `ssntp completions` for users, and `ssntp manual` for packages, both made from the
+//! definition of the command line.
 
 use std::fs;
 use std::path::PathBuf;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::args;
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -22,9 +21,9 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, mut whole: Command) -> Result<(), Failure> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut args::Args::command(), "ssntp", &mut text);
+    clap_complete::generate(args.shell, &mut whole, "ssntp", &mut text);
     let mut output = Output::new();
     output.bytes(&text)?;
     output.flush()
@@ -37,10 +36,9 @@ pub(crate) struct ManualArgs {
     directory: PathBuf,
 }
 
-pub(crate) fn manual(args: &ManualArgs) -> Result<(), Failure> {
+pub(crate) fn manual(args: &ManualArgs, whole: Command) -> Result<(), Failure> {
     let directory = &args.directory;
     let failed = |e| Failure::new(format!("{}: {e}", directory.display()));
     fs::create_dir_all(directory).map_err(failed)?;
-    let pages = args::Args::command().disable_help_subcommand(true);
-    clap_mangen::generate_to(pages, directory).map_err(failed)
+    clap_mangen::generate_to(whole.disable_help_subcommand(true), directory).map_err(failed)
 }

@@ -1,18 +1,15 @@
-//! `ssntp config`: the settings of daemons in files: checked, shown, written.
+//! `ssntp config`: checks, shows and writes settings files of daemons.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Subcommand, ValueEnum};
+use clap::{ArgMatches, FromArgMatches, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use ssntp::Role;
-use ssntp::pki::{Identity, Trust};
 
-use crate::args::{self, Command};
-use crate::credentials::CrlArgs;
+use super::{agent, cnci, opflex, scheduler, server};
 use crate::failure::Failure;
 use crate::output::{Output, columns, printable};
-use crate::settings::{self, Flag, Flags, Problem, Refused, Settings};
+use crate::settings::{self, Flag, Flags, Problem, Problems, Read, Refused};
 
 /// Check and show what daemons read by --config-file
 ///
@@ -76,10 +73,8 @@ enum Name {
     #[value(alias = "netagent")]
     Agent,
     Cnci,
-    #[cfg(feature = "full")]
     #[value(alias = "opflex-serve")]
     Opflex,
-    #[cfg(feature = "full")]
     OpflexElement,
 }
 
@@ -91,9 +86,7 @@ impl Name {
             Self::Scheduler => &["scheduler"],
             Self::Agent => &["agent"],
             Self::Cnci => &["cnci"],
-            #[cfg(feature = "full")]
             Self::Opflex => &["opflex", "serve"],
-            #[cfg(feature = "full")]
             Self::OpflexElement => &["opflex", "element"],
         }
     }
@@ -127,71 +120,74 @@ impl Name {
                 ("ip", "192.0.2.10"),
                 ("state", "/var/lib/ssntp/cnci"),
             ],
-            #[cfg(feature = "full")]
             Self::Opflex => &[
                 ("listen", "\":8009\""),
                 ("control", "/run/ssntp-opflex/control.sock"),
             ],
-            #[cfg(feature = "full")]
             Self::OpflexElement => &[("connect", "localhost:8009"), ("watch", "true")],
         }
     }
 
-    fn flags(self) -> Result<Flags, Failure> {
-        Flags::of(self.words()).ok_or_else(|| Failure::new("this build has no such daemon"))
+    /// What the daemon itself finds wrong, of what clap has read for the program.
+    fn problems(self, whole: &ArgMatches) -> Result<Problems, clap::Error> {
+        let Some((_, own)) = whole.subcommand() else {
+            return Ok(Problems::default());
+        };
+        Ok(match self {
+            Self::Server => server::Args::from_arg_matches(own)?.problems(),
+            Self::Scheduler => scheduler::Args::from_arg_matches(own)?.problems(),
+            Self::Agent => agent::Args::from_arg_matches(own)?.problems(),
+            Self::Cnci => cnci::Args::from_arg_matches(own)?.problems(),
+            Self::Opflex | Self::OpflexElement => opflex::Args::from_arg_matches(own)?.problems(),
+        })
     }
 
-    /// What the daemon is told.
-    fn read(self, file: Option<&Path>, more: &[OsString]) -> Result<(args::Args, Settings), Refused> {
+    /// Reads what the daemon would be started with.
+    fn read(self, command: &clap::Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Refused> {
         let mut words = vec![OsString::from("ssntp")];
         words.extend(self.words().iter().map(OsString::from));
         if let Some(file) = file {
             words.extend(["--config-file".into(), file.into()]);
         }
         words.extend_from_slice(more);
-        settings::read(&words)
+        settings::read(command, &words)
     }
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+/// Runs `ssntp config`, of a program with this command line.
+pub(crate) fn run(args: Args, command: &clap::Command) -> Result<(), Failure> {
     match args.action {
         Action::Check {
             daemon,
             files,
             flags,
             json,
-        } => check(daemon, &files, &flags.more, json),
+        } => check(command, daemon, &files, &flags.more, json),
         Action::Show {
             daemon,
             file,
             flags,
             json,
-        } => show(daemon, file.as_deref(), &flags.more, json),
+        } => show(command, daemon, file.as_deref(), &flags.more, json),
         Action::Example { daemon } => {
             let mut output = Output::new();
-            output.text(&example(daemon)?)?;
+            output.text(&example(command, daemon)?)?;
             output.flush()
         }
     }
 }
 
-fn problems(command: &Command) -> Problems {
-    match command {
-        Command::Agent(args) => args.problems(),
-        Command::Cnci(args) => args.problems(),
-        #[cfg(feature = "full")]
-        Command::Opflex(args) => args.problems(),
-        Command::Scheduler(args) => args.problems(),
-        Command::Server(args) => args.problems(),
-        _ => Problems::default(),
-    }
-}
-
-fn check(daemon: Name, files: &[PathBuf], more: &[OsString], json: bool) -> Result<(), Failure> {
+fn check(
+    command: &clap::Command,
+    daemon: Name,
+    files: &[PathBuf],
+    more: &[OsString],
+    json: bool,
+) -> Result<(), Failure> {
     let mut output = Output::new();
     let mut is_right = true;
     for file in files {
-        let wrong = wrong(daemon, file, more)?;
+        let wrong = wrong(command, daemon, file, more)?;
         is_right &= wrong.is_empty();
         if wrong.is_empty() {
             match json {
@@ -217,14 +213,19 @@ fn check(daemon: Name, files: &[PathBuf], more: &[OsString], json: bool) -> Resu
 }
 
 /// All that is wrong with a file, as far as can be told without starting the daemon.
-fn wrong(daemon: Name, file: &Path, more: &[OsString]) -> Result<Vec<Problem>, Failure> {
-    let (mut wrong, read) = match daemon.read(Some(file), more) {
+fn wrong(
+    command: &clap::Command,
+    daemon: Name,
+    file: &Path,
+    more: &[OsString],
+) -> Result<Vec<Problem>, Failure> {
+    let (mut wrong, read) = match daemon.read(command, Some(file), more) {
         Ok(read) => (Vec::new(), Some(read)),
         Err(Refused::File { problems, rest, .. }) => (problems, rest.map(|rest| *rest)),
         Err(refused @ Refused::Words(_)) => return Err(refused.failure()),
     };
-    if let Some((args, settings)) = read {
-        wrong.extend(problems(&args.command).0.into_iter().map(|(key, why)| Problem {
+    if let Some((matches, settings)) = read {
+        wrong.extend(daemon.problems(&matches)?.into_iter().map(|(key, why)| Problem {
             at: settings.position(key),
             what: format!("{key}: {why}"),
         }));
@@ -233,8 +234,16 @@ fn wrong(daemon: Name, file: &Path, more: &[OsString]) -> Result<Vec<Problem>, F
     Ok(wrong)
 }
 
-fn show(daemon: Name, file: Option<&Path>, more: &[OsString], as_json: bool) -> Result<(), Failure> {
-    let (_, settings) = daemon.read(file, more).map_err(|refused| refused.failure())?;
+fn show(
+    command: &clap::Command,
+    daemon: Name,
+    file: Option<&Path>,
+    more: &[OsString],
+    as_json: bool,
+) -> Result<(), Failure> {
+    let (_, settings) = daemon
+        .read(command, file, more)
+        .map_err(|refused| refused.failure())?;
     let mut output = Output::new();
     if as_json {
         let values = settings.values().iter().map(|setting| {
@@ -258,19 +267,21 @@ fn show(daemon: Name, file: Option<&Path>, more: &[OsString], as_json: bool) -> 
 const WIDTH: usize = 78;
 
 /// A file with every key of the daemon. What it does not need stands in comments.
-fn example(daemon: Name) -> Result<String, Failure> {
-    let command = daemon.words().join(" ");
+fn example(command: &clap::Command, daemon: Name) -> Result<String, Failure> {
+    let name = daemon.words().join(" ");
+    let flags = Flags::of(command, daemon.words());
+    let flags = flags.ok_or_else(|| Failure::new("this build has no such daemon"))?;
     let checked = daemon
         .to_possible_value()
         .map_or(String::new(), |name| name.get_name().to_owned());
     let mut text = format!(
-        "# Settings of `ssntp {command}`, for its --config-file.\n\
+        "# Settings of `ssntp {name}`, for its --config-file.\n\
          #\n\
          # Each key is a flag of it. A flag counts more than the environment, that more\n\
          # than this file. Keys in comments have the default that stands there, if any.\n\
          # `ssntp config check {checked} FILE` says whether it is right.\n"
     );
-    for flag in daemon.flags()?.all() {
+    for flag in flags.all() {
         text.push('\n');
         text.push_str(&comment(flag));
         let needed = daemon.needs().iter().find(|(key, _)| *key == flag.key());

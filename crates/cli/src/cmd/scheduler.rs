@@ -12,14 +12,13 @@ use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 use uuid::Uuid;
 
-use super::config::Problems;
 use super::server::{Admission, announce, load_configuration, sessions};
 use crate::admin::{self, About, AdminArgs, Pages};
 use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
-use crate::settings::{ConfigFile, Settings};
+use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
@@ -206,9 +205,9 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let files = match &read {
-            Some((crate::args::Command::Scheduler(args), _)) => args.files(),
+            Some((args, _)) => args.files(),
             _ => self.files.clone(),
         };
         let watched = files.paths().into_iter().chain(self.settings.file());

@@ -16,7 +16,6 @@ use ssntp::server::{
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use super::config::Problems;
 use super::dev::{self, Dev};
 use super::{listen, operands};
 use crate::admin::{self, About, AdminArgs, Pages};
@@ -27,7 +26,7 @@ use crate::failure::Failure;
 use crate::output::{Output, lone_line, note};
 use crate::receipt::Question;
 use crate::seconds::Seconds;
-use crate::settings::{ConfigFile, Settings};
+use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
 /// Run a server that checks roles, filters and routes
@@ -423,9 +422,9 @@ const TAKEN: [&str; 8] = [
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
         // Everything is read before anything is changed.
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let args = match &read {
-            Some((crate::args::Command::Server(args), _)) => args,
+            Some((args, _)) => args,
             _ => self.args,
         };
         let watched = args.watched(&self.settings);

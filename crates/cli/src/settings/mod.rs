@@ -99,15 +99,18 @@ pub(crate) enum Refused {
         /// At least one.
         problems: Vec<Problem>,
         /// The settings without the entries that are wrong, if they are valid.
-        rest: Option<Box<(ArgMatches, Settings)>>,
+        rest: Option<Box<Read>>,
     },
 }
 
 /// The most problems that are reported: a file with more is not a settings file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
-/// Reads a command line, and the file that it names.
-pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<(ArgMatches, Settings), Refused> {
+/// What clap has read, and the settings of a daemon.
+pub(crate) type Read = (ArgMatches, Settings);
+
+/// Reads a command line as `command` defines it, and the file that it names.
+pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
     let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
         Ok(matches) => Daemon::of(command, words, matches),
@@ -128,7 +131,7 @@ pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<(ArgMatches,
 }
 
 /// The matches of the innermost subcommand.
-pub(crate) fn innermost(matches: &ArgMatches) -> &ArgMatches {
+fn innermost(matches: &ArgMatches) -> &ArgMatches {
     matches.subcommand().map_or(matches, |(_, inner)| innermost(inner))
 }
 
@@ -156,7 +159,7 @@ impl<'a> Daemon<'a> {
         Some(Self { command, words, flags, file, given })
     }
 
-    fn with_file(&self, path: &Path) -> Result<(ArgMatches, Settings), Refused> {
+    fn with_file(&self, path: &Path) -> Result<Read, Refused> {
         let mut problems = Vec::new();
         let mut taken = Vec::new();
         for entry in file::read(path, &mut problems) {
@@ -194,7 +197,7 @@ impl<'a> Daemon<'a> {
     }
 
     /// The settings of the command line with these entries behind it.
-    fn settle(&self, entries: &[(Entry, Vec<OsString>)]) -> Result<(ArgMatches, Settings), clap::Error> {
+    fn settle(&self, entries: &[(Entry, Vec<OsString>)]) -> Result<Read, clap::Error> {
         let more = entries.iter().flat_map(|(_, words)| words);
         // Words behind a bare `--` are no flags, so the entries stand before it.
         let dashes = self.words.iter().position(|word| word == "--");

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 /// Errors, each with the key of the setting that names the file.
 #[derive(Debug, Default)]
-pub(crate) struct Problems(pub(crate) Vec<(&'static str, Failure)>);
+pub(crate) struct Problems(Vec<(&'static str, Failure)>);
 
 impl Problems {
     /// Adds the error of something that was tried, if it failed.
@@ -18,6 +18,11 @@ impl Problems {
         if let Some(Err(failure)) = tried {
             self.0.push((key, failure));
         }
+    }
+
+    /// The errors, each with its key.
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = (&'static str, Failure)> {
+        self.0.into_iter()
     }
 
     /// Reads the certificate, which must hold one of these roles, the authority and the

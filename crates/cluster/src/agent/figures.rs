@@ -2,23 +2,25 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use ssntp::client::ClientFigures;
 
-/// A snapshot of an agent, see [`Agent::figures`](super::Agent::figures). What
-/// counts, counts from its start.
-#[derive(Clone, Debug)]
+/// A snapshot of an agent, see [`Agent::figures`](super::Agent::figures). Counters start
+/// at zero with the agent.
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentFigures {
     /// Its connection.
+    #[serde(skip)]
     pub client: ClientFigures,
-    /// How the node is, as it was announced last: `READY`, `FULL`, `OFFLINE`,
-    /// `MAINTENANCE`; none before that.
+    /// The node's status that was announced last: `READY`, `FULL`, `OFFLINE` or
+    /// `MAINTENANCE`; `None` before the first one.
     pub status: Option<&'static str>,
     /// Instances by state: `launching`, `active`, `terminating`, `hung` (killed,
     /// and still there), `stopped`, `removing`.
     pub instances: BTreeMap<&'static str, usize>,
-    /// The most of them, all states together.
-    pub max_instances: usize,
+    /// The node's limits.
+    pub limits: AgentLimits,
     /// Each crew of workers, by its name: `work`, `launch`, `remove`, `measure`.
     pub crews: Vec<CrewFigures>,
     /// STATS that were handed to the client.
@@ -29,22 +31,30 @@ pub struct AgentFigures {
     pub failures: BTreeMap<&'static str, u64>,
     /// Instances that were started again by their restart policy.
     pub restarts: u64,
-    /// Frames that wait for a session, or for room.
+    /// Frames that wait for a session, or for room in the client's queue.
     pub frames_held: usize,
 }
 
-/// Some workers.
-#[derive(Clone, Copy, Debug)]
+/// The limits of a node.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
+pub struct AgentLimits {
+    /// The most instances, all states together.
+    pub instances: usize,
+}
+
+/// A crew of workers.
+#[derive(Clone, Copy, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CrewFigures {
-    /// Their name.
+    /// Its name.
     pub name: &'static str,
-    /// Threads.
+    /// Its threads.
     pub threads: usize,
-    /// The most of them.
+    /// The most threads that it may have.
     pub max_threads: usize,
     /// Jobs under way.
     pub busy: usize,
-    /// Instances whose next job waits for one of them.
+    /// Instances whose next job waits for a thread of this crew.
     pub waiting: usize,
 }

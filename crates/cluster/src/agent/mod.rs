@@ -94,20 +94,20 @@
 //! | `streams` | the thread that reads what instances have written |
 //! | `figures` | [`AgentFigures`]: what it knows about itself |
 //! | [`driver`] | what runs an instance |
-//! | `fleet` | `Fleet`: simulated agents by the thousand, to load a cluster; with the feature of that name |
+//! | `stepped` | [`SteppedAgent`]: an agent without threads, for programs that hold thousands |
 
 mod control;
 pub mod driver;
 mod figures;
-mod fleet;
 mod policy;
 mod runner;
+mod stepped;
 mod store;
 mod streams;
 mod tree;
 mod worker;
 
-pub use self::figures::{AgentFigures, CrewFigures};
-pub use self::fleet::{Fleet, FleetConfig, FleetCounters, FleetError};
+pub use self::figures::{AgentFigures, AgentLimits, CrewFigures};
 pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};
+pub use self::stepped::{Step, SteppedAgent, SteppedConfig};

@@ -155,32 +155,16 @@ impl<'de> Deserialize<'de> for RunAs {
     }
 }
 
-/// Why a policy can't be read.
-#[derive(Debug)]
+/// A policy could not be read.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
     /// The file can't be read.
-    Io(PathBuf, io::Error),
-    /// It isn't a policy: where, and why.
-    Document(PathBuf, yaml::Error),
-}
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::Document(path, e) => write!(f, "{}: {e}", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for PolicyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(_, e) => Some(e),
-            Self::Document(_, e) => Some(e),
-        }
-    }
+    #[error("{}: {_1}", _0.display())]
+    Io(PathBuf, #[source] io::Error),
+    /// The file is not a policy; the error says where and why.
+    #[error("{}: {_1}", _0.display())]
+    Document(PathBuf, #[source] yaml::Error),
 }
 
 impl Policy {

@@ -1,6 +1,5 @@
 //! The agent's thread: between the client, the state machine and the workers.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -149,46 +148,23 @@ impl AgentConfig {
     }
 }
 
-/// Why an agent doesn't run.
-#[derive(Debug)]
+/// An agent could not be started, or its client ended for good.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
-    /// The state directory, or the directory of volumes, can't be used:
-    /// another agent does, or the system refuses.
-    State(PathBuf, io::Error),
+    /// The state directory or the directory of volumes can't be used: another agent
+    /// uses it, or the system refuses.
+    #[error("{}: {_1}", _0.display())]
+    State(PathBuf, #[source] io::Error),
     /// The client can't start, or ended for good.
-    Client(ClientError),
-    /// The client's roles aren't those of an agent.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The client's roles are not the roles of an agent.
+    #[error("{0} is not the role of an agent")]
     Role(Role),
     /// A thread can't be started.
-    Thread(io::Error),
-}
-
-impl fmt::Display for AgentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::State(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::Client(e) => e.fmt(f),
-            Self::Role(role) => write!(f, "{role} is not the role of an agent"),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-        }
-    }
-}
-
-impl std::error::Error for AgentError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::State(_, e) | Self::Thread(e) => Some(e),
-            Self::Client(e) => Some(e),
-            Self::Role(_) => None,
-        }
-    }
-}
-
-impl From<ClientError> for AgentError {
-    fn from(error: ClientError) -> Self {
-        Self::Client(error)
-    }
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// A running agent.

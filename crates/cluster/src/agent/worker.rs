@@ -417,15 +417,13 @@ impl Shared {
                 self.done(Done::Volume { instance, op, result });
             }
             Job::Measure(subjects) => {
-                let usages = subjects.iter().flat_map(|(driver, subjects)| {
-                    let usages = driver.measure(subjects);
-                    for (subject, usage) in subjects.iter().zip(&usages) {
-                        self.limit_disk(&**driver, subject, usage);
-                    }
-                    let ids = subjects.iter().map(|subject| subject.place.instance());
-                    ids.zip(usages).collect::<Vec<_>>()
-                });
-                let usages = usages.collect();
+                let usages: Vec<_> = subjects.iter().flat_map(measure).collect();
+                let all = subjects
+                    .iter()
+                    .flat_map(|(driver, of_driver)| of_driver.iter().map(move |subject| (driver, subject)));
+                for ((driver, subject), (_, usage)) in all.zip(&usages) {
+                    self.limit_disk(&**driver, subject, usage);
+                }
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
                 let facts = Facts::read(disk);
                 self.done(Done::Measured { facts, usages });
@@ -620,6 +618,12 @@ impl Shared {
         // Once the agent is gone, nobody has to know.
         let _ = self.inputs.send(Input::Done(done));
     }
+}
+
+/// What the instances of one driver use.
+pub(super) fn measure((driver, subjects): &(Arc<dyn Driver>, Vec<Subject>)) -> Vec<(Uuid, Usage)> {
+    let ids = subjects.iter().map(|subject| subject.place.instance());
+    ids.zip(driver.measure(subjects)).collect()
 }
 
 #[expect(clippy::disallowed_methods, reason = "when an instance was started")]

@@ -11,7 +11,6 @@ use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 use ssntp_opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
 use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
 
-use super::super::config::Problems;
 use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_object, print_properties};
@@ -21,7 +20,7 @@ use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
-use crate::settings::ConfigFile;
+use crate::settings::{ConfigFile, Problems};
 use crate::signals::Stop;
 use crate::watched::Watched;
 

@@ -29,9 +29,8 @@ use std::sync::Arc;
 use clap::Subcommand;
 use ssntp_opflex::model::{Format, ManagedObject, Schema};
 
-use super::config::Problems;
 use crate::failure::Failure;
-use crate::settings::Settings;
+use crate::settings::{Problems, Settings};
 
 /// Serve and use policy over OpFlex
 #[derive(Debug, clap::Args)]

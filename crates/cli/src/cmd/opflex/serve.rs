@@ -10,7 +10,6 @@ use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
 use ssntp_opflex::run::ServerConfig;
 
-use super::super::config::Problems;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
@@ -21,7 +20,7 @@ use crate::credentials::Lifetime;
 use crate::daemon::{Daemon, Service};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::settings::{ConfigFile, Settings};
+use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
@@ -168,7 +167,7 @@ struct Running<'a> {
 
 impl Service for Running<'_> {
     fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again()?;
+        let read = self.settings.read_again::<Args>()?;
         let (acceptor, lifetimes) = self.tls.acceptor()?;
         let of_pages = self.tls.credentials()?;
         self.read_policy()?;

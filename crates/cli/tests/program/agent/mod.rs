@@ -7,11 +7,9 @@
 //! | `processes` | from START to DELETE |
 //! | `life` | restarts by policy, retention, slow disks, volumes that go with an instance |
 //! | `survival` | agents that end and come back, and state that is damaged |
-//! | `fleet` | simulated agents by the hundred |
 //! | `cluster` | the cluster and its controller |
 
 mod cluster;
-mod fleet;
 mod life;
 mod policy;
 mod processes;

@@ -4,7 +4,6 @@ use std::fs;
 use std::time::Duration;
 
 use ssntp::payload::*;
-use ssntp_cluster::agent::driver::SimulateDriver;
 use uuid::Uuid;
 
 use crate::agent::cluster::*;
@@ -288,36 +287,4 @@ fn an_agent_without_state_reports_and_starts_nothing() {
         StartFailureReason::LaunchFailure
     );
     agent.stop();
-}
-
-#[test]
-fn simulated_instances_use_what_is_plausible() {
-    let mut cluster = Cluster::empty();
-    let interval = Duration::from_millis(100);
-    cluster.agent(|config| {
-        config
-            .driver(SimulateDriver::new())
-            .mem_mb(4000)
-            .interval(interval)
-    });
-    let mut ids = Vec::new();
-    for _ in 0..20 {
-        let mut start = cluster.script("true");
-        start.vm_type = VmType::Unset;
-        start.requirements.mem_mb = 100;
-        ids.push(start.instance_uuid);
-        cluster.send(&start);
-    }
-    let all_active = |stats: &Stats| {
-        let active = stats
-            .instances
-            .iter()
-            .filter(|i| i.state == InstanceState::Active);
-        active.filter(|i| (20..=80).contains(&i.memory_usage_mb)).count() == 20
-    };
-    cluster.next(all_active);
-    for id in &ids {
-        cluster.send(&stop(*id));
-    }
-    cluster.next(|stats: &Stats| stats.instances.iter().all(|i| i.state == InstanceState::Exited));
 }

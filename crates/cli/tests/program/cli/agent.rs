@@ -1,7 +1,5 @@
 //! `ssntp agent` as a user meets it: processes of its own, and signals.
 
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -125,19 +123,6 @@ fn after_an_evacuation_a_program_is_run() {
 }
 
 #[test]
-fn many_simulated_agents_are_one_program() {
-    let cluster = Cluster::new();
-    let mut agents = cluster.agent("agent", &["--driver", "simulate", "--count", "12"]);
-    assert_eq!(agents.first_line(), "agents 12");
-    let mut nodes = HashSet::new();
-    cluster.next(|stats: &Stats| {
-        nodes.insert(stats.node_uuid.clone());
-        nodes.len() == 12
-    });
-    agents.end(Signal::TERM);
-}
-
-#[test]
 fn what_cannot_work_is_told_in_one_line() {
     let cluster = Cluster::new();
     fs::write(cluster.dir.path().join("file"), "").unwrap();
@@ -154,14 +139,6 @@ fn what_cannot_work_is_told_in_one_line() {
     refused(&["--cert", "agent.pem", "--volumes", "volumes"], 2);
     refused(&["--cert", "agent.pem", "--state", "s", "--driver", "magic"], 2);
     refused(&["--cert", "agent.pem", "--interval", "0"], 2);
-    refused(&["--cert", "agent.pem", "--count", "2"], 2);
-    let many = ["--driver", "simulate", "--count", "2", "--cert"];
-    refused(
-        &[&many[..], &["agent.pem", "--uuid", &Uuid::nil().to_string()]].concat(),
-        2,
-    );
-    let text = refused(&[&many[..], &["controller.pem"]].concat(), 1);
-    assert!(text.contains("agent") && text.lines().count() == 1, "{text}");
     let text = refused(&["--cert", "agent.pem", "--state", "file"], 1);
     assert!(text.contains("file") && text.lines().count() == 1, "{text}");
     refused(&["--cert", "agent.pem", "--users", "9-7"], 2);

@@ -1,7 +1,5 @@
 //! `ssntp cnci` as it is meant to run: a workload of a network node.
 
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-
 use std::fs;
 
 use rustix::process::Signal;

@@ -1,8 +1,6 @@
 //! What peers can do to the log of a server, and the log to its work: over the
 //! program itself.
 
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! A virtual machine as a user meets it: a scheduler, an agent and QEMU as
 //! processes, and a guest that proves what it was given.
 
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;

@@ -1,11 +1,5 @@
 //! `ssntp opflex` as a user meets it.
 
-#![cfg(all(
-    feature = "cli",
-    feature = "opflex",
-    any(feature = "aws-lc-rs", feature = "ring")
-))]
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,10 +1,11 @@
-//! The README's `sh` blocks, pasted one after the other into one shell.
+//! The `sh` blocks of the README and of the first pages, pasted one after the
+//! other into one shell.
 
 use std::fs::{self, File, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,16 @@ use tempfile::TempDir;
 /// How long all of it may take: some seconds where nothing else runs.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// A user's home, with the program in the path and what the README finds in the
-/// repository. Dropping it ends whatever was started.
+/// The pages with blocks to paste, in the order in which a newcomer reads them.
+const PAGES: [&str; 4] = [
+    "README.md",
+    "docs/shell.md",
+    "docs/cluster-start.md",
+    "docs/opflex-start.md",
+];
+
+/// A user's home, with the program in the path and the policy file that the pages
+/// read from the repository. Dropping it ends every program that was started.
 struct Pasted {
     home: TempDir,
     shell: Option<Child>,
@@ -30,12 +39,8 @@ impl Pasted {
         fs::create_dir_all(path("bin")).unwrap();
         fs::create_dir_all(path("examples")).unwrap();
         symlink(env!("CARGO_BIN_EXE_ssntp"), path("bin/ssntp")).unwrap();
-        let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-        fs::copy(
-            repository.join("examples/policy.json"),
-            path("examples/policy.json"),
-        )
-        .unwrap();
+        let policy = "examples/policy.json";
+        fs::copy(repository().join(policy), path(policy)).unwrap();
         fs::write(path("script"), script).unwrap();
         let mut command = Command::new("sh");
         command.args(["-eu", "script"]).current_dir(home.path());
@@ -53,7 +58,7 @@ impl Pasted {
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
             .stderr(output)
-            // Whatever it leaves in the background ends with the group.
+            // Programs that it leaves in the background end with the group.
             .process_group(0)
             .spawn()
             .unwrap();
@@ -81,7 +86,7 @@ impl Pasted {
         assert!(status.success(), "{status}: {}", self.output());
     }
 
-    /// What a program in the background is still to say.
+    /// Waits until a program in the background has said this.
     #[track_caller]
     fn await_output(&self, part: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -98,7 +103,7 @@ impl Drop for Pasted {
             let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
             let _ = shell.wait();
         }
-        // An instance outlives its agent, where the script did not come to its end.
+        // An instance outlives its agent. One is left if the script did not reach its end.
         let instances = fs::read_dir(self.home.path().join("agent-state/instances"));
         for entry in instances.into_iter().flatten().flatten() {
             let record = fs::read_to_string(entry.path().join("instance.yaml")).unwrap_or_default();
@@ -110,6 +115,11 @@ impl Drop for Pasted {
             }
         }
     }
+}
+
+/// The root of the workspace.
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// The `sh` blocks of a document, in order.
@@ -137,25 +147,19 @@ fn free_port() -> String {
 }
 
 #[test]
-fn the_readme_can_be_pasted_into_a_shell() {
-    let readme =
-        fs::read_to_string(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("README.md"))
-            .unwrap();
-    let mut blocks = blocks(&readme);
-    assert!(blocks.len() >= 5, "{blocks:?}");
-    for block in &mut blocks {
-        // Ports of its own, since tests run beside each other, and fewer nodes than
-        // a debug build has to be given time for.
-        *block = block
-            .replace(
-                "ssntp server --dev &",
-                "ssntp server --dev --listen 127.0.0.1:0 &",
-            )
-            .replace("--count 2000", "--count 40")
-            .replace("--count 1000", "--count 100");
+fn the_first_pages_can_be_pasted_into_a_shell() {
+    let mut script = String::new();
+    for page in PAGES {
+        let blocks = blocks(&fs::read_to_string(repository().join(page)).unwrap());
+        assert!(!blocks.is_empty(), "{page} has no block");
+        script.push_str(&blocks.join("\n"));
     }
-    let mut script = blocks.join("\n");
-    for port in ["8890", "8891", "8892", "8009", "8010"] {
+    // Ports of its own, since tests run beside each other.
+    script = script.replace(
+        "ssntp server --dev &",
+        "ssntp server --dev --listen 127.0.0.1:0 &",
+    );
+    for port in ["8890", "8891", "8009", "8010"] {
         assert!(script.contains(&format!(":{port}")), "{port} is not used");
         script = script.replace(&format!(":{port}"), &format!(":{}", free_port()));
     }

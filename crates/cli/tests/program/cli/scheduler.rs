@@ -1,7 +1,5 @@
 //! `ssntp scheduler` as a user meets it.
 
-#![cfg(all(feature = "cli", any(feature = "aws-lc-rs", feature = "ring")))]
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;

@@ -57,7 +57,7 @@ pub(crate) use self::volumes::ephemeral;
 use super::driver::{
     Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
 };
-use super::figures::{AgentFigures, CrewFigures};
+use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::policy::Policy;
 use super::store::{NodeRecord, Record};
 use crate::machine::Facts;
@@ -486,7 +486,9 @@ impl Control {
             client,
             status: self.announced.as_ref().and_then(|frame| frame.kind().name()),
             instances,
-            max_instances: self.settings.max_instances,
+            limits: AgentLimits {
+                instances: self.settings.max_instances,
+            },
             crews,
             reports,
             starts: self.tally.starts,

@@ -16,11 +16,9 @@
 //! | `process` | [`ProcessDriver`]: a process of this machine |
 //! | `qemu` | [`QemuDriver`]: a virtual machine |
 //! | `supervisor` | a process for each run, which outlives the agent, for drivers that run programs |
-//! | `simulate` | [`SimulateDriver`]: nothing at all, with plausible figures |
 
 mod process;
 mod qemu;
-mod simulate;
 mod supervisor;
 
 use std::fmt;
@@ -34,7 +32,6 @@ use uuid::Uuid;
 
 pub use self::process::ProcessDriver;
 pub use self::qemu::QemuDriver;
-pub use self::simulate::SimulateDriver;
 pub(super) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
@@ -337,12 +334,13 @@ pub struct Volume {
     pub path: PathBuf,
 }
 
-/// Why an instance did not start.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An instance did not start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
 pub struct LaunchError {
     /// What is at fault.
     pub fault: LaunchFault,
-    /// The story, in one line.
+    /// The explanation, in one line.
     pub why: String,
 }
 
@@ -385,7 +383,7 @@ impl LaunchFault {
 }
 
 impl LaunchError {
-    /// An error with its story.
+    /// An error with its explanation.
     pub fn new(fault: LaunchFault, why: impl Into<String>) -> Self {
         Self {
             fault,
@@ -407,14 +405,6 @@ impl LaunchError {
         Self::new(fault, format!("{what}: {error}"))
     }
 }
-
-impl fmt::Display for LaunchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
-    }
-}
-
-impl std::error::Error for LaunchError {}
 
 impl From<LaunchFault> for StartFailureReason {
     fn from(fault: LaunchFault) -> Self {
@@ -438,12 +428,13 @@ impl From<LaunchFault> for RestartFailureReason {
     }
 }
 
-/// Why a volume was not attached or detached.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A volume was not attached or detached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
 pub struct VolumeError {
     /// What is at fault.
     pub fault: VolumeFault,
-    /// The story, in one line.
+    /// The explanation, in one line.
     pub why: String,
 }
 
@@ -462,7 +453,7 @@ pub enum VolumeFault {
 }
 
 impl VolumeError {
-    /// An error with its story.
+    /// An error with its explanation.
     pub fn new(fault: VolumeFault, why: impl Into<String>) -> Self {
         Self {
             fault,
@@ -470,11 +461,3 @@ impl VolumeError {
         }
     }
 }
-
-impl fmt::Display for VolumeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
-    }
-}
-
-impl std::error::Error for VolumeError {}

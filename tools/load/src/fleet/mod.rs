@@ -2,9 +2,9 @@
 //! generator, not a way to run nodes.
 //!
 //! ```text
-//!  ssntp-fleet-0 ── poll ─▶ agent 0: TLS session ─▶ codec ─▶ Control ─┐
-//!                       ─▶ agent 4: …                  ▲              ▼
-//!  ssntp-fleet-1 …                                     └─ outcome ─ SimulateDriver
+//!  ssntp-fleet-0 ── poll ─▶ agent 0: TLS session ─▶ codec ─▶ SteppedAgent ─┐
+//!                       ─▶ agent 4: …                     ▲                 ▼
+//!  ssntp-fleet-1 …                                        └─ ends ─ SimulateDriver
 //! ```
 //!
 //! Each agent has a session of its own, its own state machine, the same that
@@ -16,12 +16,17 @@
 //! | file | holds |
 //! |---|---|
 //! | `crew` | the agents of one thread |
+//! | `options` | the command and its flags |
 //! | `session` | one agent's session: connecting, receiving, sending |
+//! | `simulate` | the driver whose instances are entries in a table |
 
 mod crew;
+mod options;
 mod session;
+mod simulate;
+#[cfg(test)]
+mod tests;
 
-use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,18 +38,20 @@ use rustix::event::{EventfdFlags, eventfd};
 use uuid::Uuid;
 
 use self::crew::{Crew, Member};
+pub(crate) use self::options::{Options, run};
 use self::session::Dialer;
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
+use ssntp_cluster::agent::DEFAULT_MAX_INSTANCES;
 use ssntp_transport::tls::{Connector, TlsError};
 use ssntp_transport::{Address, BufferPool, Cancel, descriptors, threads};
 
 /// Descriptors for everything that is not a session.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// What a fleet is made from.
+/// The settings of a fleet.
 #[derive(Clone, Debug)]
-pub struct FleetConfig {
+pub(crate) struct FleetConfig {
     identity: Identity,
     trust: Trust,
     address: Address,
@@ -59,7 +66,7 @@ pub struct FleetConfig {
 impl FleetConfig {
     /// That many agents, all with the same certificate, at a server's TCP
     /// address.
-    pub fn new(identity: Identity, trust: Trust, address: Address, agents: usize) -> Self {
+    pub(crate) fn new(identity: Identity, trust: Trust, address: Address, agents: usize) -> Self {
         Self {
             identity,
             trust,
@@ -68,108 +75,78 @@ impl FleetConfig {
             threads: 4,
             mem_mb: 64_000,
             disk_mb: 500_000,
-            max_instances: super::DEFAULT_MAX_INSTANCES,
+            max_instances: DEFAULT_MAX_INSTANCES,
             interval: Duration::from_secs(30),
         }
     }
 
     /// Over how many threads they are spread. Default: 4.
     #[must_use]
-    pub fn threads(mut self, threads: usize) -> Self {
+    pub(crate) fn threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self
     }
 
     /// The memory that each of them has, in MB. Default: 64,000.
     #[must_use]
-    pub fn mem_mb(mut self, mb: u32) -> Self {
+    pub(crate) fn mem_mb(mut self, mb: u32) -> Self {
         self.mem_mb = mb.into();
         self
     }
 
     /// The disk that each of them has, in MB. Default: 500,000.
     #[must_use]
-    pub fn disk_mb(mut self, mb: u32) -> Self {
+    pub(crate) fn disk_mb(mut self, mb: u32) -> Self {
         self.disk_mb = mb.into();
         self
     }
 
     /// How many instances each of them holds. Default:
-    /// [`DEFAULT_MAX_INSTANCES`](super::DEFAULT_MAX_INSTANCES).
+    /// [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
-    pub fn max_instances(mut self, instances: usize) -> Self {
+    pub(crate) fn max_instances(mut self, instances: usize) -> Self {
         self.max_instances = instances;
         self
     }
 
     /// How often each of them sends STATS. Default: 30 s.
     #[must_use]
-    pub fn interval(mut self, interval: Duration) -> Self {
+    pub(crate) fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
     }
 }
 
-/// Why there is no fleet.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum FleetError {
-    /// The identity and the trust make no TLS.
-    Tls(TlsError),
-    /// The address is not a TCP address.
+/// A fleet could not be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FleetError {
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("{0}: a fleet connects over TCP")]
     Address(Address),
-    /// The certificate does not hold the role of an agent.
+    #[error("{0} is not the role of an agent")]
     Role(Role),
-    /// The certificate is bound to this UUID: it is good for one agent alone.
+    #[error("the certificate is for {0} alone, and not for many agents")]
     Bound(Uuid),
-    /// The process may not open as many files as there are agents: this many.
+    #[error("the open files limit (ulimit -n) is {0}, too low for so many agents")]
     Descriptors(u64),
-    /// A thread can't be started.
-    Thread(io::Error),
-}
-
-impl fmt::Display for FleetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tls(e) => e.fmt(f),
-            Self::Address(address) => write!(f, "{address}: a fleet connects over TCP"),
-            Self::Role(role) => write!(f, "{role} is not the role of an agent"),
-            Self::Bound(uuid) => write!(f, "the certificate is for {uuid} alone, and not for many agents"),
-            Self::Descriptors(limit) => {
-                write!(
-                    f,
-                    "the open files limit (ulimit -n) is {limit}, too low for so many agents"
-                )
-            }
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-        }
-    }
-}
-
-impl std::error::Error for FleetError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Tls(e) => Some(e),
-            Self::Thread(e) => Some(e),
-            Self::Address(_) | Self::Role(_) | Self::Bound(_) | Self::Descriptors(_) => None,
-        }
-    }
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// What a fleet has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FleetCounters {
+pub(crate) struct FleetCounters {
     /// Agents that are connected now.
-    pub connected: usize,
+    pub(crate) connected: usize,
     /// Attempts to connect that failed, and sessions that were lost.
-    pub lost: u64,
+    pub(crate) lost: u64,
     /// Frames that were sent.
-    pub sent: u64,
+    pub(crate) sent: u64,
     /// Frames that were received.
-    pub received: u64,
+    pub(crate) received: u64,
     /// Instances that were launched.
-    pub launched: u64,
+    pub(crate) launched: u64,
 }
 
 /// Simulated agents.
@@ -179,7 +156,7 @@ pub struct FleetCounters {
 /// sessions and waits for them, for a second at most, or as long as the look-up
 /// of a name takes.
 #[derive(Debug)]
-pub struct Fleet {
+pub(crate) struct Fleet {
     shared: Arc<Counts>,
     stops: Vec<Arc<Stop>>,
     threads: Vec<JoinHandle<()>>,
@@ -222,7 +199,7 @@ impl Fleet {
     ///
     /// # Errors
     /// [`FleetError`].
-    pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
+    pub(crate) fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let role = config.identity.roles() & (Role::AGENT | Role::NETAGENT);
         if role.is_empty() {
             return Err(FleetError::Role(config.identity.roles()));
@@ -238,7 +215,7 @@ impl Fleet {
         {
             return Err(FleetError::Descriptors(limit));
         }
-        let connector = Connector::mutual(&config.identity, &config.trust).map_err(FleetError::Tls)?;
+        let connector = Connector::mutual(&config.identity, &config.trust)?;
         let dialer = Arc::new(Dialer {
             connector,
             host,
@@ -257,7 +234,9 @@ impl Fleet {
             let stop = Arc::new(Stop::new().map_err(FleetError::Thread)?);
             fleet.stops.push(Arc::clone(&stop));
             let crew = Crew {
-                members: members.map(|index| Member::new(&config, role, index)).collect(),
+                members: members
+                    .map(|index| Member::new(&config, role, index, &fleet.shared))
+                    .collect(),
                 dialer: Arc::clone(&dialer),
                 shared: Arc::clone(&fleet.shared),
                 stop,
@@ -269,7 +248,7 @@ impl Fleet {
     }
 
     /// What has been done so far.
-    pub fn counters(&self) -> FleetCounters {
+    pub(crate) fn counters(&self) -> FleetCounters {
         let shared = &self.shared;
         FleetCounters {
             connected: shared.connected.load(Ordering::Relaxed),

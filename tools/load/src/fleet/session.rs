@@ -26,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(20);
 /// How long the server may not take what an agent sends.
 const WRITE: Duration = Duration::from_secs(20);
 
-/// A session that stands.
+/// An established session.
 pub(super) struct Session {
     stream: Arc<Polled>,
     halves: Halves,
@@ -104,7 +104,7 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Blocks until the session stands, or the attempt has failed or is
+    /// Blocks until the session is established, or the attempt fails or is
     /// cancelled.
     pub(super) fn dial(&self, uuid: Uuid, cancel: &Cancel) -> Result<Session, String> {
         let tcp = connect_unless(&self.host, self.port, &TcpOptions::default(), CONNECT, cancel);
@@ -158,8 +158,8 @@ impl Dialer {
     }
 }
 
-/// A TCP stream that blocks until its session stands, and then never waits
-/// for bytes: whoever reads has polled it.
+/// A TCP stream that blocks until its session is established. Afterwards it never waits
+/// for bytes, because the crew polls before it reads.
 #[derive(Debug)]
 struct Polled {
     tcp: Socket,
@@ -178,7 +178,7 @@ impl Duplex for Polled {
         self.tcp.try_read(buffer)
     }
 
-    /// Who is told here that nothing is there holds no buffer for it.
+    /// A session without input is told so here, before a buffer is taken for it.
     fn wait_readable(&self) -> io::Result<()> {
         if !self.polled.load(Ordering::Relaxed) {
             return self.tcp.wait_readable();

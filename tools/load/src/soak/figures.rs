@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use crate::cluster::Cluster;
+use crate::soak::cluster::Cluster;
 
 /// How much more memory of its own a process may have at the end: tables and
 /// histories that are bounded are fuller than after the warm-up, and an

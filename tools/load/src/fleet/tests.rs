@@ -1,19 +1,20 @@
-//! Simulated agents by the dozen, in one process.
+//! Fleets of some dozen agents, with a scheduler and a controller in the same process.
+
+#![allow(clippy::disallowed_methods, reason = "tests wait with a time limit")]
 
 use std::collections::{BTreeSet, HashSet};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::payload::{Requirements, Start};
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
-use ssntp_cluster::agent::{Fleet, FleetConfig, FleetError};
 use ssntp_cluster::controller::{Controller, ControllerConfig, Node, Shown, View};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use uuid::Uuid;
 
-use crate::agent::cluster::wait_for;
+use super::{Fleet, FleetConfig, FleetError};
 use ssntp_test_support::{LIMIT, bound_identity, identity, trust};
 
 /// A scheduler that places as it does by default: one START for a READY.
@@ -46,6 +47,15 @@ fn start(mem_mb: i64) -> Start {
             ..Requirements::default()
         },
         ..Start::default()
+    }
+}
+
+/// Waits until no agent is connected.
+fn wait_disconnected(fleet: &Fleet) {
+    let limit = Instant::now() + LIMIT;
+    while fleet.counters().connected > 0 {
+        assert!(Instant::now() < limit, "still connected: {:?}", fleet.counters());
+        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 
@@ -106,7 +116,7 @@ fn agents_and_what_they_run_are_back_with_a_scheduler_that_was_gone() {
     }
 
     drop(server);
-    wait_for(|| (fleet.counters().connected == 0).then_some(()));
+    wait_disconnected(&fleet);
     let gone = SystemTime::now();
     let _server = scheduler(&address);
     let seen = controller.wait(LIMIT, |view| {
@@ -157,7 +167,7 @@ fn what_a_scheduler_that_goes_in_the_middle_had_started_is_confirmed_by_the_next
     let first = orders[0].wait(LIMIT);
     assert!(matches!(first, Ok(Shown::Running { .. })), "{first:?}");
     drop(server);
-    wait_for(|| (fleet.counters().connected == 0).then_some(()));
+    wait_disconnected(&fleet);
     let launched = fleet.counters().launched;
     let gone = SystemTime::now();
     let _server = scheduler(&address);

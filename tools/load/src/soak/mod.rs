@@ -27,17 +27,14 @@ mod cluster;
 mod figures;
 mod jobs;
 
-use std::error::Error;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use chaos::Chaos;
-use cluster::Cluster;
-use figures::Figures;
-use jobs::Jobs;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+use self::chaos::Chaos;
+use self::cluster::Cluster;
+use self::figures::Figures;
+use self::jobs::Jobs;
+use crate::Result;
 
 /// How many STARTs are sent in a second.
 const RATE: u128 = 10;
@@ -51,78 +48,45 @@ const DRAIN: Duration = Duration::from_secs(150);
 /// How long threads that wait for more work stay.
 const SETTLE: Duration = Duration::from_secs(4);
 
-fn main() -> ExitCode {
-    match Options::read().and_then(|options| soak(&options)) {
-        Ok(faults) if faults.is_empty() => {
-            println!("everything returned");
-            ExitCode::SUCCESS
-        }
-        Ok(faults) => {
-            println!("did not return, or went wrong:");
-            for fault in &faults {
-                println!("- {fault}");
-            }
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("soak: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-struct Options {
+/// The flags of `ssntp-load soak`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// How long it runs; at least 30
+    #[arg(long, default_value_t = 20 * 60, value_name = "SECONDS")]
     seconds: u64,
-    program: PathBuf,
-    /// Whether the directory stays, with the logs of all processes.
+    /// The program `ssntp` [default: the one beside this program]
+    #[arg(long, value_name = "SSNTP")]
+    program: Option<PathBuf>,
+    /// Keep the directory, with the logs of all processes
+    #[arg(long)]
     keep: bool,
 }
 
 impl Options {
-    fn read() -> Result<Self> {
-        let mut seconds = 20 * 60;
-        let mut program = None;
-        let mut keep = false;
-        let mut arguments = std::env::args().skip(1);
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "--seconds" => seconds = arguments.next().unwrap_or_default().parse()?,
-                "--program" => program = arguments.next().map(PathBuf::from),
-                "--keep" => keep = true,
-                _ => return Err("usage: soak [--seconds N] [--program SSNTP] [--keep]".into()),
-            }
-        }
-        let program = match program {
-            Some(program) => program,
-            // Beside the folder of examples that it was built into.
-            None => std::env::current_exe()?
-                .ancestors()
-                .nth(2)
-                .ok_or("no --program")?
-                .join("ssntp"),
+    /// Its absolute path, because the processes have a working directory of their own.
+    fn program(&self) -> Result<PathBuf> {
+        let program = match &self.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()?.with_file_name("ssntp"),
         };
-        Ok(Self {
-            seconds: seconds.max(30),
-            // Processes have a directory of their own.
-            program: std::path::absolute(program)?,
-            keep,
-        })
+        Ok(std::path::absolute(program)?)
     }
 }
 
-/// Gives what did not return.
-fn soak(options: &Options) -> Result<Vec<String>> {
+/// Runs a soak. Returns what did not return to its state at the beginning, or went wrong.
+pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
+    let seconds = options.seconds.max(30);
     let mut run = Run {
-        cluster: Cluster::start(&options.program, options.keep)?,
+        cluster: Cluster::start(&options.program()?, options.keep)?,
         jobs: Jobs::default(),
         began: Instant::now(),
         next_report: Instant::now() + REPORT,
     };
-    let third = Duration::from_secs(options.seconds / 3);
+    let third = Duration::from_secs(seconds / 3);
     let warm_up = third.min(Duration::from_secs(30));
     println!(
         "{} s: warm-up {} s, chaos {} s, calm {} s; {RATE} STARTs/s; {}",
-        options.seconds,
+        seconds,
         warm_up.as_secs(),
         (third * 2 - warm_up).as_secs(),
         third.as_secs(),

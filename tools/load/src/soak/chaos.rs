@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::Result;
-use crate::cluster::{AGENTS, Cluster};
+use crate::soak::cluster::{AGENTS, Cluster};
 
 /// Between the end of one thing and the beginning of the next.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -95,12 +95,15 @@ const STEPS: [Step; 8] = [
         name: "all killed",
         lasts: 1500,
         begin: |cluster, _| {
-            cluster.daemons.iter_mut().for_each(crate::cluster::Daemon::kill);
+            cluster
+                .daemons
+                .iter_mut()
+                .for_each(crate::soak::cluster::Daemon::kill);
             Ok(())
         },
         end: |cluster, _| {
             let mut gone = cluster.daemons.iter_mut().filter(|daemon| !daemon.is_running());
-            gone.try_for_each(crate::cluster::Daemon::start)
+            gone.try_for_each(crate::soak::cluster::Daemon::start)
         },
     },
 ];

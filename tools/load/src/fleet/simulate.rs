@@ -1,26 +1,27 @@
-//! Instances that are nothing at all: for tests of the load on a cluster.
+//! Instances that are entries in a table.
 
+use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{
+use super::Counts;
+use ssntp::payload::Start;
+use ssntp_cluster::agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError, Place, Running, Subject, Usage,
     Volume, VolumeError,
 };
-use ssntp::payload::Start;
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-
 use uuid::Uuid;
 
 /// Pretends to run instances: any kind starts at once, uses a plausible part
-/// of what it was promised, and ends when it is asked to. What was started
-/// is gone with the driver.
+/// of what it was promised, and ends when it is asked to. Its instances are lost with
+/// the driver.
 #[derive(Debug, Default)]
-pub struct SimulateDriver {
+pub(super) struct SimulateDriver {
     running: Mutex<HashMap<Uuid, Simulated>>,
+    counts: Arc<Counts>,
 }
 
-#[derive(Default)]
 struct Simulated {
     run: u64,
     sink: Option<EndSink>,
@@ -33,16 +34,17 @@ impl std::fmt::Debug for Simulated {
 }
 
 impl SimulateDriver {
-    /// A driver with nothing running.
-    pub fn new() -> Self {
-        Self::default()
+    /// A driver with nothing running, which counts its launches.
+    pub(super) fn new(counts: Arc<Counts>) -> Self {
+        let running = Mutex::default();
+        Self { running, counts }
     }
 
     fn with<T>(&self, call: impl FnOnce(&mut HashMap<Uuid, Simulated>) -> T) -> T {
         call(&mut self.running.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Both ways of ending: nothing here refuses.
+    /// Ends an instance, asked or killed: it never refuses.
     fn end(&self, running: &Running, code: i32) {
         let instance = running.place.instance();
         let ended = self.with(|all| match all.get(&instance) {
@@ -78,6 +80,7 @@ impl Driver for SimulateDriver {
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
         let simulated = Simulated { run, sink: None };
         self.with(|all| all.insert(launch.place.instance(), simulated));
+        self.counts.launched.fetch_add(1, Ordering::Relaxed);
         Ok(handle)
     }
 
@@ -109,7 +112,7 @@ impl Driver for SimulateDriver {
 
     fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
         let measure = |subject: &Subject| {
-            // Different for each instance, the same at each look.
+            // Different for each instance, the same at each measurement.
             let (_, low) = subject.place.instance().as_u64_pair();
             let share = i64::try_from(low % 60).unwrap_or(0) + 20;
             let running = subject.handle.is_some();
@@ -132,5 +135,47 @@ impl Driver for SimulateDriver {
 
     fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::payload::StartPayload;
+    use ssntp_cluster::agent::Policy;
+    use ssntp_cluster::agent::driver::Cancel;
+
+    #[test]
+    fn instances_use_a_part_of_their_promise_and_end_once() {
+        let driver = SimulateDriver::default();
+        let place = Place::new(Uuid::from_u128(7), "/nowhere");
+        let launch = Launch {
+            place: &place,
+            payload: &StartPayload::default(),
+            user: None,
+            policy: &Policy::default(),
+            cancel: &Cancel::default(),
+        };
+        let handle = driver.launch(&launch, &mut |_| Ok(())).unwrap();
+        assert_eq!(driver.counts.launched.load(Ordering::Relaxed), 1);
+        let subject = |handle| Subject {
+            place: place.clone(),
+            handle,
+            vcpus: 1,
+            mem_mb: 100,
+        };
+        let usages = driver.measure(&[subject(Some(handle.clone())), subject(None)]);
+        assert!((20..=80).contains(&usages[0].memory_mb) && usages[1].memory_mb == 0);
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&ends);
+        let sink: EndSink = Arc::new(move |ended: Ended| told.lock().unwrap().push(ended.exit.code));
+        let running = Running {
+            place: place.clone(),
+            handle,
+        };
+        driver.watch(&running, &sink);
+        driver.terminate(&running).unwrap();
+        driver.kill(&running).unwrap();
+        assert_eq!(*ends.lock().unwrap(), [Some(143)]);
     }
 }

@@ -1,0 +1,186 @@
+//! An agent that runs on its caller's thread, for programs that hold thousands of them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ssntp::Role;
+use ssntp::proto::{Frame, StreamEndReason, StreamEnded};
+use uuid::Uuid;
+
+use super::control::{Action, Control, Done, Input, Job, Settings, StreamOrder};
+use super::driver::{Driver, EndSink, Ended, Launch, Running};
+use super::policy::Policy;
+use super::store;
+use crate::machine::Facts;
+
+/// The state directory that instances believe to be in. It is never touched.
+const NOWHERE: &str = "/nowhere";
+
+/// The settings of a [`SteppedAgent`].
+#[derive(Clone, Debug)]
+pub struct SteppedConfig {
+    /// The node's UUID, which is the UUID of the agent's session.
+    pub node: Uuid,
+    /// The role of the agent's session: AGENT, NETAGENT or both.
+    pub role: Role,
+    /// What the node is said to be.
+    pub facts: Facts,
+    /// The most instances of the node.
+    pub max_instances: usize,
+    /// How often STATS are sent.
+    pub interval: Duration,
+}
+
+/// One thing that happens to a [`SteppedAgent`].
+#[derive(Debug)]
+pub enum Step {
+    /// A session was established; the payload of CONNECTED.
+    Connected(Bytes),
+    /// The session has ended.
+    Disconnected,
+    /// A frame was received.
+    Frame(Frame),
+    /// A frame could not be sent.
+    Unsent(Frame),
+    /// [`SteppedAgent::deadline`] has passed.
+    Tick,
+}
+
+/// An agent without threads, sockets or files: the state machine of
+/// [`Agent`](super::Agent), which the caller steps.
+///
+/// Its jobs are done inside [`step`](Self::step), so its driver must not block. Nothing
+/// is written to disk, and its instances have no volumes and no logs.
+#[derive(Debug)]
+pub struct SteppedAgent {
+    control: Control,
+    facts: Facts,
+    ends: Arc<Ends>,
+}
+
+/// Ends of instances that the driver has told and the state machine has not heard.
+#[derive(Debug, Default)]
+struct Ends(Mutex<Vec<Ended>>);
+
+impl SteppedAgent {
+    /// An agent whose instances are run by `driver`.
+    pub fn new(config: SteppedConfig, driver: Arc<dyn Driver>, now: Instant) -> Self {
+        let SteppedConfig {
+            node, role, facts, ..
+        } = config;
+        let settings = Settings {
+            node,
+            role,
+            drivers: vec![driver],
+            policy: Arc::default(),
+            state: Some(NOWHERE.into()),
+            has_volumes: false,
+            mem_mb: Some(facts.mem_total_mb),
+            disk_mb: Some(facts.disk_total_mb),
+            max_instances: config.max_instances,
+            interval: config.interval,
+            grace: Duration::from_secs(10),
+        };
+        Self {
+            control: Control::new(settings, facts.clone(), now),
+            facts,
+            ends: Arc::default(),
+        }
+    }
+
+    /// When [`Step::Tick`] is due.
+    pub fn deadline(&self) -> Instant {
+        self.control.next_deadline()
+    }
+
+    /// Handles a step and everything that follows from it; returns the frames to send.
+    pub fn step(&mut self, now: Instant, step: Step) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        let mut inputs = vec![match step {
+            Step::Connected(payload) => Input::Connected {
+                configuration: Some(payload).filter(|yaml| !yaml.is_empty()),
+            },
+            Step::Disconnected => Input::Disconnected,
+            Step::Frame(frame) => Input::Frame(frame),
+            Step::Unsent(frame) => Input::Unsent(frame),
+            Step::Tick => Input::Tick,
+        }];
+        while !inputs.is_empty() {
+            for input in std::mem::take(&mut inputs) {
+                self.control.handle(now, input);
+            }
+            for action in self.control.take_actions() {
+                match action {
+                    Action::Send(frame) => frames.push(frame),
+                    Action::Job(job) => inputs.extend(self.work(job).map(Input::Done)),
+                    Action::Stream(StreamOrder::Open { open, .. }) => {
+                        let text = "this node keeps no logs";
+                        let ended = StreamEnded::new(open.stream, StreamEndReason::NOT_SUPPORTED, text);
+                        frames.push(ended.frame());
+                    }
+                    // There is no machine to shut down, and no stream was opened.
+                    Action::Evacuated(_) | Action::Stream(_) => {}
+                }
+            }
+            inputs.extend(self.ends.take().into_iter().map(Input::Ended));
+        }
+        frames
+    }
+
+    fn work(&self, job: Job) -> Option<Done> {
+        match job {
+            Job::Launch(job) => {
+                let place = store::place(NOWHERE.as_ref(), job.instance);
+                let launch = Launch {
+                    place: &place,
+                    payload: &job.payload,
+                    user: None,
+                    policy: &Policy::default(),
+                    cancel: &job.cancel,
+                };
+                let result = job.driver.launch(&launch, &mut |_| Ok(()));
+                if let Ok(handle) = &result {
+                    let (handle, ends) = (handle.clone(), Arc::clone(&self.ends));
+                    let sink: EndSink = Arc::new(move |ended| ends.lock().push(ended));
+                    job.driver.watch(&Running { place, handle }, &sink);
+                }
+                let instance = job.instance;
+                Some(Done::Launched { instance, result })
+            }
+            Job::Terminate(driver, running) | Job::Kill(driver, running) => {
+                // A driver that fails here does not tell an end, and the state machine
+                // asks again.
+                let _ = driver.kill(&running);
+                None
+            }
+            Job::Remove { instance, driver, .. } => {
+                if let Some(driver) = driver {
+                    driver.forget(&store::place(NOWHERE.as_ref(), instance));
+                }
+                let result = Ok(());
+                Some(Done::Removed { instance, result })
+            }
+            Job::Volume { instance, op, .. } => {
+                let result = Ok(());
+                Some(Done::Volume { instance, op, result })
+            }
+            Job::Measure(subjects) => Some(Done::Measured {
+                usages: subjects.iter().flat_map(super::worker::measure).collect(),
+                facts: self.facts.clone(),
+            }),
+            Job::SaveNode(_, next) => next.map(Done::Evacuated),
+            Job::Save { .. } | Job::Watch(..) => None,
+        }
+    }
+}
+
+impl Ends {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Ended>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Vec<Ended> {
+        std::mem::take(&mut *self.lock())
+    }
+}

@@ -1,0 +1,138 @@
+//! Writing: serde_yaml's text, with quotes around what YAML 1.1 would not read as text.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::{Error, ErrorKind};
+
+/// Writes one document, ending with a line break.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] when the value's own `Serialize` fails; the payload
+/// types never do.
+pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Bytes, Error> {
+    let text = serde_yaml::to_string(value).map_err(invalid)?;
+    // YAML 1.1, and so serde_yaml, breaks lines at these two and indents what follows; YAML 1.2
+    // reads that indentation as text. JSON is YAML, too, and both versions read its escapes,
+    // unless a key has more than 1,024 characters.
+    if text.contains(['\u{2028}', '\u{2029}']) {
+        let json = serde_json::to_string(value).map_err(invalid)?;
+        return Ok((escaped(&json) + "\n").into());
+    }
+    Ok(quoted_for_older_readers(&text).into())
+}
+
+/// Writes one document whose only key is `root`.
+///
+/// # Errors
+/// As of [`encode`].
+pub fn encode_under<T: Serialize + ?Sized>(root: &str, value: &T) -> Result<Bytes, Error> {
+    struct Rooted<'a, T: ?Sized>(&'a str, &'a T);
+
+    impl<T: Serialize + ?Sized> Serialize for Rooted<'_, T> {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_map([(self.0, self.1)])
+        }
+    }
+
+    encode(&Rooted(root, value))
+}
+
+fn invalid(error: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Invalid(error.to_string()))
+}
+
+/// JSON with escapes for what is not ASCII: YAML allows fewer characters than JSON.
+fn escaped(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
+            '\u{7f}'..='\u{ffff}' => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+/// Puts quotes around keys and values that are text to serde_yaml, and a boolean, a number or
+/// a date to a reader of YAML 1.1. No number or boolean of a schema is ever written in such a
+/// form, so the types need not be known.
+///
+/// serde_yaml breaks lines only in block scalars, so every other line has at most one key
+/// and one value.
+fn quoted_for_older_readers(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 16);
+    // While a block scalar is copied: the column of what it belongs to. Its lines begin
+    // behind that column.
+    let mut block = None;
+    for line in text.split_inclusive('\n') {
+        let mut rest = line.trim_start_matches(' ');
+        let mut column = line.len() - rest.len();
+        if block.is_some_and(|owner| rest == "\n" || column > owner) {
+            quoted.push_str(line);
+            continue;
+        }
+        let mut owner = column;
+        while let Some(inner) = ["- ", "? ", ": "].iter().find_map(|mark| rest.strip_prefix(mark)) {
+            (owner, column, rest) = (column, column + 2, inner);
+        }
+        quoted.push_str(&line[..column]);
+        if let Some(end) = key_end(rest) {
+            owner = column;
+            push(&mut quoted, &rest[..end]);
+            let value = rest[end + 1..].trim_start_matches(' ');
+            quoted.push_str(&rest[end..rest.len() - value.len()]);
+            rest = value;
+        }
+        push(&mut quoted, rest.trim_end_matches('\n'));
+        quoted.push('\n');
+        block = rest.starts_with('|').then_some(owner);
+    }
+    quoted
+}
+
+/// The colon behind a key. Colons in quotes are text; in single quotes a quote is written
+/// twice, in double quotes with a backslash before it.
+fn key_end(line: &str) -> Option<usize> {
+    let quote = line.chars().next().filter(|c| matches!(c, '\'' | '"'));
+    let (mut inside, mut escaped) = (false, false);
+    for (at, character) in line.char_indices() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' if inside && quote == Some('"') => escaped = true,
+            _ if quote == Some(character) => inside = !inside,
+            ':' if !inside && line[at + 1..].starts_with([' ', '\n']) => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn push(quoted: &mut String, scalar: &str) {
+    if scalar == "''" {
+        quoted.push_str("\"\"");
+    } else if is_no_text_to_older_readers(scalar) {
+        quoted.extend(["\"", scalar, "\""]);
+    } else {
+        quoted.push_str(scalar);
+    }
+}
+
+/// Whether YAML 1.1 reads an unquoted scalar as a boolean (`no`), a number (`1_000`,
+/// `12:30:45`), a date or a merge key. It may say so of some texts more; quotes do no harm.
+fn is_no_text_to_older_readers(scalar: &str) -> bool {
+    let words = ["y", "n", "yes", "no", "on", "off", "=", "<<"];
+    if words.iter().any(|word| scalar.eq_ignore_ascii_case(word)) {
+        return true;
+    }
+    let number = scalar.trim_start_matches(['-', '+']);
+    let all = |text: &str, extra: &[u8]| text.bytes().all(|b| b.is_ascii_digit() || extra.contains(&b));
+    let begins = number.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    let separated = begins && number.contains(['_', ':']) && all(number, b"_:.eE+-");
+    let in_base = ["0b", "0o", "0x"].iter().any(|base| {
+        let digits = number.strip_prefix(base);
+        digits.is_some_and(|digits| all(digits, b"_abcdefABCDEF"))
+    });
+    let date = scalar.get(..4).is_some_and(|year| all(year, b"")) && scalar[4..].starts_with('-');
+    separated || in_base || date
+}

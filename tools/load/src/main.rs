@@ -1,0 +1,57 @@
+//! Load for a cluster: agents without instances by the thousand, and a soak.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `fleet` | simulated agents that connect to a scheduler |
+//! | `soak` | a cluster of processes, under load while they are killed in turn |
+
+#![forbid(unsafe_code)]
+
+mod fleet;
+mod soak;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Load a cluster, to see what its scheduler bears
+#[derive(Debug, Parser)]
+#[command(name = "ssntp-load", version)]
+enum Args {
+    /// Connect many simulated agents to a scheduler, over a few threads
+    ///
+    /// Each agent has a session of its own, sends READY and STATS and answers commands. Its
+    /// instances are only entries in a table. Prints a line when all agents are connected,
+    /// and at the end how many frames they have sent and received.
+    Fleet(fleet::Options),
+    /// Run a cluster of processes under load, and kill every process in turn
+    ///
+    /// Fails unless every START was answered once, and memory, descriptors, threads, files
+    /// and processes are back where they began.
+    Soak(soak::Options),
+}
+
+fn main() -> ExitCode {
+    env_logger::init_from_env(env_logger::Env::default().default_filter_or("warn"));
+    let faults = match Args::parse() {
+        Args::Fleet(options) => fleet::run(&options).map(|()| Vec::new()),
+        Args::Soak(options) => soak::run(&options),
+    };
+    match faults {
+        Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
+        Ok(faults) => {
+            println!("did not return, or went wrong:");
+            for fault in &faults {
+                println!("- {fault}");
+            }
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("ssntp-load: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
