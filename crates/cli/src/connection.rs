@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
-use ssntp::pki::{Identity, Trust};
+use ssntp::pki::Identity;
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -249,8 +249,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// The files that flags and environment name: certificate, authority and lists.
-        pub(crate) fn files(&self) -> (Option<&PathBuf>, Option<&PathBuf>, &CrlArgs) {
-        (self.server.cert.as_ref(), self.server.ca.as_ref(), &self.server.crl)
+    pub(crate) fn files(&self) -> (Option<&PathBuf>, Option<&PathBuf>, &CrlArgs) {
+        (
+            self.server.cert.as_ref(),
+            self.server.ca.as_ref(),
+            &self.server.crl,
+        )
     }
 
     /// The client's configuration so far, and what it was read from.

@@ -61,7 +61,11 @@ impl CredentialFiles {
         let mut lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
         lifetimes.extend(self.crl.lifetimes(&trust, &self.ca));
         let credentials = Some((identity.clone(), trust.clone()));
-        let read = FilesRead { watched, lifetimes, credentials };
+        let read = FilesRead {
+            watched,
+            lifetimes,
+            credentials,
+        };
         Ok((identity, trust, read))
     }
 

@@ -19,8 +19,7 @@
 //! | `server` | flags and texts that the daemons share that are servers |
 
 mod arm;
-#[cfg(feature = "full")]
-mod server;
+pub(crate) mod server;
 
 use std::ffi::c_int;
 use std::time::{Instant, SystemTime};
@@ -31,8 +30,6 @@ use signal_hook::consts::SIGHUP;
 use ssntp::transport::Address;
 
 pub(crate) use self::arm::{Arms, Next, on};
-#[cfg(feature = "full")]
-pub(crate) use self::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
 use crate::credentials::{Expiry, FilesRead};
 use crate::failure::Failure;
@@ -186,8 +183,11 @@ impl Daemon {
     ) -> Result<(), Failure> {
         self.watched = read.watched.and(self.settings.file());
         self.expect(read.lifetimes);
-        let (stop, hang_ups, looks) =
-            (self.stop.channel().clone(), self.hang_ups.clone(), self.looks.clone());
+        let (stop, hang_ups, looks) = (
+            self.stop.channel().clone(),
+            self.hang_ups.clone(),
+            self.looks.clone(),
+        );
         loop {
             let mut select = Select::new();
             let (at_stop, at_hang_up, at_look) =
@@ -332,7 +332,10 @@ mod tests {
             let watched = self.watched();
             match fs::read_to_string(&self.path).as_deref() {
                 Ok("bad") => Err(Failure::new("it is bad")),
-                Ok(_) => Ok(FilesRead { watched, ..FilesRead::default() }),
+                Ok(_) => Ok(FilesRead {
+                    watched,
+                    ..FilesRead::default()
+                }),
                 Err(e) => Err(Failure::new(e)),
             }
         }

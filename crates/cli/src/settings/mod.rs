@@ -132,7 +132,9 @@ pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<Read, Refuse
 
 /// The matches of the innermost subcommand.
 fn innermost(matches: &ArgMatches) -> &ArgMatches {
-    matches.subcommand().map_or(matches, |(_, inner)| innermost(inner))
+    matches
+        .subcommand()
+        .map_or(matches, |(_, inner)| innermost(inner))
 }
 
 /// A daemon's command line, before its file is read.
@@ -156,7 +158,13 @@ impl<'a> Daemon<'a> {
             at = inner;
         }
         let flags = Flags::of(command, &names)?;
-        Some(Self { command, words, flags, file, given })
+        Some(Self {
+            command,
+            words,
+            flags,
+            file,
+            given,
+        })
     }
 
     fn with_file(&self, path: &Path) -> Result<Read, Refused> {
