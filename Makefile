@@ -1,13 +1,16 @@
-# The list of what CI does, and what a developer does by hand.
-# `make help` says what each target is for.
+# What CI does, and what a developer does by hand. `make help` lists the targets.
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 20
+N ?= 20
 SECONDS ?= 1200
 ROLES := server scheduler controller agent netagent cnciagent
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Both in one command, so that they share one set of features and no library is compiled twice.
+BUILD_BENCH = $(CARGO) build --release -p ssntp-cli -p ssntp-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help run test simulate check doc certs bench bench-peers deb examples small soak fuzz ci
+.PHONY: help run test test-again simulate check doc certs bench bench-peers deb examples small soak fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,18 +19,21 @@ run: ## build and run the demo
 	$(CARGO) run -- demo
 
 test: ## all tests
-	$(CARGO) test
+	$(CARGO) test --locked
+
+test-again: ## every test program N=20 times beside a load, to find tests that fail now and then
+	.ci/test-again $(N)
 
 simulate: ## 100,000 seeds of the simulation, or SSNTP_SEEDS=n of them
 	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-cluster --test simulation -- --nocapture
 
 check: ## format, lints, every feature alone
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	.ci/features
 
 doc: ## the documentation, warnings denied
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
 
 certs: ## a development authority and a certificate for each role, in certs/
 	@test -f certs/ca.pem || $(CARGO) run --quiet --release -- cert ca --dir certs
@@ -37,10 +43,12 @@ certs: ## a development authority and a certificate for each role, in certs/
 	done
 
 bench: ## throughput, latency, handshakes and memory of a server on this machine
-	$(CARGO) run --release -- bench
+	$(BUILD_BENCH)
+	$(TARGET)/release/ssntp-bench
 
-bench-peers: ## the same beside nats-server and mosquitto, where they are installed
-	$(CARGO) run --release -- bench --peers --runs 5
+bench-peers: ## the same beside nats-server and mosquitto, if they are installed
+	$(BUILD_BENCH)
+	$(TARGET)/release/ssntp-bench --peers --runs 5
 
 deb: ## a Debian package with units, manual pages and completions, in target/debian/
 	packaging/build
@@ -49,19 +57,20 @@ examples: ## run every example
 	.ci/examples
 
 small: ## the agent alone and the smallest client, as small as they get, in target/small/
-	$(CARGO) build --profile small --no-default-features --features cli-agent,ring --bin ssntp --example smallest_client
-	@ls -l target/small/ssntp target/small/examples/smallest_client | awk '{ print $$5, $$9 }'
+	$(CARGO) build --profile small -p ssntp-cli --no-default-features --features ring
+	$(CARGO) build --profile small -p ssntp --no-default-features --features ring --example smallest_client
+	@ls -l $(TARGET)/small/ssntp $(TARGET)/small/examples/smallest_client | awk '{ print $$5, $$9 }'
 
 soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
 	$(CARGO) build --release -p ssntp-cli -p ssntp-load
-	target/release/ssntp-load soak --seconds $(SECONDS)
+	$(TARGET)/release/ssntp-load soak --seconds $(SECONDS)
 
-fuzz: ## every fuzz target for some seconds; needs a nightly compiler and cargo-fuzz
+fuzz: ## every fuzz target for FUZZ_SECONDS=20; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \
 	  mkdir -p fuzz/corpus/$$target && \
 	  $(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=10 || exit 1; \
 	done
 
-ci: ## what CI does
+ci: ## everything that CI does
 	.ci/run

@@ -1,13 +1,13 @@
-//! What single steps of a frame's way cost: `cargo bench --bench micro`.
+//! The cost of single steps on a frame's way: `cargo bench -p ssntp-benches --bench micro`.
 //!
-//! | group | what is measured |
+//! | group | measures |
 //! |---|---|
-//! | `codec` | frames into bytes and back, small and large, alike and mixed |
-//! | `filter` | may this role send this kind |
-//! | `routing` | 1,000 frames through a server over memory, with more and more idle sessions beside |
-//! | `yaml` | START and STATS, read and written |
+//! | `codec` | encoding and decoding: small and large frames, of one kind and of several |
+//! | `filter` | the look-up whether a role may send a kind |
+//! | `routing` | 1,000 frames through a server over memory, beside more and more idle sessions |
+//! | `yaml` | reading and writing START and STATS |
 //!
-//! Placement has a bench of its own, `placement`.
+//! The bench `placement` measures placement.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -27,7 +27,7 @@ mod codec {
     use ssntp::proto::{Codec, Command, DEFAULT_MAX_PAYLOAD, Frame, Status};
 
     const LENGTHS: [usize; 4] = [0, 256, 4096, 65_536];
-    /// About what one read brings.
+    /// About the size of one read.
     const READ: usize = 64 * 1024;
 
     #[divan::bench(args = LENGTHS)]
@@ -38,7 +38,7 @@ mod codec {
             .bench(|| divan::black_box(&frame).encode());
     }
 
-    /// Frames of one kind: one run, however many they are.
+    /// Frames of one kind, which are one run.
     #[divan::bench(args = LENGTHS)]
     fn decode_a_read_of_one_kind(bencher: Bencher<'_, '_>, length: usize) {
         let frame = Frame::with_payload(Command::STATS, vec![b'x'; length]).encode();
@@ -46,7 +46,7 @@ mod codec {
         decode(bencher, &frame.repeat(count), count);
     }
 
-    /// Two kinds in turn: each frame is a run of its own.
+    /// Two kinds in turn, so that each frame is a run of its own.
     #[divan::bench(args = LENGTHS)]
     fn decode_a_read_of_two_kinds(bencher: Bencher<'_, '_>, length: usize) {
         let payload = vec![b'x'; length];
@@ -72,7 +72,7 @@ mod codec {
             });
     }
 
-    /// What a handler that wants single frames pays on top.
+    /// The additional cost of a handler that takes single frames.
     #[divan::bench(args = LENGTHS)]
     fn frames_of_a_run(bencher: Bencher<'_, '_>, length: usize) {
         let frame = Frame::with_payload(Command::STATS, vec![b'x'; length]).encode();
@@ -123,7 +123,7 @@ mod routing {
 
     const FRAMES: usize = 1_000;
 
-    /// From an agent to the one controller, while so many agents idle.
+    /// Frames from an agent to the only controller, beside this number of idle agents.
     #[divan::bench(args = [0, 10, 100, 300], sample_count = 30, sample_size = 1)]
     fn one_agent_to_the_controller(bencher: Bencher<'_, '_>, idle: usize) {
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
@@ -179,7 +179,7 @@ mod yaml {
         bencher.bench(|| divan::black_box(&start).encode());
     }
 
-    /// Of a node with so many instances.
+    /// STATS of a node with this number of instances.
     #[divan::bench(args = [1, 10, 100, 4000])]
     fn read_stats(bencher: Bencher<'_, '_>, instances: usize) {
         let document = stats(instances).encode();
@@ -188,7 +188,7 @@ mod yaml {
             .bench(|| Stats::decode(divan::black_box(&document)).unwrap());
     }
 
-    /// What a scheduler reads of them.
+    /// The summary that a scheduler reads of STATS.
     #[divan::bench(args = [1, 10, 100, 4000])]
     fn read_stats_summary(bencher: Bencher<'_, '_>, instances: usize) {
         let document = stats(instances).encode();

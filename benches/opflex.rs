@@ -1,25 +1,24 @@
-//! OpFlex on this machine: `cargo bench --bench opflex` prints the whole table
-//! (about a minute). Server and elements are processes of their own; the client
-//! is a raw one over TCP on loopback, with answers of 454 bytes.
+//! OpFlex on this machine: `cargo bench -p ssntp-benches --bench opflex` prints the whole table
+//! in about a minute. The server and the elements are processes of their own. The client speaks
+//! JSON over TCP on loopback without the library, and its answers have 454 bytes.
 //!
-//! | line | what is measured |
+//! | line | measures |
 //! |---|---|
 //! | server | resident size with 6,000 policies |
-//! | echo | round trips of as many bytes with a process that only reads and writes: what `resolve` with one under way is to be read beside |
-//! | resolve | round trips of `policy_resolve` with so many under way: the middle of 5 runs, and the best |
-//! | connect | TCP connect, identity and close, one after the other |
-//! | push | from a change until the last connection has the update, 10 times |
-//! | memory | resident size of the server for each of those connections |
+//! | echo | round trips of the same size with a process that only reads and writes: the ideal for `resolve` with one request under way |
+//! | resolve | round trips of `policy_resolve` with several requests under way: the median of 5 runs, and the best |
+//! | connect | TCP connect, identity and close, one connection after the other |
+//! | push | the time from a change until the last connection has the update, 10 times |
+//! | memory | resident size of the server for each of these connections |
 //! | element | 5,000 policies with a child each: time and resident size, in clear and over TLS |
-//! | single | one policy after the other, each when the one before it is there |
-//! | crowd | 1,000 elements with 100 policies each: until all have them, until all have a change of each |
+//! | single | one policy after the other, each after the one before it has arrived |
+//! | crowd | 1,000 elements with 100 policies each: the time until all have them, and until all have a change of each |
 //! | siblings | resolving one name among 20 and among 20,000 |
-//! | edit | one object into a policy of 100 and of 100,000: put, the same kept on the disk, and until who resolved it has the update |
+//! | edit | putting one object into a policy of 100 and of 100,000 objects: in memory, kept on the disk, and until its resolver has the update |
 //! | statistics | resident size of a server while 20 agents report 20 counters each every 200 ms, each time in a new generation |
 //!
-//! A name of a line as argument measures that one alone. `statistics` takes ten
-//! minutes, or as many as a further argument says, and is measured only when it is
-//! asked for.
+//! The name of a line as argument measures only that line. `statistics` takes ten minutes, or
+//! the number of minutes in a further argument, and is measured only if it is named.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -43,9 +42,9 @@ use ssntp_opflex::policy_element::{self, ElementEvent};
 use ssntp_opflex::run::{Control, ElementConfig, ServerConfig};
 use ssntp_opflex::{PolicyElement, Server, server};
 
-/// Policies with a child each.
+/// The number of policies with a child each.
 const POLICIES: usize = 5000;
-/// Policies alone, whose answers have 454 bytes.
+/// The number of policies without a child. Their answers have 454 bytes.
 const PLAIN: usize = 1000;
 
 fn main() {
@@ -109,7 +108,7 @@ fn sibling(n: usize, name: &str) -> ManagedObject {
     ManagedObject::new("GbpContract", sibling_at(n)).with("name", name)
 }
 
-/// So many objects side by side, kept in a file where there is one.
+/// A server with this number of objects beside each other, kept in a file if there is one.
 fn serve_plain(control: &str, count: &str, keep: Option<&str>) {
     let objects = (0..count.parse().unwrap()).map(|n| sibling(n, "0"));
     let mut config = ServerConfig::new(server::Settings::new("bench", "bench"))
@@ -123,7 +122,7 @@ fn serve_plain(control: &str, count: &str, keep: Option<&str>) {
     server.stop();
 }
 
-/// `certificates` has `ca.pem` and `server.pem`.
+/// A server over TLS. The directory `certificates` has `ca.pem` and `server.pem`.
 fn serve(control: &str, certificates: Option<&str>) {
     let mut config = ServerConfig::new(server::Settings::new("bench", "bench"))
         .policy(policy().into_iter().chain(plain()).collect())
@@ -140,7 +139,7 @@ fn serve(control: &str, certificates: Option<&str>) {
     server.stop();
 }
 
-/// Says `idle` before it connects, `ready` after that, then times.
+/// Prints `idle` before it connects and `ready` afterwards, then times.
 fn element(address: &str, certificates: Option<&str>) {
     println!("idle");
     std::io::stdin().read_exact(&mut [0]).unwrap();
@@ -182,8 +181,8 @@ fn element(address: &str, certificates: Option<&str>) {
 const CROWD: usize = 1000;
 const OF_EACH: usize = 100;
 
-/// Many elements in one process. Says when all have their policies, and when
-/// all have a change of each.
+/// Many elements in one process. Prints a line when all have their policies, and one when all
+/// have a change of each.
 fn crowd_of(address: &str, elements: &str) {
     println!("idle");
     std::io::stdin().read_exact(&mut [0]).unwrap();
@@ -203,7 +202,7 @@ fn crowd_of(address: &str, elements: &str) {
         }
     }
     println!("{}", begin.elapsed().as_secs_f64());
-    // What came with the answers is not the change.
+    // Updates that came with the answers are not the change.
     for (element, _) in &crowd {
         element.events().try_iter().for_each(drop);
     }
@@ -220,7 +219,7 @@ fn crowd_of(address: &str, elements: &str) {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// This program again in another role, what it prints and what it reads.
+/// This program in another role, as a child process with pipes.
 struct Other {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -239,7 +238,7 @@ impl Other {
         Self { child, output }
     }
 
-    /// The next line that it prints.
+    /// The next line that the child prints.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -250,7 +249,7 @@ impl Other {
         self.line().parse().unwrap()
     }
 
-    /// Lets it go on.
+    /// Sends a line, which lets the child go on.
     fn go_on(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
@@ -298,7 +297,7 @@ impl Raw {
         self.stream.write_all(b"\0").unwrap();
     }
 
-    /// Reads messages up to the first with this text in it.
+    /// Reads messages up to the first that contains this text.
     fn until(&mut self, part: &str) {
         loop {
             self.text.clear();
@@ -363,8 +362,8 @@ fn measure(only: Option<&str>) {
     }
 }
 
-/// Times something with few and with many in turns, so that what else the machine
-/// does slows both alike, and prints the middle of each.
+/// Times something with few and with many in turns, so that other work of the machine slows
+/// both alike, and prints the median of each.
 fn compare(what: &str, [few, many]: [&str; 2], count: usize, mut once: impl FnMut(usize, usize)) {
     let mut times = [Vec::new(), Vec::new()];
     for n in 0..count {
@@ -381,7 +380,7 @@ fn compare(what: &str, [few, many]: [&str; 2], count: usize, mut once: impl FnMu
     println!("{what} {few}: {a:.4} ms, {many}: {b:.4} ms, {:.2} times", b / a);
 }
 
-/// Two servers with so many objects, kept in files or not.
+/// Two servers with these numbers of objects, kept in files or only in memory.
 fn plain_servers(directory: &Path, sizes: [&str; 2], keep: bool) -> [(Other, String, PathBuf); 2] {
     sizes.map(|size| {
         let control = directory.join(format!("control{size}{keep}"));
@@ -397,7 +396,7 @@ fn plain_servers(directory: &Path, sizes: [&str; 2], keep: bool) -> [(Other, Str
 fn siblings(directory: &Path) {
     let servers = plain_servers(directory, ["20", "20000"], false);
     let mut clients = servers.each_ref().map(|(_, address, _)| Raw::connect(address));
-    // Its path is the beginning of those of 10 to 19 and so on.
+    // The path of object 1 is a prefix of the paths of 10 to 19 and so on.
     let request = resolve(&sibling_at(1));
     compare(
         "siblings  one name among",
@@ -438,7 +437,7 @@ fn edits(directory: &Path) {
     servers.into_iter().for_each(|(server, ..)| server.end());
     let servers = plain_servers(directory, sizes, true);
     let mut control = controls(&servers);
-    // The first one writes all there is.
+    // The first edit writes the whole file.
     for control in &mut control {
         control.put(&[sibling(7, "first")], false).unwrap();
     }
@@ -448,7 +447,7 @@ fn edits(directory: &Path) {
     servers.into_iter().for_each(|(server, ..)| server.end());
 }
 
-/// The memory of a server under statistics, every half a minute.
+/// The memory of a server that receives statistics, every half minute.
 fn statistics(minutes: u64) {
     const AGENTS: usize = 20;
     const COUNTERS: usize = 20;
@@ -561,7 +560,7 @@ fn crowd(address: &str, control: &Path, server: &Other) {
     crowd.end();
 }
 
-/// Waits until those who were connected before are gone.
+/// Waits until all earlier connections have ended.
 fn until_alone(control: &mut Control) {
     while !control.sessions().unwrap().is_empty() {
         std::thread::sleep(Duration::from_millis(20));
@@ -607,7 +606,7 @@ fn echoes() {
 fn resolves(address: &str) {
     echoes();
     let mut raw = Raw::connect(address);
-    // Not the first ones, which find everything cold.
+    // The first ones are not timed, because they find all caches cold.
     window(&mut raw, 64, &mut Vec::new());
     for size in [1usize, 16, 64] {
         let mut times = Vec::new();
@@ -626,7 +625,7 @@ fn resolves(address: &str) {
     }
 }
 
-/// Round trips per second with so many under way.
+/// Round trips a second with this number of requests under way.
 fn window(raw: &mut Raw, window: usize, times: &mut Vec<Duration>) -> f64 {
     const COUNT: usize = 30_000;
     let requests: Vec<String> = (0..PLAIN).map(|n| resolve(&plain_at(n)) + "\0").collect();

@@ -1,6 +1,6 @@
-//! How long the placement of one START takes, and the READY that follows it.
+//! The time of placing one START, and of the READY that follows it.
 //!
-//! `cargo bench --bench placement` prints a table: the median of several
+//! `cargo bench -p ssntp-benches --bench placement` prints a table: the median of several
 //! rounds, in nanoseconds for each operation. Run by `cargo test`, it only
 //! shows that it runs.
 
@@ -135,7 +135,7 @@ const SCENARIOS: &[Scenario] = &[
 struct Cluster {
     placement: Placement,
     needs: Needs,
-    /// What a node says after it was given a START.
+    /// The READY of a node after a START.
     ready: Option<Ready>,
 }
 

@@ -1,6 +1,3 @@
 #![no_main]
 
-#[path = "../../tests/no_panic/bodies.rs"]
-mod bodies;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| bodies::trace(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ssntp_test_support::bodies::trace(data));

@@ -25,10 +25,12 @@
 //! | [`controller`] | a live view of the cluster, commands whose end is watched for |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`machine`] | the facts of this machine, as READY and STATS tell them |
+//! | `client_loop` | the thread between a client and an agent or a concentrator |
 //! | `summed` | records on disk, with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
 
 pub mod agent;
+mod client_loop;
 pub mod cnci;
 pub mod controller;
 pub mod machine;

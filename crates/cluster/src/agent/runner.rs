@@ -3,10 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, at, bounded, select};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use log::{info, warn};
 use uuid::Uuid;
 
@@ -17,14 +16,13 @@ use super::policy::Policy;
 use super::store::{PASS, Store, make_dirs};
 use super::streams::Streams;
 use super::worker::Workers;
+use crate::client_loop::{ClientLoop, Event, Service, Uplink};
 use crate::machine::Facts;
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::payload::NextState;
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Command;
-use ssntp_transport::LogLimit;
-use ssntp_transport::threads;
 
 /// The most instances of a node, where nothing else is said.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
@@ -34,11 +32,6 @@ const INPUTS: usize = 256;
 /// Next states that the agent's owner has not taken yet. When full, they are
 /// logged and dropped.
 const EVACUATIONS: usize = 4;
-/// How long whoever asks for figures waits.
-const ANSWER: Duration = Duration::from_secs(5);
-/// How long the last frames may take to leave when the agent ends.
-const LAST_FRAMES: Duration = Duration::from_millis(300);
-
 /// What an agent is made from.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
@@ -176,11 +169,8 @@ pub enum AgentError {
 /// directory finds them.
 #[derive(Debug)]
 pub struct Agent {
-    client: ClientHandle,
-    orders: Sender<Order>,
-    ended: Receiver<ClientError>,
+    inner: ClientLoop<Order>,
     evacuated: Receiver<NextState>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// What the agent's owner asks for.
@@ -214,9 +204,6 @@ impl Agent {
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
         }
-        let handle = client.handle();
-        let (orders, inbox) = bounded(16);
-        let (ending, ended) = bounded(1);
         let (evacuations, evacuated) = bounded(EVACUATIONS);
         let (inputs, outcomes) = bounded(INPUTS);
         let workers =
@@ -234,39 +221,28 @@ impl Agent {
             control.adopt(node, stored, now());
         }
         let runner = Runner {
-            client,
-            control,
             workers,
             streams,
-            inbox,
-            outcomes,
+            control,
             evacuations,
-            log: LogLimit::default(),
             reports: 0,
         };
-        let thread = threads::spawn("ssntp-agent", move || {
-            if let Some(why) = runner.run() {
-                let _ = ending.send(why);
-            }
-        });
+        let inner = ClientLoop::start("ssntp-agent", client, runner, outcomes);
         Ok(Self {
-            client: handle,
-            orders,
-            ended,
+            inner: inner.map_err(AgentError::Thread)?,
             evacuated,
-            thread: Some(thread.map_err(AgentError::Thread)?),
         })
     }
 
     /// The node's UUID.
     pub fn uuid(&self) -> Uuid {
-        self.client.uuid()
+        self.inner.client.uuid()
     }
 
     /// Its client: counters, the server of the session, how long the certificate
     /// is valid.
     pub fn client(&self) -> ClientHandle {
-        self.client.clone()
+        self.inner.client.clone()
     }
 
     /// Replaces identity and trust, as [`ClientHandle::renew`] does. Instances are
@@ -275,13 +251,13 @@ impl Agent {
     /// # Errors
     /// As there; nothing has changed then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
-        self.client.renew(identity, trust)
+        self.inner.client.renew(identity, trust)
     }
 
     /// Takes the node out of service (OFFLINE), or back into it. Does not
     /// wait.
     pub fn toggle_offline(&self) {
-        if let Err(TrySendError::Full(_)) = self.orders.try_send(Order::ToggleOffline) {
+        if !self.inner.request(Order::ToggleOffline) {
             warn!("{}: too many orders wait", self.uuid());
         }
     }
@@ -289,16 +265,13 @@ impl Agent {
     /// What the agent knows about itself, at one moment; none where it has ended,
     /// or has so much to do that it does not answer in 5 s.
     pub fn figures(&self) -> Option<AgentFigures> {
-        let (reply, figures) = bounded(1);
-        let until = now() + ANSWER;
-        self.orders.send_deadline(Order::Figures(reply), until).ok()?;
-        figures.recv_deadline(until).ok()
+        self.inner.ask(Order::Figures)
     }
 
     /// Gives the reason when the client has ended for good, and the agent
     /// with it; disconnected afterwards: for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
-        &self.ended
+        &self.inner.ended
     }
 
     /// Gives what an EVACUATE wants to come next, once the node has been
@@ -315,17 +288,6 @@ impl Agent {
     /// Ends it and waits for its threads. Instances keep running.
     pub fn stop(self) {
         drop(self);
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let (closed, _) = bounded(0);
-        // The thread sees that its orders are over.
-        self.orders = closed;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -358,87 +320,51 @@ fn settings(config: &AgentConfig, client: &Client, store: Option<&Store>) -> Set
     }
 }
 
+/// The order of the fields is that in which they are dropped: workers use the drivers,
+/// which `control` drops.
 struct Runner {
-    client: Client,
-    control: Control,
     workers: Workers,
     streams: Streams,
-    inbox: Receiver<Order>,
-    outcomes: Receiver<Input>,
+    control: Control,
     evacuations: Sender<NextState>,
-    log: LogLimit<()>,
     /// STATS that were to be sent.
     reports: u64,
 }
 
-impl Runner {
-    /// Until the owner ends it, or the client ended: then why.
-    fn run(mut self) -> Option<ClientError> {
-        let why = loop {
-            self.act();
-            let due = at(self.control.next_deadline());
-            let input = select! {
-                recv(self.client.events()) -> event => match event {
-                    Ok(ClientEvent::Connected(server)) => {
-                        info!("{}: connected to {server}", self.client.uuid());
-                        Input::Connected { configuration: self.client.configuration() }
-                    }
-                    Ok(ClientEvent::Frame(frame)) => Input::Frame(frame),
-                    Ok(ClientEvent::Disconnected { reason, .. }) => {
-                        warn!("{}: disconnected: {reason}", self.client.uuid());
-                        Input::Disconnected
-                    }
-                    Ok(ClientEvent::Closed(why)) => break Some(why),
-                    // A request: this client has registered none.
-                    Ok(_) => continue,
-                    Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
-                },
-                recv(self.outcomes) -> input => match input {
-                    Ok(input) => input,
-                    // The workers are ours.
-                    Err(_) => break None,
-                },
-                recv(self.inbox) -> order => match order {
-                    Ok(Order::ToggleOffline) => Input::ToggleOffline,
-                    Ok(Order::Figures(reply)) => {
-                        let _ = reply.send(self.figures());
-                        continue;
-                    }
-                    Err(_) => break None,
-                },
-                recv(due) -> _ => Input::Tick,
-            };
-            self.control.handle(now(), input);
+impl Service for Runner {
+    type Request = Order;
+    type Outcome = Input;
+
+    fn handle(&mut self, uplink: &mut Uplink, event: Event<Order, Input>) {
+        let input = match event {
+            Event::Begun => return self.act(uplink),
+            Event::Connected => Input::Connected {
+                configuration: uplink.client.configuration(),
+            },
+            Event::Disconnected => Input::Disconnected,
+            Event::Frame(frame) => Input::Frame(frame),
+            Event::Request(Order::ToggleOffline) => Input::ToggleOffline,
+            Event::Request(Order::Figures(reply)) => {
+                let client = uplink.client.handle().figures();
+                let figures = self.control.figures(client, self.workers.figures(), self.reports);
+                // The owner no longer waits if this took too long.
+                let _ = reply.send(figures);
+                return;
+            }
+            Event::Outcome(input) => input,
+            Event::Due => Input::Tick,
         };
-        let Self {
-            client,
-            workers,
-            streams,
-            outcomes,
-            control,
-            inbox,
-            evacuations: _,
-            log: _,
-            reports: _,
-        } = self;
-        client.flush(LAST_FRAMES);
-        // In this order: workers may be waiting for room in the channel, and
-        // drivers go with their last user.
-        drop(outcomes);
-        drop(workers);
-        drop(streams);
-        drop(control);
-        client.close();
-        drop(inbox);
-        why
+        self.control.handle(now(), input);
+        self.act(uplink);
     }
 
-    fn figures(&self) -> AgentFigures {
-        let client = self.client.handle().figures();
-        self.control.figures(client, self.workers.figures(), self.reports)
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.control.next_deadline())
     }
+}
 
-    fn act(&mut self) {
+impl Runner {
+    fn act(&mut self, uplink: &mut Uplink) {
         loop {
             let actions = self.control.take_actions();
             if actions.is_empty() {
@@ -450,19 +376,14 @@ impl Runner {
                     Action::Job(job) => self.workers.give(job),
                     Action::Stream(order) => self.streams.take(order),
                     Action::Evacuated(next) => {
-                        info!("{}: evacuated; next is {next}", self.client.uuid());
+                        info!("{}: evacuated; next is {next}", uplink.client.uuid());
                         if self.evacuations.try_send(next).is_err() {
-                            warn!("{}: nobody takes what is next", self.client.uuid());
+                            warn!("{}: nobody takes what is next", uplink.client.uuid());
                         }
                     }
                     Action::Send(frame) => {
                         self.reports += u64::from(frame.kind() == Command::STATS);
-                        if let Err(e) = self.client.try_send(frame) {
-                            if let Some(more) = self.log.admit((), "unsent", now()) {
-                                warn!("{}: {e}{more}", self.client.uuid());
-                            }
-                            unsent.push(e.into_frame());
-                        }
+                        unsent.extend(uplink.send(frame).err());
                     }
                 }
             }

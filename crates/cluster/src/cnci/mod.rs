@@ -62,4 +62,4 @@ mod tables;
 pub use self::figures::CnciFigures;
 pub use self::plane::{DataPlane, TablesOnly};
 pub use self::runner::{Cnci, CnciConfig, CnciError};
-pub use self::tables::{Peer, PublicIp, Tables, TablesError, Tunnel};
+pub use self::tables::{PublicIp, Tables, TablesError, Tunnel};

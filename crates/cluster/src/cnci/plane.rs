@@ -1,57 +1,57 @@
-//! Who moves the packets of a tenant.
+//! What moves the packets of a tenant.
 
 use std::fmt;
 
-use super::tables::{Peer, PublicIp, Tables, Tunnel};
+use super::tables::{PublicIp, Tables, Tunnel};
+use ssntp::payload::CnciPeer;
 
-/// Makes the tables true in the system's network.
+/// Makes the system's network as the tables say.
 ///
-/// Each call comes from the concentrator's own thread and may take a moment;
-/// no frame is taken meanwhile. Calls may be repeated with what is true
-/// already.
+/// Each call comes from the concentrator's own thread and may take a moment; no frame is
+/// handled meanwhile. Calls may be repeated, and are idempotent.
 pub trait DataPlane: Send + fmt::Debug {
-    /// Its name, for people: it stands with the tables.
+    /// Its name for people; it is kept with the tables.
     fn name(&self) -> &'static str;
 
-    /// Makes all of it true: called once at the beginning, with what a former
-    /// run left.
+    /// Makes all that the tables say. Called once at the start, with the tables of a former
+    /// run.
     ///
     /// # Errors
-    /// Why not; the concentrator does not start.
+    /// The reason; the concentrator does not start.
     fn restore(&mut self, tables: &Tables) -> Result<(), String>;
 
     /// Makes a tunnel, or changes it.
     ///
     /// # Errors
-    /// Why not; the table has it all the same.
+    /// The reason; it is logged, and the table has the tunnel all the same.
     fn add_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String>;
 
     /// Removes a tunnel.
     ///
     /// # Errors
-    /// Why not; the table forgets it all the same.
+    /// The reason; it is logged, and the table forgets the tunnel all the same.
     fn remove_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String>;
 
-    /// Has tunnels to these concentrators, and no others.
+    /// Makes tunnels to these concentrators, and removes those to others.
     ///
     /// # Errors
-    /// Why not; the table has them all the same.
-    fn set_peers(&mut self, peers: &[Peer]) -> Result<(), String>;
+    /// The reason; it is logged, and the table has the peers all the same.
+    fn set_peers(&mut self, peers: &[CnciPeer]) -> Result<(), String>;
 
     /// Gives a public address to an instance.
     ///
     /// # Errors
-    /// Why not: the request fails with `assign_failure`.
+    /// The reason; the command fails with `assign_failure`.
     fn assign(&mut self, ip: &PublicIp) -> Result<(), String>;
 
     /// Takes a public address back.
     ///
     /// # Errors
-    /// Why not: the request fails with `release_failure`.
+    /// The reason; the command fails with `release_failure`.
     fn release(&mut self, ip: &PublicIp) -> Result<(), String>;
 }
 
-/// Moves no packets: the tables are all there is.
+/// Moves no packets: only the tables are kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TablesOnly;
 
@@ -72,7 +72,7 @@ impl DataPlane for TablesOnly {
         Ok(())
     }
 
-    fn set_peers(&mut self, _: &[Peer]) -> Result<(), String> {
+    fn set_peers(&mut self, _: &[CnciPeer]) -> Result<(), String> {
         Ok(())
     }
 

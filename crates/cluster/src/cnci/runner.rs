@@ -1,42 +1,34 @@
-//! The concentrator's thread: between the client and the tables.
+//! The concentrator as a service of the client loop: it sends what the tables answer.
 
 use std::collections::VecDeque;
-use std::fmt;
+use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
-use log::{info, warn};
+use crossbeam_channel::{Receiver, Sender, never};
 use rustix::fs::{FlockOperation, flock};
+use thiserror::Error;
 use uuid::Uuid;
 
 use super::concentrator::{Concentrator, Keep};
 use super::figures::CnciFigures;
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
+use crate::client_loop::{ClientLoop, Event, Service, Uplink};
 use crate::machine::Facts;
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Frame;
-use ssntp_transport::LogLimit;
-use ssntp_transport::threads;
 
-/// How many answers wait for a session; when there are more, the oldest are
-/// dropped: whoever asked will ask again.
+/// The most answers that wait for a session. Beyond that the oldest are dropped: the
+/// scheduler that asked for them has not been connected for long, and will ask again.
 const MAX_HELD: usize = 1024;
-/// After how long answers are tried again that the client had no room for.
+/// When answers are sent again for which the client had no room.
 const RETRY: Duration = Duration::from_millis(200);
-/// How many may wait for figures; who comes next waits for room.
-const ASKS: usize = 16;
-/// For how long.
-const ANSWER: Duration = Duration::from_secs(5);
-/// How long the last frames may take to leave when it ends.
-const LAST_FRAMES: Duration = Duration::from_millis(300);
 
 /// What a concentrator is made from.
 #[derive(Debug)]
@@ -49,8 +41,7 @@ pub struct CnciConfig {
 }
 
 impl CnciConfig {
-    /// A concentrator of a tenant at this address. It is known by its
-    /// client's UUID, which is that of its instance.
+    /// A concentrator of a tenant at this address. Its client's UUID is that of its instance.
     pub fn new(client: ClientConfig, tenant: Uuid, ip: IpAddr) -> Self {
         Self {
             client,
@@ -61,15 +52,15 @@ impl CnciConfig {
         }
     }
 
-    /// Where the tables are kept. Default: nowhere; they are lost when it
-    /// ends.
+    /// The directory in which the tables are kept. Default: none; the tables are lost when the
+    /// concentrator ends.
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
         self.state = Some(directory.into());
         self
     }
 
-    /// Who moves the packets. Default: [`TablesOnly`].
+    /// What moves the packets. Default: [`TablesOnly`].
     #[must_use]
     pub fn data_plane(mut self, plane: impl DataPlane + 'static) -> Self {
         self.plane = Box::new(plane);
@@ -77,56 +68,30 @@ impl CnciConfig {
     }
 }
 
-/// Why a concentrator doesn't run.
-#[derive(Debug)]
+/// Why a concentrator does not run.
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CnciError {
-    /// The state directory can't be used: another one does, or the system
-    /// refuses; or the data plane can't be made as it says.
-    State(PathBuf, io::Error),
-    /// The tables are damaged. Nobody else knows what they said: restore
-    /// them, or remove them to begin without.
-    Tables(TablesError),
-    /// The tables are another concentrator's.
+    /// The state directory cannot be used: another concentrator uses it, or the system
+    /// refuses. Or the data plane cannot be made as the tables say.
+    #[error("{}: {_1}", _0.display())]
+    State(PathBuf, #[source] io::Error),
+    /// The tables are damaged. No other program has a copy: restore the file, or remove it
+    /// to begin without.
+    #[error("{0}; restore the file, or remove it to begin without")]
+    Tables(#[source] TablesError),
+    /// The tables belong to another concentrator.
+    #[error("{}: the tables are those of {_1}", _0.display())]
     OtherConcentrator(PathBuf, String),
-    /// The client can't start, or ended for good.
-    Client(ClientError),
-    /// The client's role isn't that of a concentrator.
+    /// The client cannot start, or ended for good.
+    #[error("{0}")]
+    Client(#[from] ClientError),
+    /// The client has not the role of a concentrator.
+    #[error("{0} is not the role of a concentrator")]
     Role(Role),
-    /// A thread can't be started.
-    Thread(io::Error),
-}
-
-impl fmt::Display for CnciError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::State(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::Tables(e) => write!(f, "{e}; restore the file, or remove it to begin without"),
-            Self::OtherConcentrator(path, uuid) => {
-                write!(f, "{}: the tables are those of {uuid}", path.display())
-            }
-            Self::Client(e) => e.fmt(f),
-            Self::Role(role) => write!(f, "{role} is not the role of a concentrator"),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-        }
-    }
-}
-
-impl std::error::Error for CnciError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::State(_, e) | Self::Thread(e) => Some(e),
-            Self::Client(e) => Some(e),
-            Self::Tables(e) => Some(e),
-            Self::OtherConcentrator(..) | Self::Role(_) => None,
-        }
-    }
-}
-
-impl From<ClientError> for CnciError {
-    fn from(error: ClientError) -> Self {
-        Self::Client(error)
-    }
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// A running concentrator.
@@ -136,11 +101,8 @@ impl From<ClientError> for CnciError {
 /// [`stop`](Self::stop), ends them.
 #[derive(Debug)]
 pub struct Cnci {
-    client: ClientHandle,
-    /// Who wants figures; it ends where there is nobody any more to ask.
-    asks: Option<Sender<Sender<CnciFigures>>>,
-    ended: Receiver<ClientError>,
-    thread: Option<JoinHandle<()>>,
+    /// The only request is that for figures.
+    inner: ClientLoop<Sender<CnciFigures>>,
 }
 
 impl Cnci {
@@ -183,81 +145,55 @@ impl Cnci {
             keep,
         )
         .map_err(|e| CnciError::State(state, e))?;
-        let (asks, asked) = bounded(ASKS);
-        let (ending, ended) = bounded(1);
-        let handle = client.handle();
         let runner = Runner {
-            client,
             concentrator,
             held: VecDeque::new(),
-            asked,
-            log: LogLimit::default(),
+            retry_at: None,
             _lock: lock,
         };
-        let thread = threads::spawn("ssntp-cnci", move || {
-            if let Some(why) = runner.run() {
-                let _ = ending.send(why);
-            }
-        });
+        let inner = ClientLoop::<_>::start("ssntp-cnci", client, runner, never());
         Ok(Self {
-            client: handle,
-            asks: Some(asks),
-            ended,
-            thread: Some(thread.map_err(CnciError::Thread)?),
+            inner: inner.map_err(CnciError::Thread)?,
         })
     }
 
     /// Its UUID.
     pub fn uuid(&self) -> Uuid {
-        self.client.uuid()
+        self.inner.client.uuid()
     }
 
-    /// Its client: counters, the server of the session, how long the certificate
-    /// is valid.
+    /// Its client: counters, the server of the session, the validity of the certificate.
     pub fn client(&self) -> ClientHandle {
-        self.client.clone()
+        self.inner.client.clone()
     }
 
-    /// Replaces identity and trust, as [`ClientHandle::renew`] does. What it knows
-    /// of its tenant stays.
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. The tables stay.
     ///
     /// # Errors
-    /// As there; nothing has changed then.
+    /// Those of [`ClientHandle::renew`]; nothing has changed then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
-        self.client.renew(identity, trust)
+        self.inner.client.renew(identity, trust)
     }
 
-    /// What the concentrator knows about itself, at one moment; none where it has
-    /// ended, or its data plane is so busy that it does not answer in 5 s.
+    /// A snapshot of the concentrator's figures; none if it has ended, or if its data plane
+    /// is so busy that it does not answer in 5 s.
     pub fn figures(&self) -> Option<CnciFigures> {
-        let (reply, figures) = bounded(1);
-        let until = now() + ANSWER;
-        self.asks.as_ref()?.send_deadline(reply, until).ok()?;
-        figures.recv_deadline(until).ok()
+        self.inner.ask(|reply| reply)
     }
 
-    /// Gives the reason when the client has ended for good, and the
-    /// concentrator with it; disconnected afterwards: for `select!`.
+    /// Gives the reason when the client has ended for good, and the concentrator with it;
+    /// disconnected afterwards. For `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
-        &self.ended
+        &self.inner.ended
     }
 
-    /// Ends it and waits for its threads.
+    /// Ends the concentrator and waits for its threads.
     pub fn stop(self) {
         drop(self);
     }
 }
 
-impl Drop for Cnci {
-    fn drop(&mut self) {
-        drop(self.asks.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Makes the state directory and keeps others from it.
+/// Makes the state directory and locks it against other concentrators.
 fn lock(state: &Path) -> Result<File, CnciError> {
     let locked = || -> io::Result<File> {
         fs::create_dir_all(state)?;
@@ -273,8 +209,8 @@ fn lock(state: &Path) -> Result<File, CnciError> {
     locked().map_err(|e| CnciError::State(state.to_owned(), e))
 }
 
-/// The MAC address of the interface that has this address; empty where none
-/// of this machine has.
+/// The MAC address of the interface that has this address; empty if this machine has no such
+/// interface.
 fn mac(ip: IpAddr) -> String {
     let networks = Facts::read("/".as_ref()).networks;
     let own = networks.into_iter().find(|network| network.ip.parse() == Ok(ip));
@@ -282,60 +218,52 @@ fn mac(ip: IpAddr) -> String {
 }
 
 struct Runner {
-    client: Client,
     concentrator: Concentrator,
-    /// Answers that found no session, or no room.
+    /// Answers for which there was no session, or no room.
     held: VecDeque<Frame>,
-    asked: Receiver<Sender<CnciFigures>>,
-    log: LogLimit<()>,
+    /// When they are sent again; none without a session, whose beginning sends them.
+    retry_at: Option<Instant>,
     _lock: Option<File>,
 }
 
-impl Runner {
-    fn run(mut self) -> Option<ClientError> {
-        let why = loop {
-            let retry = match self.held.is_empty() || !self.client.is_connected() {
-                true => never(),
-                false => after(RETRY),
-            };
-            select! {
-                recv(self.client.events()) -> event => match event {
-                    Ok(ClientEvent::Connected(server)) => {
-                        info!("{}: connected to {server}", self.client.uuid());
-                        for frame in self.concentrator.announcement().into_iter().rev() {
-                            self.held.push_front(frame);
-                        }
-                        self.send_held();
-                    }
-                    Ok(ClientEvent::Frame(frame)) => {
-                        let answers = self.concentrator.frame(&frame);
-                        self.held.extend(answers);
-                        self.send_held();
-                    }
-                    Ok(ClientEvent::Disconnected { reason, .. }) => {
-                        warn!("{}: disconnected: {reason}", self.client.uuid());
-                    }
-                    Ok(ClientEvent::Closed(why)) => break Some(why),
-                    // A request: this client has registered none.
-                    Ok(_) => {}
-                    Err(_) => break Some(self.client.handle().ended().unwrap_or(ClientError::Closed)),
-                },
-                recv(self.asked) -> reply => match reply {
-                    Ok(reply) => drop(reply.send(self.figures())),
-                    Err(_) => break None,
-                },
-                recv(retry) -> _ => self.send_held(),
+impl Service for Runner {
+    type Request = Sender<CnciFigures>;
+    type Outcome = Infallible;
+
+    fn handle(&mut self, uplink: &mut Uplink, event: Event<Sender<CnciFigures>, Infallible>) {
+        match event {
+            Event::Begun | Event::Due => {}
+            Event::Connected => {
+                // The scheduler hears first which concentrator speaks.
+                for frame in self.concentrator.announcement().into_iter().rev() {
+                    self.held.push_front(frame);
+                }
             }
-        };
-        self.client.flush(LAST_FRAMES);
-        self.client.close();
-        why
+            Event::Disconnected => {
+                self.retry_at = None;
+                return;
+            }
+            Event::Frame(frame) => self.held.extend(self.concentrator.frame(&frame)),
+            Event::Request(reply) => {
+                // The owner no longer waits if this took too long.
+                let _ = reply.send(self.figures(uplink));
+                return;
+            }
+            Event::Outcome(never) => match never {},
+        }
+        self.send_held(uplink);
     }
 
-    fn figures(&self) -> CnciFigures {
+    fn deadline(&self) -> Option<Instant> {
+        self.retry_at
+    }
+}
+
+impl Runner {
+    fn figures(&self, uplink: &Uplink) -> CnciFigures {
         let tables = self.concentrator.tables();
         CnciFigures {
-            client: self.client.handle().figures(),
+            client: uplink.client.handle().figures(),
             tunnels: tables.tunnels.len(),
             peers: tables.peers.len(),
             public_ips: tables.public_ips.len(),
@@ -343,13 +271,12 @@ impl Runner {
         }
     }
 
-    fn send_held(&mut self) {
+    fn send_held(&mut self, uplink: &mut Uplink) {
+        self.retry_at = None;
         while let Some(frame) = self.held.pop_front() {
-            if let Err(e) = self.client.try_send(frame) {
-                if let Some(more) = self.log.admit((), "unsent", now()) {
-                    warn!("{}: {e}{more}", self.client.uuid());
-                }
-                self.held.push_front(e.into_frame());
+            if let Err(frame) = uplink.send(frame) {
+                self.held.push_front(frame);
+                self.retry_at = uplink.client.is_connected().then(|| now() + RETRY);
                 break;
             }
         }
@@ -359,7 +286,7 @@ impl Runner {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "time limits, and log lines are limited")]
+#[expect(clippy::disallowed_methods, reason = "answers are sent again")]
 fn now() -> Instant {
     Instant::now()
 }

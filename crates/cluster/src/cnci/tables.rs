@@ -1,32 +1,32 @@
 //! The tables of a concentrator.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::summed::{read_summed, write_summed};
 use ssntp::payload::{CnciPeer, Id};
 
 const FILE: &str = "cnci.yaml";
 
-/// Everything that a concentrator knows.
+/// The tables of a concentrator, as they are kept in its state directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tables {
     /// The concentrator.
     pub concentrator_uuid: Id,
-    /// Whose it is.
+    /// The tenant that it serves.
     pub tenant_uuid: Id,
     /// Its address in the cluster's network.
     pub ip: String,
-    /// Who moves the packets.
+    /// The name of the data plane.
     pub data_plane: String,
     /// The tunnels to the nodes of the tenant, by node and subnet.
     pub tunnels: Vec<Tunnel>,
     /// The tenant's other concentrators.
-    pub peers: Vec<Peer>,
+    pub peers: Vec<CnciPeer>,
     /// The public addresses, by address.
     pub public_ips: Vec<PublicIp>,
 }
@@ -37,7 +37,7 @@ pub struct Tables {
 pub struct Tunnel {
     /// The node.
     pub agent_uuid: Id,
-    /// Its end of the tunnel.
+    /// The address of its end of the tunnel.
     pub agent_ip: String,
     /// The subnet that goes through it.
     pub subnet: String,
@@ -45,32 +45,7 @@ pub struct Tunnel {
     pub key: u32,
 }
 
-/// Another concentrator of the tenant.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Peer {
-    /// Its address in the cluster's network.
-    pub physical_ip: String,
-    /// The subnet it concentrates.
-    pub subnet: String,
-    /// Its address inside the tunnel.
-    pub tunnel_ip: String,
-    /// The tunnel.
-    pub tunnel_id: u32,
-}
-
-impl From<CnciPeer> for Peer {
-    fn from(peer: CnciPeer) -> Self {
-        Self {
-            physical_ip: peer.physical_ip,
-            subnet: peer.subnet,
-            tunnel_ip: peer.tunnel_ip,
-            tunnel_id: peer.tunnel_id,
-        }
-    }
-}
-
-/// A public address and whose it is.
+/// A public address, and the instance that has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PublicIp {
@@ -85,11 +60,11 @@ pub struct PublicIp {
 }
 
 impl Tables {
-    /// Reads the tables that a concentrator keeps in a state directory;
-    /// `None` where it has kept none yet. It may run meanwhile.
+    /// Reads the tables that a concentrator keeps in a state directory; `None` if there are
+    /// none yet. The concentrator may run meanwhile.
     ///
     /// # Errors
-    /// The file can't be read, or is damaged.
+    /// The file cannot be read, or is damaged.
     pub fn load(state: &Path) -> Result<Option<Self>, TablesError> {
         let path = state.join(FILE);
         read_summed(&path).map_err(|why| TablesError { path, why })
@@ -132,19 +107,12 @@ impl Tables {
     }
 }
 
-/// Tables that can't be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The tables cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{}: {why}", path.display())]
 pub struct TablesError {
     /// Their file.
     pub path: PathBuf,
     /// What is wrong with it.
     pub why: String,
 }
-
-impl fmt::Display for TablesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path.display(), self.why)
-    }
-}
-
-impl std::error::Error for TablesError {}

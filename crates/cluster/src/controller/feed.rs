@@ -1,5 +1,5 @@
-//! The thread that feeds the view, and everything it feeds: the orders that
-//! wait, the subscribers, whoever waits for the view to change.
+//! The thread that feeds the view, and what it shares with the controller's handles: the
+//! view itself, the orders that wait, and the subscribers.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,31 +11,30 @@ use log::{info, warn};
 use super::goal::Goal;
 use super::order::{CommandError, OrderError};
 use super::stream::{StreamError, Streams};
-use super::{Change, LOG, Shown, View};
-use ssntp::client::{ClientError, ClientEvent, ClientHandle};
-use ssntp::proto::Frame;
+use super::{Change, Failure, LOG, Shown, View};
+use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
+use ssntp::proto::{Command, Frame};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// How many orders may wait at a time: a START each, in the largest cluster
-/// that one scheduler serves, some times over.
+/// The most orders that may wait at a time: several STARTs for each node of the largest
+/// cluster that one scheduler serves.
 const MOST_ORDERS: usize = 65_536;
-/// How many changes may wait for a subscriber: those of one STATS of a node
-/// with some thousand instances.
+/// The most changes that may wait for a subscriber: one STATS of a node with some thousand
+/// instances can cause as many.
 const MOST_CHANGES: usize = 16_384;
-/// The scheduler has nothing more to tell a new controller when it has told
-/// nothing new for so long.
+/// If the scheduler has told a new controller nothing new for so long, it has told it all.
 const QUIET: Duration = Duration::from_millis(300);
-/// Or, once all nodes have been heard, for so long: what the instances of the
-/// last one have done since its STATS comes right after them.
+/// The same once all nodes have been heard: only the events since the STATS of the last
+/// node are still to come, and they follow at once.
 const SHORT_QUIET: Duration = Duration::from_millis(20);
 
-/// How long a START may show nowhere after its session before it is lost. It may be
-/// the same scheduler, which holds one for a minute; then a node lists it soon.
-/// Sessions that follow do not begin it anew: a scheduler that is started again
-/// and again would put the answer off for ever.
+/// How long after the end of its session a START that no node shows is lost. The new
+/// session may be with the same scheduler, which holds a START for a minute; then a node
+/// lists it soon. Later sessions do not extend the time: otherwise a scheduler that is
+/// restarted again and again would put the answer off for ever.
 const LOST: Duration = Duration::from_secs(90);
-/// When one that is not known to be lost by then is looked at again.
+/// When a START that could not be judged then is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 type Reply = Result<Shown, OrderError>;
@@ -45,7 +44,7 @@ type Reply = Result<Shown, OrderError>;
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// With a lock of their own: what instances write changes nothing else.
+    /// They have their own lock, because output of instances changes nothing else.
     pub(super) streams: Arc<Streams>,
 }
 
@@ -55,14 +54,14 @@ struct State {
     orders: Vec<Pending>,
     next_order: u64,
     subscribers: Vec<Subscriber>,
-    /// How many sessions there have been.
+    /// The number of sessions so far.
     session: u64,
-    /// When STARTs of former sessions are looked for: the first of all `look_at`.
+    /// When STARTs of former sessions are looked for: the earliest `look_at` of the orders.
     look_at: Option<Instant>,
-    /// When the session began, or a node was heard for the first time in it.
+    /// When the session began, or the latest node was heard for the first time in it.
     news: Instant,
     ended: Option<ClientError>,
-    /// Everything comes from one server.
+    /// All frames come from one server.
     log: LogLimit<()>,
 }
 
@@ -71,7 +70,7 @@ struct Pending {
     id: u64,
     /// The number of the session in which it was sent.
     session: u64,
-    /// When it is lost, if nothing shows it: a START, once its session is over.
+    /// Only for a START whose session is over: when it is lost if no node shows it.
     look_at: Option<Instant>,
     goal: Goal,
     reply: Sender<Reply>,
@@ -102,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// Takes in events until there are no more.
+    /// Takes in events until the client ends.
     pub(super) fn feed(&self, events: &Receiver<ClientEvent>, client: &ClientHandle) {
         loop {
             let look_at = self.lock().look_at;
@@ -110,58 +109,60 @@ impl Shared {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => events.recv_deadline(at),
             };
-            let event = match event {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.lock().look_for_starts(now());
-                    continue;
-                }
-            };
             match event {
-                ClientEvent::Frame(frame) if frame.kind().is_of_streams() => self.streams.frame(&frame),
-                ClientEvent::Frame(frame) => self.frame(&frame, wall_clock()),
-                ClientEvent::Connected(server) => self.online(server.to_string(), client.configuration()),
-                ClientEvent::Disconnected { reason, .. } => self.offline(reason.to_string(), wall_clock()),
-                // `Closed` is told below; requests do not come, as none is registered.
-                _ => {}
+                Ok(ClientEvent::Frame(frame)) if frame.kind().is_of_streams() => self.streams.frame(&frame),
+                Ok(ClientEvent::Frame(frame)) => self.frame(&frame, wall_clock()),
+                Ok(ClientEvent::Connected(server)) => self.online(server.to_string(), client.configuration()),
+                Ok(ClientEvent::Disconnected { reason, .. }) => {
+                    self.offline(reason.to_string(), wall_clock());
+                }
+                // `Closed` is handled below. No requests come, because none are registered.
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => self.lock().look_for_starts(now()),
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);
         self.streams.end(&StreamError::Closed(reason.clone()));
         info!(target: LOG, "{}: the controller ends: {reason}", client.uuid());
-        self.lock().end(reason);
-        self.changed.notify_all();
+        self.update(|state| state.end(reason));
     }
 
     fn frame(&self, frame: &Frame, at: SystemTime) {
         self.streams.refused(frame);
-        let mut state = self.lock();
-        let changes = state.view.apply(frame, at);
-        state.take(changes);
-        drop(state);
-        self.changed.notify_all();
+        self.update(|state| {
+            let changes = state.view.apply(frame, at);
+            state.take(changes);
+        });
     }
 
     fn online(&self, scheduler: String, configuration: Option<Bytes>) {
-        let mut state = self.lock();
-        state.view.connected();
-        state.news = now();
-        state.session += 1;
-        state.await_starts(now());
-        let taken_up = |goal: &Goal| matches!(goal, Goal::Configured { configuration: own } if Some(own) == configuration.as_ref());
-        settle_where(&mut state.orders, taken_up, |_| Ok(Shown::Configured));
-        state.take(vec![Change::Online { scheduler }]);
-        drop(state);
-        self.changed.notify_all();
+        self.update(|state| {
+            state.view.connected(configuration);
+            state.news = now();
+            state.session += 1;
+            state.await_starts(now());
+            let State { view, orders, .. } = state;
+            let is_configure = |order: &&Pending| order.goal.command == Command::CONFIGURE;
+            settle(orders, |order| {
+                let order = Some(order).filter(is_configure)?;
+                order.goal.reached(view).map(Ok)
+            });
+            state.take(vec![Change::Online { scheduler }]);
+        });
     }
 
     fn offline(&self, reason: String, at: SystemTime) {
         self.streams.end(&StreamError::Lost);
-        let mut state = self.lock();
-        state.view.disconnected(at);
-        state.take(vec![Change::Offline { reason }]);
-        drop(state);
+        self.update(|state| {
+            state.view.disconnected(at);
+            state.take(vec![Change::Offline { reason }]);
+        });
+    }
+
+    /// Changes the state, and wakes the threads that wait for that.
+    fn update(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
         self.changed.notify_all();
     }
 
@@ -174,19 +175,17 @@ impl Shared {
         let mut state = self.lock();
         let mut subscriber = Subscriber { changes, missed: 0 };
         match &state.ended {
-            Some(reason) => subscriber.tell(Change::Ended {
+            Some(reason) => drop(subscriber.tell(Change::Ended {
                 reason: reason.to_string(),
-            }),
-            None => {
-                state.subscribers.push(subscriber);
-                true
-            }
-        };
+            })),
+            None => state.subscribers.push(subscriber),
+        }
         receiver
     }
 
-    /// Waits until `look` finds something; none where it has not by the
-    /// deadline, or the controller ends.
+    /// Waits until `look` finds something in the view; gives `None` at the deadline, or when
+    /// the controller ends. `look` is given how long nothing new has come, and its error is
+    /// when to look again even if nothing has changed.
     pub(super) fn wait<T>(
         &self,
         deadline: Instant,
@@ -209,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the scheduler has told a new session of all it knows.
+    /// Waits until the scheduler has told a new session all that it knows.
     pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
         let complete = |view: &View, quiet: Duration| {
             let enough = if view.is_complete() { SHORT_QUIET } else { QUIET };
@@ -221,20 +220,19 @@ impl Shared {
         self.wait(deadline, complete).is_some()
     }
 
-    /// Watches for what becomes of a command.
+    /// Watches for the outcome of a command.
     pub(super) fn watch(&self, goal: Goal) -> Result<(u64, Receiver<Reply>), CommandError> {
         let (reply, settled) = bounded(1);
         let mut state = self.lock();
         if let Some(reason) = &state.ended {
-            let fault = ssntp::client::SendFault::Ended(reason.clone());
-            return Err(CommandError::Send(fault));
+            return Err(CommandError::Send(SendFault::Ended(reason.clone())));
         }
         if state.orders.len() >= MOST_ORDERS {
             return Err(CommandError::TooManyOrders(MOST_ORDERS));
         }
         let id = state.next_order;
         state.next_order += 1;
-        // A client that queues frames sends it in the next one.
+        // A client without a session may queue the frame, and send it in the next session.
         let session = state.session + u64::from(!state.view.is_online());
         state.orders.push(Pending {
             id,
@@ -256,74 +254,65 @@ impl Shared {
 }
 
 impl State {
-    /// Looks for STARTs of former sessions later, if there are any.
+    /// Sets the time at which STARTs of former sessions are looked for.
     fn await_starts(&mut self, now: Instant) {
         for order in &mut self.orders {
-            if order.session < self.session && matches!(order.goal, Goal::Started { .. }) {
+            if order.session < self.session && order.goal.command == Command::START {
                 order.look_at.get_or_insert(now + LOST);
             }
         }
         self.look_at = self.orders.iter().filter_map(|order| order.look_at).min();
     }
 
-    /// Settles STARTs that were lost with a session: nothing has shown them since.
+    /// Settles STARTs that were lost with their session: no node has shown them since.
     fn look_for_starts(&mut self, now: Instant) {
-        let view = &self.view;
-        self.orders.retain_mut(|order| {
-            if order.look_at.is_none_or(|at| at > now) {
-                return true;
-            }
-            let is_lost = view.is_online() && order.goal.is_lost(view);
-            if is_lost {
-                let _ = order.reply.try_send(Err(OrderError::Lost(order.goal.command())));
-            }
-            order.look_at = Some(now + LOOK_AGAIN);
-            !is_lost
+        let Self { view, orders, .. } = self;
+        let is_due = |order: &Pending| order.look_at.is_some_and(|at| at <= now);
+        settle(orders, |order| {
+            let is_lost = is_due(order) && view.is_online() && order.goal.is_lost(view);
+            is_lost.then(|| Err(OrderError::Lost(order.goal.command)))
         });
+        for order in orders.iter_mut().filter(|order| is_due(order)) {
+            order.look_at = Some(now + LOOK_AGAIN);
+        }
         self.await_starts(now);
     }
 
     fn take(&mut self, changes: Vec<Change>) {
         for change in changes {
-            let Self {
-                view, orders, log, ..
-            } = self;
             match &change {
                 Change::NodeConnected { .. }
                 | Change::NodeStats { first: true, .. }
                 | Change::InstanceDeleted { .. }
                 | Change::InstanceStopped { .. } => self.news = now(),
-                Change::Failed(failure) => {
-                    if let Some(more) = log.admit((), "failure", now()) {
-                        warn!(target: LOG, "{}{more}", excerpt(&failure));
-                    }
-                    settle_where(
-                        orders,
-                        |goal| goal.failed(failure),
-                        |goal| match goal.is_met_by(failure, view) {
-                            Some(shown) => Ok(shown),
-                            None => Err(OrderError::Failed(Box::new(failure.clone()))),
-                        },
-                    );
-                    // The best fit, and of these the last.
-                    let fits = orders.iter().enumerate();
-                    let fits = fits.filter_map(|(at, order)| Some((order.goal.refused(failure, view)?, at)));
-                    if let Some((_, at)) = fits.max() {
-                        let order = orders.remove(at);
-                        let failure = order.goal.named(failure.clone());
-                        order.settle(Err(OrderError::Failed(Box::new(failure))));
-                    }
-                }
+                Change::Failed(failure) => self.fail(failure),
                 _ => {}
             }
-            orders.retain(|order| match order.goal.shown(&change, view) {
-                Some(shown) => {
-                    let _ = order.reply.try_send(Ok(shown));
-                    false
-                }
-                None => true,
-            });
+            let Self { view, orders, .. } = self;
+            settle(orders, |order| order.goal.shown(&change, view).map(Ok));
             self.publish(&change);
+        }
+    }
+
+    fn fail(&mut self, failure: &Failure) {
+        if let Some(more) = self.log.admit((), "failure", now()) {
+            warn!(target: LOG, "{}{more}", excerpt(failure));
+        }
+        let Self { view, orders, .. } = self;
+        let failed = |failure| Err(OrderError::Failed(Box::new(failure)));
+        settle(orders, |order| {
+            let shown = order
+                .goal
+                .failed(failure)
+                .then(|| order.goal.is_met_by(failure, view))?;
+            Some(shown.map_or_else(|| failed(failure.clone()), Ok))
+        });
+        // InvalidFrameType names no command: the best fit, and among equals the latest.
+        let refused = |order: &Pending| Some((order.goal.refused(failure, view)?, order.id));
+        if let Some((_, id)) = orders.iter().filter_map(refused).max() {
+            settle(orders, |order| {
+                (order.id == id).then(|| failed(order.goal.named(failure.clone())))
+            });
         }
     }
 
@@ -333,9 +322,7 @@ impl State {
     }
 
     fn end(&mut self, reason: ClientError) {
-        for order in self.orders.drain(..) {
-            order.settle(Err(OrderError::Ended(reason.clone())));
-        }
+        settle(&mut self.orders, |_| Some(Err(OrderError::Ended(reason.clone()))));
         self.publish(&Change::Ended {
             reason: reason.to_string(),
         });
@@ -344,45 +331,33 @@ impl State {
     }
 }
 
-fn settle_where(orders: &mut Vec<Pending>, which: impl Fn(&Goal) -> bool, reply: impl Fn(&Goal) -> Reply) {
+/// Settles the orders that have a reply, which are then no longer watched.
+fn settle(orders: &mut Vec<Pending>, reply: impl Fn(&Pending) -> Option<Reply>) {
     orders.retain(|order| {
-        let settles = which(&order.goal);
-        if settles {
-            let _ = order.reply.try_send(reply(&order.goal));
+        let reply = reply(order);
+        let stays = reply.is_none();
+        if let Some(reply) = reply {
+            // The channel has room for the only reply. If the order was dropped, its reply
+            // is of no use.
+            let _ = order.reply.try_send(reply);
         }
-        !settles
+        stays
     });
 }
 
-impl Pending {
-    /// It has room for the one reply that there is.
-    fn settle(self, reply: Reply) {
-        let _ = self.reply.try_send(reply);
-    }
-}
-
 impl Subscriber {
-    /// Never waits; says whether anybody still listens.
+    /// Sends a change without waiting; false once the receiver is gone.
     fn tell(&mut self, change: Change) -> bool {
-        if self.missed > 0 {
-            let missed = Change::Missed { count: self.missed };
-            match self.changes.try_send(missed) {
-                Ok(()) => self.missed = 0,
-                Err(TrySendError::Full(_)) => {
-                    self.missed += 1;
-                    return true;
-                }
-                Err(TrySendError::Disconnected(_)) => return false,
-            }
-        }
-        match self.changes.try_send(change) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_)) => {
-                self.missed += 1;
-                true
-            }
-            Err(TrySendError::Disconnected(_)) => false,
-        }
+        let told = match self.missed {
+            0 => Ok(()),
+            count => self.changes.try_send(Change::Missed { count }),
+        };
+        let sent = told.and_then(|()| {
+            self.missed = 0;
+            self.changes.try_send(change)
+        });
+        self.missed += u64::from(matches!(sent, Err(TrySendError::Full(_))));
+        !matches!(sent, Err(TrySendError::Disconnected(_)))
     }
 }
 
@@ -394,7 +369,7 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the view says when it saw what")]
+#[expect(clippy::disallowed_methods, reason = "the view says when it saw something")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

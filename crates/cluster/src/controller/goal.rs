@@ -1,21 +1,23 @@
-//! What shows that a command was carried out. Pure functions over changes
-//! and the view.
+//! The state that a command is to bring about, as predicates on the view: pure functions,
+//! without I/O or a clock.
 //!
-//! | command | shown done by |
-//! |---|---|
-//! | START, RESTART | STATS in which the instance is `active`, or has ended already; for RESTART not those in which one that was `active` has; InstanceDeleted, since it was there. Not that STATS no longer list it: then it may never have run |
-//! | STOP | STATS in which it is `exited` or missing, InstanceStopped, InstanceDeleted |
-//! | DELETE | InstanceDeleted, STATS that no longer list it; InstanceStopped where it was only to leave its node |
-//! | AttachVolume, DetachVolume | STATS that list the volume, or no longer do |
-//! | EVACUATE | STATS with `MAINTENANCE` and no instance that runs, but for those that are `hung`; that the node disconnects, where it was to |
-//! | Restore | STATS with `READY` or `FULL` |
-//! | AssignPublicIP, ReleasePublicIP | PublicIPAssigned, PublicIPUnassigned |
-//! | CONFIGURE | the scheduler sends it back; a new session, whose CONNECTED carries it |
+//! | command | reached when | and its order settles on |
+//! |---|---|---|
+//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, because it was there. An instance that STATS no longer list may never have run | STATS that show another state of it; for RESTART not its end after `active`, which came before it was started again |
+//! | STOP | the instance is `exited` or missing | STATS, InstanceStopped, InstanceDeleted |
+//! | DELETE | the node no longer has the instance | STATS, InstanceDeleted; InstanceStopped if it was only to leave its node |
+//! | AttachVolume, DetachVolume | the instance has the volume, or no longer has it | STATS |
+//! | EVACUATE | the node is in `MAINTENANCE` and runs nothing but instances that are `hung` | STATS; the node's disconnection if it was to leave |
+//! | Restore | the node is `READY` or `FULL` | STATS |
+//! | AssignPublicIP, ReleasePublicIP | the concentrator has assigned the address, or released it | PublicIPAssigned, PublicIPUnassigned |
+//! | CONFIGURE | the scheduler distributes the configuration | CONFIGURE from the scheduler, or CONNECTED of a new session |
 //!
-//! A failure belongs to the command that names the same instance (and volume,
-//! and address). InvalidFrameType names nobody: it is taken for the last such
-//! command, or for the one whose node is not connected where that is the
-//! reason.
+//! A predicate alone cannot settle an order: when a RESTART is sent, its instance may still
+//! be active. So an order looks at its predicate when a change is news of its subject.
+//!
+//! A failure belongs to the command that names the same instance, volume and address.
+//! InvalidFrameType names no subject: it is taken for the latest command of its kind, and
+//! with the reason `not_connected` for the latest one whose node is not connected.
 
 use std::fmt;
 
@@ -24,41 +26,45 @@ use uuid::Uuid;
 
 use super::{Change, Ending, Failure, Instance, Node, View};
 use ssntp::payload::{
-    AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NextState, NodeStatus,
-    Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
+    AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, Id, InstanceState,
+    NextState, NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
 };
-use ssntp::proto::{Command, ErrorCode};
+use ssntp::proto::{Command, ErrorCode, Frame};
 
-/// A command whose end shows in what the scheduler sends: the payloads that
+/// A command whose effect can be seen in the view: the payloads that
 /// [`Controller::order`](super::Controller::order) takes.
-pub trait Orderable: Payload + private::HasGoal {}
+pub trait Orderable: Payload + private::Sealed {}
 
-pub(super) mod private {
-    use super::Goal;
-
-    pub trait HasGoal {
-        #[allow(private_interfaces, reason = "the trait is out of reach as well")]
-        fn goal(&self) -> Goal;
-    }
+mod private {
+    pub trait Sealed {}
 }
 
-/// What a command is to bring about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Goal {
-    Started { instance: Id },
-    Stopped { instance: Id },
-    Restarted { instance: Id },
-    Deleted { instance: Id, from_node: bool },
-    Attached { instance: Id, volume: Id },
-    Detached { instance: Id, volume: Id },
-    Evacuated { node: Id, leaves: bool },
-    Restored { node: Id },
-    Configured { configuration: Bytes },
-    Assigned { instance: Id, public_ip: String },
-    Released { instance: Id, public_ip: String },
+macro_rules! orderable {
+    ($($payload:ident)*) => {
+        $(
+            impl private::Sealed for $payload {}
+            impl Orderable for $payload {}
+        )*
+    };
 }
 
-/// How it shows that a command was carried out. Shown as a sentence.
+orderable! {
+    Start StartPayload Stop Restart Delete AttachVolume DetachVolume Evacuate Restore
+    AssignPublicIp ReleasePublicIp
+}
+
+/// The state that a command is to bring about: the command, and what it names.
+#[derive(Clone, Debug)]
+pub(super) struct Goal {
+    pub(super) command: Command,
+    about: CommandSubject,
+    /// For DELETE: the instance may stay elsewhere, and only leaves its node. For EVACUATE:
+    /// the node disconnects afterwards.
+    leaves: bool,
+    configuration: Bytes,
+}
+
+/// Evidence that a command was carried out. Displayed as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shown {
@@ -176,261 +182,228 @@ impl fmt::Display for Shown {
 }
 
 impl Goal {
-    pub(super) fn command(&self) -> Command {
-        match self {
-            Self::Started { .. } => Command::START,
-            Self::Stopped { .. } => Command::STOP,
-            Self::Restarted { .. } => Command::RESTART,
-            Self::Deleted { .. } => Command::DELETE,
-            Self::Attached { .. } => Command::ATTACH_VOLUME,
-            Self::Detached { .. } => Command::DETACH_VOLUME,
-            Self::Evacuated { .. } => Command::EVACUATE,
-            Self::Restored { .. } => Command::RESTORE,
-            Self::Configured { .. } => Command::CONFIGURE,
-            Self::Assigned { .. } => Command::ASSIGN_PUBLIC_IP,
-            Self::Released { .. } => Command::RELEASE_PUBLIC_IP,
+    /// The goal of a command that is about to be sent.
+    pub(super) fn of(frame: &Frame) -> Self {
+        let command = Command(frame.kind().operand);
+        let leaves = match command {
+            Command::DELETE => frame.payload().is_ok_and(|delete: Delete| delete.stop),
+            Command::EVACUATE => frame
+                .payload()
+                .is_ok_and(|evacuate: Evacuate| evacuate.next_state != NextState::Maintenance),
+            _ => false,
+        };
+        let configuration = match command {
+            Command::CONFIGURE => frame.payload_bytes().clone(),
+            _ => Bytes::new(),
+        };
+        Self {
+            command,
+            about: CommandSubject::of(frame),
+            leaves,
+            configuration,
         }
     }
 
-    /// What the command is about.
+    /// The UUID of the instance or node that the command is about; empty for CONFIGURE.
     pub(super) fn subject(&self) -> &str {
-        match self {
-            Self::Started { instance }
-            | Self::Stopped { instance }
-            | Self::Restarted { instance }
-            | Self::Deleted { instance, .. }
-            | Self::Attached { instance, .. }
-            | Self::Detached { instance, .. }
-            | Self::Assigned { instance, .. }
-            | Self::Released { instance, .. } => instance.as_str(),
-            Self::Evacuated { node, .. } | Self::Restored { node } => node.as_str(),
-            Self::Configured { .. } => "",
+        match self.is_for_a_node() {
+            true => self.about.node_uuid.as_str(),
+            false => self.about.instance_uuid.as_str(),
         }
     }
 
-    fn instance(&self) -> Option<&Id> {
-        match self {
-            Self::Evacuated { .. } | Self::Restored { .. } | Self::Configured { .. } => None,
-            Self::Started { instance }
-            | Self::Stopped { instance }
-            | Self::Restarted { instance }
-            | Self::Deleted { instance, .. }
-            | Self::Attached { instance, .. }
-            | Self::Detached { instance, .. }
-            | Self::Assigned { instance, .. }
-            | Self::Released { instance, .. } => Some(instance),
+    fn is_for_a_node(&self) -> bool {
+        matches!(self.command, Command::EVACUATE | Command::RESTORE)
+    }
+
+    fn instance<'a>(&self, view: &'a View) -> Option<&'a Instance> {
+        view.instance(self.about.instance_uuid.uuid()?)
+    }
+
+    fn node<'a>(&self, view: &'a View) -> Option<&'a Node> {
+        view.node(self.about.node_uuid.uuid()?)
+    }
+
+    /// Whether the view shows the state that the command is to bring about.
+    pub(super) fn reached(&self, view: &View) -> Option<Shown> {
+        let about = &self.about;
+        let seen = self.instance(view);
+        match self.command {
+            Command::START | Command::RESTART => {
+                let (instance, node) = (seen?.uuid, seen?.node);
+                match seen?.state {
+                    InstanceState::Active => Some(Shown::Running { instance, node }),
+                    InstanceState::Exited => Some(Shown::Ended {
+                        instance,
+                        ending: seen?.ending(),
+                    }),
+                    _ => None,
+                }
+            }
+            Command::STOP | Command::DELETE => {
+                let instance = about.instance_uuid.uuid()?;
+                match seen.map(|seen| &seen.state) {
+                    None | Some(InstanceState::Deleted) => Some(Shown::Gone { instance }),
+                    Some(InstanceState::Exited) if self.command == Command::STOP => {
+                        Some(Shown::Stopped { instance })
+                    }
+                    Some(_) => None,
+                }
+            }
+            Command::ATTACH_VOLUME | Command::DETACH_VOLUME => {
+                let (instance, volume) = (seen?.uuid, about.volume_uuid.clone());
+                let attached = seen?.stats.volumes.iter().any(|listed| same(&volume, listed));
+                match self.command {
+                    Command::ATTACH_VOLUME => attached.then_some(Shown::Attached { instance, volume }),
+                    _ => (!attached).then_some(Shown::Detached { instance, volume }),
+                }
+            }
+            Command::EVACUATE => {
+                let node = self.node(view).filter(|node| node.connected)?;
+                let alive = || {
+                    view.instances_of(node.uuid)
+                        .filter(|instance| instance.is_alive())
+                };
+                let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
+                let is_empty = hung == alive().count() && node.status == NodeStatus::Maintenance;
+                is_empty.then_some(Shown::Evacuated {
+                    node: node.uuid,
+                    hung,
+                })
+            }
+            Command::RESTORE => {
+                let node = self.node(view).filter(|node| node.connected)?;
+                let in_service = matches!(node.status, NodeStatus::Ready | NodeStatus::Full);
+                in_service.then_some(Shown::Restored { node: node.uuid })
+            }
+            Command::ASSIGN_PUBLIC_IP | Command::RELEASE_PUBLIC_IP => {
+                let (instance, public_ip) = (about.instance_uuid.clone(), about.public_ip.clone());
+                let cnci = about.concentrator_uuid.uuid().and_then(|uuid| view.cnci(uuid));
+                let owner = cnci.and_then(|cnci| cnci.public_ips.get(&public_ip));
+                let assigned = owner.is_some_and(|owner| same(&instance, &owner.instance));
+                match self.command {
+                    Command::ASSIGN_PUBLIC_IP => assigned.then_some(Shown::Assigned { instance, public_ip }),
+                    _ => (!assigned).then_some(Shown::Released { instance, public_ip }),
+                }
+            }
+            Command::CONFIGURE => {
+                (view.configuration() == Some(&self.configuration)).then_some(Shown::Configured)
+            }
+            _ => None,
         }
     }
 
     /// Whether a change shows that it is reached.
     pub(super) fn shown(&self, change: &Change, view: &View) -> Option<Shown> {
         use Change as C;
-        match (self, change) {
+        if !self.concerns(change) {
+            return None;
+        }
+        let stopped = |instance: &Uuid| Some(Shown::Stopped { instance: *instance });
+        match (self.command, change) {
+            // It had to end before it can be started again: the START is still to come.
             (
-                Self::Started { instance: own },
-                C::InstanceAdded {
-                    instance,
-                    node,
-                    state,
-                },
-            ) if own == instance => up(*instance, *node, state, view),
-            // It had ended before it was started again: that is to come.
-            (
-                Self::Restarted { instance: own },
+                Command::RESTART,
                 C::InstanceState {
-                    instance,
                     before: InstanceState::Active,
                     state: InstanceState::Exited,
                     ..
                 },
-            ) if own == instance => None,
-            (
-                Self::Started { instance: own } | Self::Restarted { instance: own },
-                C::InstanceState {
-                    instance,
-                    node,
-                    state,
-                    ..
-                },
-            ) if own == instance => up(*instance, *node, state, view),
-            (
-                Self::Started { instance: own } | Self::Restarted { instance: own },
-                C::InstanceDeleted { instance, .. },
-            ) if own == instance => Some(Shown::Ended {
+            ) => None,
+            (Command::START | Command::RESTART, C::InstanceStopped { .. }) => None,
+            (Command::START | Command::RESTART, C::InstanceDeleted { instance, .. }) => Some(Shown::Ended {
                 instance: *instance,
                 ending: None,
             }),
-
-            (
-                Self::Stopped { instance: own },
-                C::InstanceState {
-                    instance,
-                    state: InstanceState::Exited,
-                    ..
-                }
-                | C::InstanceStopped { instance, .. },
-            ) if own == instance => Some(Shown::Stopped { instance: *instance }),
-            (
-                Self::Stopped { instance: own } | Self::Deleted { instance: own, .. },
-                C::InstanceGone { instance, .. }
-                | C::InstanceDeleted { instance, .. }
-                | C::InstanceState {
-                    instance,
-                    state: InstanceState::Deleted,
-                    ..
-                },
-            ) if own == instance => Some(Shown::Gone { instance: *instance }),
-            (
-                Self::Deleted {
-                    instance: own,
-                    from_node: true,
-                },
-                C::InstanceStopped { instance, .. },
-            ) if own == instance => Some(Shown::Stopped { instance: *instance }),
-
-            (
-                Self::Attached {
-                    instance: own,
-                    volume: wanted,
-                },
-                C::VolumeAttached { instance, volume },
-            ) if own == instance && same(wanted, volume) => Some(Shown::Attached {
-                instance: *instance,
-                volume: volume.clone(),
-            }),
-            (
-                Self::Detached {
-                    instance: own,
-                    volume: wanted,
-                },
-                C::VolumeDetached { instance, volume },
-            ) if own == instance && same(wanted, volume) => Some(Shown::Detached {
-                instance: *instance,
-                volume: volume.clone(),
-            }),
-
-            (Self::Evacuated { node: own, .. }, C::NodeStats { node, .. }) if own == node => {
-                let alive = || view.instances_of(*node).filter(|instance| instance.is_alive());
-                let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
-                let only_hung = hung == alive().count();
-                let status = &view.node(*node)?.status;
-                (only_hung && *status == NodeStatus::Maintenance)
-                    .then_some(Shown::Evacuated { node: *node, hung })
+            (Command::STOP, C::InstanceStopped { instance, .. }) => stopped(instance),
+            (Command::DELETE, C::InstanceStopped { instance, .. }) => {
+                self.leaves.then(|| stopped(instance)).flatten()
             }
-            (
-                Self::Evacuated {
-                    node: own,
-                    leaves: true,
-                },
-                C::NodeDisconnected { node, .. },
-            ) if own == node => Some(Shown::Left { node: *node }),
-            (Self::Restored { node: own }, C::NodeStats { node, .. }) if own == node => {
-                let status = &view.node(*node)?.status;
-                let in_service = matches!(status, NodeStatus::Ready | NodeStatus::Full);
-                in_service.then_some(Shown::Restored { node: *node })
-            }
+            (_, C::NodeDisconnected { node, .. }) => self.leaves.then_some(Shown::Left { node: *node }),
+            _ => self.reached(view),
+        }
+    }
 
-            (Self::Configured { configuration: own }, C::Configured { configuration })
-                if own == configuration =>
-            {
-                Some(Shown::Configured)
+    /// Whether a change is news of what the command is about. The same instance may change
+    /// in other respects, which say nothing of this command.
+    fn concerns(&self, change: &Change) -> bool {
+        use Change as C;
+        let about = &self.about;
+        match (self.command, change) {
+            (Command::START, C::InstanceAdded { instance, .. })
+            | (
+                Command::START | Command::RESTART | Command::STOP | Command::DELETE,
+                C::InstanceState { instance, .. }
+                | C::InstanceGone { instance, .. }
+                | C::InstanceStopped { instance, .. }
+                | C::InstanceDeleted { instance, .. },
+            ) => about.instance_uuid == *instance,
+            (Command::ATTACH_VOLUME, C::VolumeAttached { instance, volume })
+            | (Command::DETACH_VOLUME, C::VolumeDetached { instance, volume }) => {
+                about.instance_uuid == *instance && same(&about.volume_uuid, volume)
             }
-
+            (Command::EVACUATE | Command::RESTORE, C::NodeStats { node, .. })
+            | (Command::EVACUATE, C::NodeDisconnected { node, .. }) => about.node_uuid == *node,
             (
-                Self::Assigned {
-                    instance: own,
-                    public_ip: wanted,
-                },
+                Command::ASSIGN_PUBLIC_IP,
                 C::PublicIpAssigned {
                     instance, public_ip, ..
                 },
-            ) if same(own, instance) && wanted == public_ip => Some(Shown::Assigned {
-                instance: instance.clone(),
-                public_ip: public_ip.clone(),
-            }),
-            (
-                Self::Released {
-                    instance: own,
-                    public_ip: wanted,
-                },
+            )
+            | (
+                Command::RELEASE_PUBLIC_IP,
                 C::PublicIpUnassigned {
                     instance, public_ip, ..
                 },
-            ) if same(own, instance) && wanted == public_ip => Some(Shown::Released {
-                instance: instance.clone(),
-                public_ip: public_ip.clone(),
-            }),
-            _ => None,
+            ) => same(&about.instance_uuid, instance) && about.public_ip == *public_ip,
+            (Command::CONFIGURE, C::Configured { .. }) => true,
+            _ => false,
         }
     }
 
     /// Whether a failure is this command's.
     pub(super) fn failed(&self, failure: &Failure) -> bool {
-        if failure.error == ErrorCode::INVALID_FRAME_TYPE || failure.command != self.command() {
-            return false;
-        }
-        let same_volume = match self {
-            Self::Attached { volume, .. } | Self::Detached { volume, .. } => same(volume, &failure.volume),
-            Self::Assigned { public_ip, .. } | Self::Released { public_ip, .. } => {
-                *public_ip == failure.public_ip
-            }
-            _ => true,
-        };
-        same_volume && self.instance().is_none_or(|own| same(own, &failure.instance))
+        failure.error != ErrorCode::INVALID_FRAME_TYPE
+            && failure.command == self.command
+            && same(&self.about.instance_uuid, &failure.instance)
+            && same(&self.about.volume_uuid, &failure.volume)
+            && self.about.public_ip == failure.public_ip
     }
 
-    /// What a failure shows that leaves nothing to be done: an instance that was to
-    /// be deleted, that its node was seen with, and that the node, which is
-    /// connected, no longer has, since its START failed or its time was up.
+    /// A failure that leaves nothing to be done: the node, which is connected, says that it
+    /// no longer has the instance that was to be deleted. Its START failed, say, or its
+    /// retention was over.
     pub(super) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
-        let Self::Deleted { instance, .. } = self else {
-            return None;
-        };
-        let instance = instance.uuid()?;
         let node = view.node(failure.node.uuid()?)?;
-        let was_there = view.instance(instance).is_some_and(|seen| seen.node == node.uuid);
-        (failure.reason == "no_instance" && node.is_current() && was_there)
-            .then_some(Shown::Gone { instance })
+        let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
+        let is_gone = self.command == Command::DELETE && failure.reason == "no_instance" && node.is_current();
+        is_gone.then_some(Shown::Gone { instance: seen.uuid })
     }
 
-    /// How well InvalidFrameType fits this command; none where it does not.
+    /// How well InvalidFrameType fits this command; none if it is about another kind.
     pub(super) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
-        if failure.error != ErrorCode::INVALID_FRAME_TYPE || failure.command != self.command() {
-            return None;
-        }
-        let node = match self {
-            Self::Evacuated { node, .. } | Self::Restored { node } => node.uuid(),
-            _ => None,
-        };
-        let connected = node
-            .and_then(|node| view.node(node))
-            .is_some_and(|node| node.connected);
-        Some(u8::from(failure.reason == "not_connected" && !connected))
+        let fits = failure.error == ErrorCode::INVALID_FRAME_TYPE && failure.command == self.command;
+        let is_away = !self.is_for_a_node() || self.node(view).is_none_or(|node| !node.connected);
+        fits.then(|| u8::from(failure.reason == "not_connected" && is_away))
     }
 
-    /// A failure that names nobody, as this command's.
+    /// InvalidFrameType, which names no node, as the failure of this command.
     pub(super) fn named(&self, mut failure: Failure) -> Failure {
-        if let Self::Evacuated { node, .. } | Self::Restored { node } = self {
-            failure.node = node.clone();
+        if self.is_for_a_node() {
+            failure.node = self.about.node_uuid.clone();
         }
         failure
     }
 
-    /// Whether it is a START of which nothing is known.
+    /// Whether it is a START whose instance no node has shown.
     pub(super) fn is_lost(&self, view: &View) -> bool {
-        let Self::Started { instance } = self else {
-            return false;
-        };
-        instance.uuid().and_then(|uuid| view.instance(uuid)).is_none()
+        self.command == Command::START && self.instance(view).is_none()
     }
 
     /// Whether its instance is being started, by a node that still reports.
     pub(super) fn is_progressing(&self, view: &View) -> bool {
-        let instance = self.instance().and_then(Id::uuid);
-        let instance = instance.and_then(|uuid| view.instance(uuid));
-        instance.is_some_and(|instance| {
-            let node = view.node(instance.node);
-            instance.state == InstanceState::Pending && node.is_some_and(Node::is_current)
+        self.instance(view).is_some_and(|instance| {
+            instance.state == InstanceState::Pending && view.node(instance.node).is_some_and(Node::is_current)
         })
     }
 
@@ -443,88 +416,32 @@ impl Goal {
     }
 
     fn progress_seen(&self, view: &View) -> String {
-        let gone = |node: Uuid| match view.node(node) {
-            Some(node) if node.connected => "",
-            _ => ", which is not connected",
-        };
-        if let Self::Evacuated { node, .. } | Self::Restored { node } = self {
-            return match node.uuid().and_then(|node| view.node(node)) {
+        let is_away = |node: Option<&Node>| view.is_online() && node.is_none_or(|node| !node.connected);
+        if self.is_for_a_node() {
+            return match self.node(view) {
                 None => "the node is not known".into(),
-                Some(node) if view.is_online() && !node.connected => "the node is not connected".into(),
+                node if is_away(node) => "the node is not connected".into(),
                 Some(node) => {
                     let alive = view.instances_of(node.uuid).filter(|i| i.is_alive()).count();
                     format!("the node is {}, and {alive} instances run", node.status)
                 }
             };
         }
-        match self
-            .instance()
-            .and_then(Id::uuid)
-            .and_then(|uuid| view.instance(uuid))
-        {
-            Some(instance) => {
-                let (state, node) = (&instance.state, instance.node);
-                let gone = if view.is_online() { gone(node) } else { "" };
-                format!("the instance is {state} on node {node}{gone}")
+        match self.instance(view) {
+            Some(Instance { state, node, .. }) => {
+                let away = match is_away(view.node(*node)) {
+                    true => ", which is not connected",
+                    false => "",
+                };
+                format!("the instance is {state} on node {node}{away}")
             }
-            None if matches!(self, Self::Configured { .. }) => "neither refused nor taken up".into(),
+            None if self.command == Command::CONFIGURE => "neither refused nor taken up".into(),
             None => "no node has the instance".into(),
         }
-    }
-}
-
-/// The instance runs, or has run.
-fn up(instance: Uuid, node: Uuid, state: &InstanceState, view: &View) -> Option<Shown> {
-    match state {
-        InstanceState::Active => Some(Shown::Running { instance, node }),
-        InstanceState::Exited => Some(Shown::Ended {
-            instance,
-            ending: view.instance(instance).and_then(Instance::ending),
-        }),
-        _ => None,
     }
 }
 
 /// Whether two texts name the same: UUIDs in either case.
 fn same(one: &Id, other: &Id) -> bool {
     one == other || one.uuid().is_some_and(|uuid| *other == uuid)
-}
-
-macro_rules! orderable {
-    ($($payload:ident: |$command:ident| $goal:expr;)*) => {
-        $(
-            impl private::HasGoal for $payload {
-                #[allow(private_interfaces, reason = "the trait is out of reach as well")]
-                fn goal(&self) -> Goal {
-                    let $command = self;
-                    $goal
-                }
-            }
-
-            impl Orderable for $payload {}
-        )*
-    };
-}
-
-orderable! {
-    Start: |c| Goal::Started { instance: c.instance_uuid.into() };
-    StartPayload: |c| Goal::Started { instance: c.start.instance_uuid.into() };
-    Stop: |c| Goal::Stopped { instance: c.instance_uuid.clone() };
-    Restart: |c| Goal::Restarted { instance: c.instance_uuid.clone() };
-    Delete: |c| Goal::Deleted { instance: c.instance_uuid.clone(), from_node: c.stop };
-    AttachVolume: |c| Goal::Attached { instance: c.instance_uuid.clone(), volume: c.volume_uuid.clone() };
-    DetachVolume: |c| Goal::Detached { instance: c.instance_uuid.clone(), volume: c.volume_uuid.clone() };
-    Evacuate: |c| Goal::Evacuated {
-        node: c.workload_agent_uuid.clone(),
-        leaves: c.next_state != NextState::Maintenance,
-    };
-    Restore: |c| Goal::Restored { node: c.workload_agent_uuid.clone() };
-    AssignPublicIp: |c| Goal::Assigned {
-        instance: c.instance_uuid.clone(),
-        public_ip: c.public_ip.clone(),
-    };
-    ReleasePublicIp: |c| Goal::Released {
-        instance: c.instance_uuid.clone(),
-        public_ip: c.public_ip.clone(),
-    };
 }

@@ -362,9 +362,7 @@ impl Controller {
     /// # Errors
     /// [`CommandError`].
     pub fn configure(&self, configuration: impl Into<Bytes>) -> Result<Order, CommandError> {
-        let configuration = configuration.into();
-        let frame = Frame::with_payload(Command::CONFIGURE, configuration.clone());
-        self.send(frame, Goal::Configured { configuration })
+        self.send(Frame::with_payload(Command::CONFIGURE, configuration))
     }
 
     /// Sends any command whose end can be watched for, to whomever it names.
@@ -372,12 +370,13 @@ impl Controller {
     /// # Errors
     /// [`CommandError`].
     pub fn order<C: Orderable>(&self, command: &C) -> Result<Order, CommandError> {
-        self.send(Frame::of(command), command.goal())
+        self.send(Frame::of(command))
     }
 
     /// The order waits before the frame goes out, so that no answer can come
     /// too early.
-    fn send(&self, mut frame: Frame, goal: Goal) -> Result<Order, CommandError> {
+    fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {
+        let goal = Goal::of(&frame);
         let label = format!("{} {}", frame.kind(), goal.subject())
             .trim_end()
             .to_owned();

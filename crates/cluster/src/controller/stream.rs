@@ -1,12 +1,12 @@
 //! What an instance writes, as it comes: see [`Controller::stream`].
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use thiserror::Error;
 use uuid::Uuid;
 
 use super::{CommandError, Controller};
@@ -66,38 +66,45 @@ pub enum StreamEvent {
 }
 
 /// Why a stream ended before all was sent.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The scheduler or the node says so.
-    Ended(StreamEndReason, String),
-    /// The scheduler is of a version without streams.
+    /// The scheduler or the node has ended it.
+    #[error("{}", match text.as_str() {
+        "" => format!("the stream has ended: {reason}"),
+        _ => format!("{text} ({reason})"),
+    })]
+    Ended {
+        /// Why, as a code of the protocol.
+        reason: StreamEndReason,
+        /// Why, in words; may be empty.
+        text: String,
+    },
+    /// The version of the scheduler has no streams.
+    #[error("the scheduler is of a version without streams")]
     OldScheduler,
     /// The scheduler does not take the request.
+    #[error("the scheduler refuses the stream: {0}")]
     Refused(String),
-    /// The scheduler has sent more than it was given credit for.
+    /// The scheduler has sent more than its credit.
+    #[error("the scheduler has sent more than it was asked for")]
     Overrun,
     /// The session with the scheduler is over.
+    #[error("the connection to the scheduler was lost")]
     Lost,
     /// The controller has ended.
+    #[error("{0}")]
     Closed(ClientError),
 }
 
-impl fmt::Display for StreamError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ended(reason, text) if text.is_empty() => write!(f, "the stream has ended: {reason}"),
-            Self::Ended(reason, text) => write!(f, "{text} ({reason})"),
-            Self::OldScheduler => f.write_str("the scheduler is of a version without streams"),
-            Self::Refused(reason) => write!(f, "the scheduler refuses the stream: {reason}"),
-            Self::Overrun => f.write_str("the scheduler has sent more than it was asked for"),
-            Self::Lost => f.write_str("the connection to the scheduler was lost"),
-            Self::Closed(reason) => reason.fmt(f),
+impl StreamError {
+    fn broken() -> Self {
+        Self::Ended {
+            reason: StreamEndReason::BROKEN,
+            text: String::new(),
         }
     }
 }
-
-impl std::error::Error for StreamError {}
 
 /// A stream of what an instance writes. It holds 128 KiB at most: what is not
 /// received is not sent. Dropping it ends it.
@@ -247,8 +254,8 @@ impl Streams {
             Event::STREAM_DATA => fed.data(StreamData::decode(payload)),
             Event::STREAM_ENDED => match StreamEnded::decode(payload) {
                 Some(ended) if ended.reason == StreamEndReason::DONE => Some(Ok(())),
-                Some(ended) => Some(Err(StreamError::Ended(ended.reason, ended.text))),
-                None => Some(Err(StreamError::Ended(StreamEndReason::BROKEN, String::new()))),
+                Some(StreamEnded { reason, text, .. }) => Some(Err(StreamError::Ended { reason, text })),
+                None => Some(Err(StreamError::broken())),
             },
             _ => None,
         };
@@ -301,9 +308,8 @@ impl Fed {
     }
 
     fn data(&mut self, data: Option<StreamData>) -> Option<Result<(), StreamError>> {
-        let broken = StreamError::Ended(StreamEndReason::BROKEN, String::new());
         let Some(data) = data else {
-            return Some(Err(broken));
+            return Some(Err(StreamError::broken()));
         };
         let Some(left) = self.credit.checked_sub(data.cost()) else {
             return Some(Err(StreamError::Overrun));

@@ -210,7 +210,7 @@ impl Concentrator {
 
     fn refresh(&mut self, refresh: RefreshCnci) -> Result<(), String> {
         self.check_ours(&refresh.cnci_uuid, &Id::default())?;
-        let peers: Vec<_> = refresh.cncis.into_iter().map(super::Peer::from).collect();
+        let peers = refresh.cncis;
         for peer in &peers {
             for ip in [&peer.physical_ip, &peer.tunnel_ip] {
                 if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {

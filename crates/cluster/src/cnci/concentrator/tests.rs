@@ -47,7 +47,7 @@ impl DataPlane for Fake {
     fn remove_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
         self.call(format!("remove {}", tunnel.subnet))
     }
-    fn set_peers(&mut self, peers: &[super::super::Peer]) -> Result<(), String> {
+    fn set_peers(&mut self, peers: &[CnciPeer]) -> Result<(), String> {
         self.call(format!("peers {}", peers.len()))
     }
     fn assign(&mut self, ip: &PublicIp) -> Result<(), String> {

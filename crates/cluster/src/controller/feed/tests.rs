@@ -60,7 +60,7 @@ impl Told {
     }
 
     fn order(&self, command: &impl Orderable) -> Receiver<Reply> {
-        self.shared.watch(command.goal()).unwrap().1
+        self.shared.watch(Goal::of(&Frame::of(command))).unwrap().1
     }
 }
 
@@ -103,9 +103,7 @@ fn restart() -> Restart {
 }
 
 fn configured(yaml: &'static str) -> Goal {
-    Goal::Configured {
-        configuration: yaml.into(),
-    }
+    Goal::of(&Frame::with_payload(Command::CONFIGURE, yaml))
 }
 
 fn delete() -> Delete {

@@ -1,14 +1,14 @@
-//! Entities by the beginning of their UUID, and instances by their name.
+//! Looks up entities by the beginning of their UUID, and instances by their name, too.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
+use thiserror::Error;
 use uuid::Uuid;
 
 use super::{Instance, View};
 use ssntp::payload::Id;
 
-/// How many of the matches an error names.
+/// How many matches the text of an error names.
 const NAMED: usize = 8;
 
 impl View {
@@ -18,50 +18,40 @@ impl View {
     /// [`FindError`].
     pub fn find_node(&self, text: &str) -> Result<Uuid, FindError> {
         let found = find("node", text, self.nodes.keys().copied())?;
-        match self.instances.contains_key(&found) && !self.nodes.contains_key(&found) {
-            true => Err(FindError::Other {
-                what: "node",
-                uuid: found,
-                is: "an instance",
-            }),
-            false => Ok(found),
-        }
+        self.of_kind("node", found, self.nodes.contains_key(&found))
     }
 
-    /// The instance that is called `text`, or else the one whose UUID begins so. A
-    /// whole UUID need not be known.
+    /// The instance with the name `text`, or else the one whose UUID begins with it. A whole
+    /// UUID need not be known.
     ///
     /// # Errors
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
         let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
-        let named: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
-        match *named.as_slice() {
+        let matches: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
+        let text = text.to_owned();
+        match *matches.as_slice() {
             [] => {}
             [one] => return Ok(one),
-            _ => {
-                return Err(FindError::SameName {
-                    text: text.to_owned(),
-                    matches: named,
-                });
-            }
+            _ => return Err(FindError::SameName { text, matches }),
         }
-        let found = find("instance", text, self.instances.keys().copied())?;
-        self.no_node("instance", found, self.instances.contains_key(&found))
+        let found = find("instance", &text, self.instances.keys().copied())?;
+        self.of_kind("instance", found, self.instances.contains_key(&found))
     }
 
-    /// The concentrator whose UUID begins with `text`. A whole UUID need not
-    /// be known.
+    /// The concentrator whose UUID begins with `text`. A whole UUID need not be known.
     ///
     /// # Errors
     /// [`FindError`].
     pub fn find_cnci(&self, text: &str) -> Result<Uuid, FindError> {
         let found = find("CNCI", text, self.cncis.keys().copied())?;
-        self.no_node("CNCI", found, self.cncis.contains_key(&found))
+        // A concentrator runs in an instance of the same UUID.
+        let known = self.cncis.contains_key(&found) || self.instances.contains_key(&found);
+        self.of_kind("CNCI", found, known)
     }
 
-    /// The volume that some instance has and whose name begins with `text`.
-    /// A whole UUID need not be known.
+    /// The volume that is attached to some instance and whose name begins with `text`. A
+    /// whole UUID need not be known.
     ///
     /// # Errors
     /// [`FindError`].
@@ -72,26 +62,18 @@ impl View {
             return Ok((*whole).clone());
         }
         let found = find("volume", text, attached.iter().filter_map(|volume| volume.uuid()))?;
-        if self.instances.contains_key(&found) {
-            return Err(FindError::Other {
-                what: "volume",
-                uuid: found,
-                is: "an instance",
-            });
-        }
-        self.no_node("volume", found, false).map(Id::from)
+        self.of_kind("volume", found, false).map(Id::from)
     }
 
-    /// A whole UUID, unless it is known to be a node's and nothing else.
-    fn no_node(&self, what: &'static str, found: Uuid, known: bool) -> Result<Uuid, FindError> {
-        match !known && self.nodes.contains_key(&found) {
-            true => Err(FindError::Other {
-                what,
-                uuid: found,
-                is: "a node",
-            }),
-            false => Ok(found),
-        }
+    /// A whole UUID, unless it is known to belong to another kind of entity only.
+    fn of_kind(&self, what: &'static str, uuid: Uuid, known: bool) -> Result<Uuid, FindError> {
+        let is = match known {
+            true => return Ok(uuid),
+            false if self.instances.contains_key(&uuid) => "an instance",
+            false if self.nodes.contains_key(&uuid) => "a node",
+            false => return Ok(uuid),
+        };
+        Err(FindError::Other { what, uuid, is })
     }
 }
 
@@ -102,9 +84,9 @@ fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Re
         return Ok(whole);
     }
     let begin = text.to_ascii_lowercase();
+    let text = text.to_owned();
     let digits = begin.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
     if begin.is_empty() || begin.len() > 36 || !digits {
-        let text = text.to_owned();
         return Err(FindError::NoUuid { what, text });
     }
     let matches: Vec<_> = known
@@ -112,103 +94,70 @@ fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Re
         .collect();
     match *matches.as_slice() {
         [one] => Ok(one),
-        [] => Err(FindError::None {
-            what,
-            text: text.to_owned(),
-        }),
-        _ => Err(FindError::Several {
-            what,
-            text: text.to_owned(),
-            matches,
-        }),
+        [] => Err(FindError::None { what, text }),
+        _ => Err(FindError::Several { what, text, matches }),
     }
 }
 
-/// Why the beginning of a UUID names nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a text names no entity.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FindError {
     /// It is not the beginning of a UUID.
+    #[error("{}", match *what {
+        "instance" => format!("no instance is called {text:?}"),
+        _ => format!("{text:?} names no {what}: it is not the beginning of a UUID"),
+    })]
     NoUuid {
-        /// What was looked for: `node`, `instance`, `CNCI`, `volume`.
+        /// The kind of entity: `node`, `instance`, `CNCI`, `volume`.
         what: &'static str,
         /// The text.
         text: String,
     },
-    /// None that is known begins so. Give the whole UUID where it is one that
-    /// is not known yet.
+    /// No known UUID begins with it. The whole UUID can name an entity that is not known
+    /// yet.
+    #[error("{}", match *what {
+        "instance" => format!("no instance is called {text}, or has a UUID that begins so"),
+        _ => format!("no {what} is known whose UUID begins with {text}"),
+    })]
     None {
-        /// What was looked for.
+        /// The kind of entity.
         what: &'static str,
         /// The text.
         text: String,
     },
-    /// It is known, and something else.
+    /// It is the UUID of another kind of entity.
+    #[error("{uuid} is no {what}: it is {is}")]
     Other {
-        /// What was looked for.
+        /// The kind of entity that was looked for.
         what: &'static str,
-        /// Whose UUID it is.
+        /// The UUID.
         uuid: Uuid,
-        /// What it is: `a node`, `an instance`.
+        /// The kind that it is: `a node`, `an instance`.
         is: &'static str,
     },
-    /// More than one begins so: give more of it.
+    /// More than one UUID begins with it: give more of it.
+    #[error("{text} is the beginning of {} {what}s: {}", matches.len(), list(matches))]
     Several {
-        /// What was looked for.
+        /// The kind of entity.
         what: &'static str,
         /// The text.
         text: String,
-        /// Those that do.
+        /// The UUIDs.
         matches: Vec<Uuid>,
     },
-    /// More than one instance is called so: give the beginning of its UUID.
+    /// More than one instance has this name: give the beginning of a UUID.
+    #[error("{} instances are called {text}: {}", matches.len(), list(matches))]
     SameName {
         /// The text.
         text: String,
-        /// Those that are.
+        /// The instances.
         matches: Vec<Uuid>,
     },
 }
 
-impl fmt::Display for FindError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUuid {
-                what: "instance",
-                text,
-            } => write!(f, "no instance is called {text:?}"),
-            Self::NoUuid { what, text } => {
-                write!(f, "{text:?} names no {what}: it is not the beginning of a UUID")
-            }
-            Self::None {
-                what: "instance",
-                text,
-            } => {
-                write!(f, "no instance is called {text}, or has a UUID that begins so")
-            }
-            Self::None { what, text } => write!(f, "no {what} is known whose UUID begins with {text}"),
-            Self::Other { what, uuid, is } => write!(f, "{uuid} is no {what}: it is {is}"),
-            Self::Several { what, text, matches } => {
-                write!(f, "{text} is the beginning of {} {what}s: ", matches.len())?;
-                list(f, matches)
-            }
-            Self::SameName { text, matches } => {
-                write!(f, "{} instances are called {text}: ", matches.len())?;
-                list(f, matches)
-            }
-        }
-    }
+fn list(matches: &[Uuid]) -> String {
+    let named: Vec<_> = matches.iter().take(NAMED).map(Uuid::to_string).collect();
+    let more = if matches.len() > NAMED { ", …" } else { "" };
+    named.join(", ") + more
 }
-
-fn list(f: &mut fmt::Formatter<'_>, matches: &[Uuid]) -> fmt::Result {
-    for (at, uuid) in matches.iter().take(NAMED).enumerate() {
-        let separator = if at == 0 { "" } else { ", " };
-        write!(f, "{separator}{uuid}")?;
-    }
-    match matches.len() > NAMED {
-        true => f.write_str(", …"),
-        false => Ok(()),
-    }
-}
-
-impl std::error::Error for FindError {}

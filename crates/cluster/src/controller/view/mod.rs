@@ -37,6 +37,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use uuid::Uuid;
 
 pub use self::ending::Ending;
@@ -86,6 +87,7 @@ const MOST_INSTANCES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct View {
     online: bool,
+    configuration: Option<Bytes>,
     history: usize,
     nodes: BTreeMap<Uuid, Node>,
     /// How many of them are connected, and how many of those have not sent
@@ -113,6 +115,7 @@ impl View {
     pub fn new(history: usize) -> Self {
         Self {
             online: false,
+            configuration: None,
             history,
             nodes: BTreeMap::new(),
             connected: 0,
@@ -128,6 +131,11 @@ impl View {
     /// Whether a session with the scheduler stands.
     pub fn is_online(&self) -> bool {
         self.online
+    }
+
+    /// The configuration of the cluster, as the scheduler has last sent it.
+    pub fn configuration(&self) -> Option<&Bytes> {
+        self.configuration.as_ref()
     }
 
     /// Whether there is nothing left to hear at the beginning of a session:
@@ -185,9 +193,11 @@ impl View {
         self.traces.iter()
     }
 
-    /// A session with the scheduler stands: it will tell of every node again.
-    pub fn connected(&mut self) {
+    /// A session with the scheduler began, with this configuration in its CONNECTED: the
+    /// scheduler will tell of every node again.
+    pub fn connected(&mut self, configuration: Option<Bytes>) {
         self.online = true;
+        self.configuration = configuration;
     }
 
     /// The session is lost: nothing is known of the nodes any more.
@@ -219,9 +229,11 @@ impl View {
         match kind.frame_type {
             FrameType::COMMAND if kind == Command::STATS => self.stats(frame.payload()?, now, changes),
             // The scheduler's word that it has taken up what this controller sent.
-            FrameType::COMMAND if kind == Command::CONFIGURE => changes.push(Change::Configured {
-                configuration: frame.payload_bytes().clone(),
-            }),
+            FrameType::COMMAND if kind == Command::CONFIGURE => {
+                let configuration = frame.payload_bytes().clone();
+                self.configuration = Some(configuration.clone());
+                changes.push(Change::Configured { configuration });
+            }
             // It says nothing but that some node is: its STATS say which.
             FrameType::STATUS if kind == Status::OFFLINE => changes.push(Change::NodeOffline),
             FrameType::EVENT => self.event(frame, now, changes)?,

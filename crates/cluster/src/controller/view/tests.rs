@@ -97,7 +97,7 @@ fn an_instance_that_is_listed_twice_counts_once() {
 #[test]
 fn a_node_that_has_left_is_shown_as_it_was() {
     let mut view = View::default();
-    view.connected();
+    view.connected(None);
     take(&mut view, &connected(NODE));
     assert!(!view.is_complete(), "no STATS yet");
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
@@ -113,13 +113,13 @@ fn a_node_that_has_left_is_shown_as_it_was() {
 #[test]
 fn without_a_session_no_node_is_known_to_be_connected() {
     let mut view = View::default();
-    view.connected();
+    view.connected(None);
     take(&mut view, &connected(NODE));
     take(&mut view, &stats(NODE, &[]));
     view.disconnected(UNIX_EPOCH);
     assert!(!view.is_online());
     assert!(!view.node(NODE).unwrap().connected);
-    view.connected();
+    view.connected(None);
     assert!(!view.is_complete(), "nobody has been told of yet");
     take(&mut view, &connected(NODE));
     assert!(!view.is_complete());

@@ -1,4 +1,4 @@
-//! What is measured: each case has a name and answers with named figures.
+//! The cases: each has a name and returns named figures.
 //!
 //! | file | cases |
 //! |---|---|
@@ -23,56 +23,56 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::child::{Programs, Server};
-use super::raw::{Pki, System, now};
+use crate::child::{Programs, Server};
 use crate::failure::Failure;
-use crate::signals::Stop;
+use crate::raw::{Pki, System, now};
+use crate::stop::Stop;
 
-/// Payload lengths of the throughput cases.
+/// Payload lengths of the throughput cases, in bytes.
 const PAYLOADS: [usize; 4] = [0, 256, 4096, 65_536];
 /// Senders and receivers of the throughput cases.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (8, 1), (1, 8)];
-/// The shapes of clusters: one to all and all to one.
+/// A controller that tells all agents something, and all agents that report.
 const CROWDS: [(usize, usize); 4] = [(1, 100), (1, 1_000), (100, 1), (1_000, 1)];
 const CROWD_PAYLOAD: usize = 256;
-/// Sessions of the curve.
+/// Numbers of sessions of the curve.
 const CURVE: [usize; 6] = [1, 10, 100, 500, 1_000, 2_000];
 
 /// Named figures. The names are the keys of the JSON.
-pub(super) type Figures = Vec<(&'static str, f64)>;
+pub(crate) type Figures = Vec<(&'static str, f64)>;
 
 /// One case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Case {
-    /// Two threads and TLS, no protocol.
+pub(crate) enum Case {
+    /// Two threads and TLS, without a protocol.
     Floor { payload: usize },
-    /// As fast as it goes.
+    /// Senders send as fast as they can.
     Throughput {
         senders: usize,
         receivers: usize,
         payload: usize,
     },
-    /// As fast as it goes through the public client.
+    /// One public client sends to another as fast as it can.
     Client { payload: usize },
-    /// One way, at so many frames a second.
+    /// One-way latency at a rate in frames a second.
     Latency { rate: u32 },
-    /// One way, at half of what the slowest system reaches.
+    /// One-way latency at half of the rate that the slowest system reaches.
     LatencyAtHalf,
-    /// Sessions set up one after the other.
+    /// Sessions that are set up one after the other.
     Handshakes { returning: bool },
-    /// What idle sessions take.
+    /// The memory of idle sessions.
     Memory { sessions: u32 },
-    /// STATS of so many agents each second.
+    /// Each of these agents sends STATS every second.
     Sessions { sessions: u32 },
-    /// CPU for a frame with so many sessions.
+    /// The CPU time of a frame while these sessions take turns.
     Curve { sessions: usize },
-    /// So many clients whose server is started anew, or killed before that.
+    /// These clients reconnect to a server that was stopped or killed, and started again.
     Reconnects { sessions: u32, killed: bool },
 }
 
 impl Case {
-    /// All of them, with these numbers of sessions.
-    pub(super) fn all(memory: &[u32], sessions: u32) -> Vec<Self> {
+    /// All cases, with these numbers of sessions.
+    pub(crate) fn all(memory: &[u32], sessions: u32) -> Vec<Self> {
         let mut all: Vec<_> = PAYLOADS.map(|payload| Self::Floor { payload }).into();
         for (senders, receivers) in SHAPES {
             all.extend(PAYLOADS.map(|payload| Self::Throughput {
@@ -94,8 +94,8 @@ impl Case {
         all
     }
 
-    /// The rows of the comparison.
-    pub(super) fn compared(memory: &[u32]) -> Vec<Self> {
+    /// The cases of a comparison without `--only`.
+    pub(crate) fn compared(memory: &[u32]) -> Vec<Self> {
         let mut all = Vec::new();
         let throughput = |senders, receivers, payload| Self::Throughput {
             senders,
@@ -119,15 +119,27 @@ impl Case {
         })
     }
 
-    /// Whether `name` is this case's, or that of its group.
-    pub(super) fn is_of(&self, name: &str) -> bool {
+    /// Whether `name` is the name of this case or of a group that it belongs to.
+    pub(crate) fn is_of(&self, name: &str) -> bool {
         let own = self.to_string();
         own == name || own.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
     }
 
-    /// Frames each second at which every system is looked at, where the case
-    /// has such a rate.
-    pub(super) fn rate(&self, systems: &[System], bench: &Bench<'_>) -> Result<f64, Failure> {
+    /// The systems that the case measures. Some cases measure ssntp only: they have no
+    /// server, or they need the public client or flags of our server.
+    pub(crate) fn systems<'a>(&self, all: &'a [System]) -> &'a [System] {
+        match self {
+            Self::Floor { .. }
+            | Self::Client { .. }
+            | Self::Sessions { .. }
+            | Self::Curve { .. }
+            | Self::Reconnects { .. } => &all[..all.len().min(1)],
+            _ => all,
+        }
+    }
+
+    /// The rate in frames a second that all systems get, if the case has such a rate.
+    pub(crate) fn rate(&self, systems: &[System], bench: &Bench<'_>) -> Result<f64, Failure> {
         match *self {
             Self::Latency { rate } => Ok(f64::from(rate)),
             Self::LatencyAtHalf => latency::half_of_slowest(bench, systems),
@@ -135,8 +147,8 @@ impl Case {
         }
     }
 
-    /// Measures it once, at the [`rate`](Self::rate).
-    pub(super) fn measure(&self, system: System, rate: f64, bench: &Bench<'_>) -> Result<Figures, Failure> {
+    /// Measures the case once on one system, at the [`rate`](Self::rate).
+    pub(crate) fn measure(&self, system: System, rate: f64, bench: &Bench<'_>) -> Result<Figures, Failure> {
         match *self {
             Self::Floor { payload } => throughput::floor(bench, payload),
             Self::Throughput {
@@ -187,33 +199,33 @@ impl fmt::Display for Case {
     }
 }
 
-/// What every case needs.
+/// The things that every case needs.
 #[derive(Debug)]
-pub(super) struct Bench<'a> {
-    pub(super) pki: &'a Pki,
-    pub(super) stop: &'a Stop,
-    pub(super) programs: &'a Programs,
-    /// How long a case is looked at.
-    pub(super) window: Duration,
+pub(crate) struct Bench<'a> {
+    pub(crate) pki: &'a Pki,
+    pub(crate) stop: &'a Stop,
+    pub(crate) programs: &'a Programs,
+    /// How long a case is measured.
+    pub(crate) window: Duration,
 }
 
 impl Bench<'_> {
-    /// A server of a system.
+    /// Starts a server of a system.
     fn start(&self, system: System) -> Result<Server, Failure> {
         Server::start(system, self.pki, self.programs)
     }
 
-    /// A server of our own, with further arguments.
+    /// Starts our own server with further arguments.
     fn ssntp(&self, more: &[&str]) -> Result<Server, Failure> {
         Server::ssntp(self.pki, &self.programs.ssntp, more)
     }
 
-    /// Waits, unless a signal says that it is over.
+    /// Waits for this time, or until a signal asks the program to end.
     fn wait(&self, time: Duration) {
-        let _ = self.stop.channel().recv_timeout(time);
+        self.stop.wait(time);
     }
 
-    /// Waits until `done`, at most so long; answers whether it was.
+    /// Waits until `done`, for at most `limit`; returns whether it was done in time.
     fn wait_until(&self, limit: Duration, mut done: impl FnMut() -> bool) -> bool {
         let began = now();
         while !done() {
@@ -226,7 +238,7 @@ impl Bench<'_> {
     }
 }
 
-/// Lets this process have a descriptor for each of so many sessions.
+/// Raises the limit of open files so that each of these sessions can have one.
 fn raise_descriptors(sessions: usize) -> Result<(), Failure> {
     const SPARE: u64 = 100;
     let wanted = sessions as u64 + SPARE;
@@ -257,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_goes_by_its_name_and_by_its_groups() {
+    fn a_case_is_chosen_by_its_name_and_by_its_groups() {
         let case = Case::Throughput {
             senders: 8,
             receivers: 1,

@@ -1,36 +1,35 @@
-//! Everybody comes back at once.
+//! All clients reconnect at the same time.
 
 use std::time::Duration;
 
 use ssntp::client::{Client, ClientEvent, DialFault};
 use ssntp::transport::Limits;
 
-use super::super::child::Server;
-use super::super::raw::{Side, now};
 use super::{Bench, Figures, raise_descriptors};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::raw::{Side, now};
 
-/// So many connect at a time at first.
+/// How many clients connect at a time before the restart.
 const AT_A_TIME: usize = 50;
-/// How long all of them may take to be back.
+/// How long all clients together may take to reconnect.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long they have been connected by then: more than a first pause, after
-/// which a client takes a session for one that lasts.
+/// How long clients are connected before the restart. This is longer than the first pause,
+/// after which a client counts a session as stable and begins with short pauses again.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// One client, and what became of it after the restart.
+/// One client and its history since the restart.
 struct Returning {
     client: Client,
     failed: u64,
     back: Option<Duration>,
 }
 
-/// Connects so many clients, starts the server anew at the same address, and
-/// looks at how they come back. Where it is `killed`, they lose it without a
-/// word.
-pub(super) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Result<Figures, Failure> {
+/// Connects this number of clients, starts the server again at the same address, and measures
+/// how the clients reconnect. A `killed` server does not end its sessions in order.
+pub(crate) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
-    // All show one certificate, which may have three quarters of the sessions.
+    // All clients show one certificate, and a certificate may have three quarters of the sessions.
     let sessions = (count.saturating_add(count / 3).saturating_add(2)).to_string();
     let more = ["--max-sessions", &sessions];
     let server = bench.ssntp(&more)?;
@@ -44,10 +43,10 @@ pub(super) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
     while returning.len() < count {
         let some = AT_A_TIME.min(count - returning.len());
         let clients: Result<Vec<_>, _> = (0..some).map(|_| Client::start(config.clone())).collect();
-        for client in clients.map_err(Failure::new)? {
+        for client in clients? {
             let connected = client.handle().wait_connected(Some(PATIENCE));
-            if !connected.map_err(Failure::new)? {
-                return Err(Failure::new("a client does not connect"));
+            if !connected? {
+                return Err(Failure::new("a client did not connect"));
             }
             while client.try_recv().is_ok() {}
             returning.push(Returning {
@@ -83,7 +82,9 @@ pub(super) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
     });
     let cpu = server.cpu().saturating_sub(cpu);
     if !all_back {
-        return Err(Failure::new(format!("{left} of {count} clients are not back")));
+        return Err(Failure::new(format!(
+            "{left} of {count} clients did not reconnect"
+        )));
     }
     let mut back: Vec<_> = returning.iter().filter_map(|one| one.back).collect();
     back.sort_unstable();
@@ -106,14 +107,14 @@ pub(super) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
             cpu.as_secs_f64() * 1e6 / count.max(1) as f64,
         ),
     ];
-    // All at once: one after the other each would wait for its goodbye.
+    // All at the same time: one after the other, each would wait for the answer to its close.
     for one in &returning {
         one.client.handle().close();
     }
     Ok(figures)
 }
 
-/// Why attempts failed, as far as it was seen.
+/// Counts failed attempts by reason, as far as the reason was seen.
 #[derive(Default)]
 struct Refused {
     all: u64,
@@ -134,7 +135,7 @@ impl Refused {
             Some(DialFault::Connect(_)) => self.nobody += more,
             Some(DialFault::Refused(_)) => self.server += more,
             Some(_) => self.cut += more,
-            // It is back already.
+            // It has reconnected since, which clears its failures.
             None => {}
         }
     }

@@ -1,12 +1,12 @@
-//! Sessions that come and go.
+//! Sessions that are set up and ended.
 
-use super::super::raw::{Side, System, now};
 use super::{Bench, Figures};
 use crate::failure::Failure;
+use crate::raw::{Side, System, now};
 
-/// Sessions set up and ended each second by one client, one after the other;
-/// `returning` keeps the tickets that the server gives.
-pub(super) fn one_after_the_other(
+/// The number of sessions a second that one client sets up and ends, one after the other. A
+/// `returning` client keeps the tickets that the server gives, and uses them.
+pub(crate) fn one_after_the_other(
     bench: &Bench<'_>,
     system: System,
     returning: bool,
@@ -19,7 +19,7 @@ pub(super) fn one_after_the_other(
         }
         false => (bench.pki.dialer(system, Side::Sender)?, None),
     };
-    // The first finds nothing warm.
+    // The first session is not counted, because it finds all caches cold.
     dialer.connect(&server.address)?.finish();
     let (began, cpu) = (now(), server.cpu());
     let mut count = 0_u32;

@@ -1,4 +1,4 @@
-//! MQTT 3.1.1 with QoS 0, as far as topics of one letter need it.
+//! MQTT 3.1.1 with QoS 0, as far as it is needed for topics of one letter.
 
 use ssntp_transport::Halves;
 
@@ -6,11 +6,11 @@ use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
-pub(super) struct Mqtt;
+pub(crate) struct Mqtt;
 
-/// Clean session, no keep-alive, a name that the server chooses.
+/// A clean session without keep-alive, whose name the server chooses.
 const CONNECT: &[u8] = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x00\x00\x00";
-/// Packet 1: a topic with QoS 0.
+/// Packet 1 subscribes a topic with QoS 0.
 const SUBSCRIBE: &[u8] = b"\x82\x06\x00\x01\x00\x01s\x00";
 const SUBSCRIBE_BYSTANDER: &[u8] = b"\x82\x06\x00\x01\x00\x01b\x00";
 
@@ -56,7 +56,7 @@ impl Wire for Mqtt {
     fn deliveries(&self, bytes: &[u8], each: &mut dyn FnMut(&[u8])) -> Option<usize> {
         let mut at = 0;
         while let Some((kind, body, used)) = packet(bytes.get(at..)?)? {
-            // Only topics of one letter, without a packet's number.
+            // Topics have one letter, and QoS 0 has no packet number: three bytes in front.
             if kind & 0xf6 == PUBLISH {
                 each(body.get(3..)?);
             }
@@ -66,8 +66,8 @@ impl Wire for Mqtt {
     }
 }
 
-/// The packet at the front: its first byte, its body, its length; nothing
-/// yet where it is not complete; nothing at all where it is none.
+/// The packet at the beginning: its first byte, its body and its length. `Some(None)` if it is
+/// not complete yet, and `None` if it is not a packet.
 fn packet(bytes: &[u8]) -> Option<Option<(u8, &[u8], usize)>> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Some(None);
@@ -87,12 +87,12 @@ fn packet(bytes: &[u8]) -> Option<Option<(u8, &[u8], usize)>> {
     None
 }
 
-/// Waits for one packet of this kind, whose last byte is an answer: 0 or, for
-/// a subscription, the QoS 0.
+/// Waits for one packet of this kind. Its last byte is the answer: 0 means accepted, or for a
+/// subscription the QoS 0.
 fn expect(halves: &mut Halves, kind: u8) -> Result<(), Failure> {
     read_until(halves, |bytes| {
         let found = match packet(bytes) {
-            None => return Err(Failure::new("mosquitto: not MQTT")),
+            None => return Err(Failure::new("mosquitto sent something that is not MQTT")),
             Some(None) => return Ok(false),
             Some(Some((found, body, used))) => (found == kind && body.last() == Some(&0), used),
         };
@@ -100,7 +100,7 @@ fn expect(halves: &mut Halves, kind: u8) -> Result<(), Failure> {
         let _ = bytes.split_to(used);
         match granted {
             true => Ok(true),
-            false => Err(Failure::new("mosquitto refuses the session")),
+            false => Err(Failure::new("mosquitto refused the session")),
         }
     })
 }

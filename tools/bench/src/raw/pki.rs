@@ -11,19 +11,19 @@ use rustls::sign::SingleCertAndKey;
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp_transport::{BufferPool, Halves};
 use ssntp::transport::tls::{Acceptor, Connector};
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_transport::{BufferPool, Halves};
 use uuid::Uuid;
 
 use super::session::{Dialer, Session, Tickets};
 use super::{LIMIT, Side, System, now};
 use crate::failure::Failure;
 
-/// A throw-away authority, with files for the servers' processes. Dropping
-/// it removes them.
+/// A throw-away authority with files for the processes of the servers. Dropping it removes the
+/// files.
 #[derive(Debug)]
-pub(in super::super) struct Pki {
+pub(crate) struct Pki {
     directory: PathBuf,
     server: Identity,
     agent: Identity,
@@ -34,7 +34,7 @@ pub(in super::super) struct Pki {
 }
 
 impl Pki {
-    pub(in super::super) fn new() -> Result<Self, Failure> {
+    pub(crate) fn new() -> Result<Self, Failure> {
         let authority = Authority::new(&AuthorityRequest::default())?;
         let issue = |role| authority.issue(&CertificateRequest::new(role));
         let directory = std::env::temp_dir().join(format!("ssntp-bench-{}", Uuid::new_v4()));
@@ -57,8 +57,8 @@ impl Pki {
         Ok(pki)
     }
 
-    /// Writes a file that only this user may read; answers where it is.
-    pub(in super::super) fn write(&self, name: &str, text: &str) -> Result<PathBuf, Failure> {
+    /// Writes a file that only this user may read; returns its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, Failure> {
         let path = self.path(name);
         let file = fs::OpenOptions::new()
             .write(true)
@@ -71,17 +71,17 @@ impl Pki {
         Ok(path)
     }
 
-    /// Where a file of this name is.
-    pub(in super::super) fn path(&self, name: &str) -> PathBuf {
+    /// The path of the file of this name.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    pub(in super::super) fn ca_path(&self) -> PathBuf {
+    pub(crate) fn ca_path(&self) -> PathBuf {
         self.path("ca.pem")
     }
 
     /// The server's certificate and key in one file.
-    pub(in super::super) fn server_path(&self) -> PathBuf {
+    pub(crate) fn server_path(&self) -> PathBuf {
         self.path("server.pem")
     }
 
@@ -93,31 +93,25 @@ impl Pki {
         }
     }
 
-    /// The configuration of a client of the public kind.
-    pub(in super::super) fn client(&self, side: Side, address: &Address) -> ClientConfig {
+    /// The configuration of a public client.
+    pub(crate) fn client(&self, side: Side, address: &Address) -> ClientConfig {
         ClientConfig::new(self.identity(side).clone(), self.trust.clone())
             .address(address.clone())
             .attempts(1)
     }
 
-    /// What connects to a system, with a full handshake each time.
-    pub(in super::super) fn dialer(&self, system: System, side: Side) -> Result<Dialer, Failure> {
-        let connector = Connector::mutual(self.identity(side), &self.trust).map_err(Failure::new)?;
+    /// A dialer that makes a full handshake each time.
+    pub(crate) fn dialer(&self, system: System, side: Side) -> Result<Dialer, Failure> {
+        let connector = Connector::mutual(self.identity(side), &self.trust)?;
         Ok(Dialer::new(system, side, connector, self.pool.clone()))
     }
 
-    /// As [`dialer`](Self::dialer), for a client that comes back: with the
-    /// ticket of an earlier session where the server gave one.
-    pub(in super::super) fn returning(
-        &self,
-        system: System,
-        side: Side,
-    ) -> Result<(Dialer, Arc<Tickets>), Failure> {
+    /// A dialer for a returning client, which uses the tickets that the server gave it.
+    pub(crate) fn returning(&self, system: System, side: Side) -> Result<(Dialer, Arc<Tickets>), Failure> {
         let identity = self.identity(side);
         let tickets = Arc::new(Tickets::default());
         let mut config = rustls::ClientConfig::builder_with_provider(ssntp::pki::provider()?)
-            .with_safe_default_protocol_versions()
-            .map_err(Failure::new)?
+            .with_safe_default_protocol_versions()?
             .with_root_certificates(Arc::clone(self.trust.roots()))
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
         config.resumption = Resumption::store(Arc::clone(&tickets) as _);
@@ -125,30 +119,26 @@ impl Pki {
         Ok((Dialer::new(system, side, connector, self.pool.clone()), tickets))
     }
 
-    /// Two ends of one TLS connection over loopback, without a server.
-    pub(in super::super) fn tls_pair(&self) -> Result<(Session, Halves), Failure> {
-        let acceptor = Acceptor::mutual(&self.server, &self.trust).map_err(Failure::new)?;
+    /// The two ends of a TLS connection over loopback, without a server.
+    pub(crate) fn tls_pair(&self) -> Result<(Session, Halves), Failure> {
+        let acceptor = Acceptor::mutual(&self.server, &self.trust)?;
         let listen = Address::tcp("127.0.0.1", 0);
-        let listeners =
-            ssntp_transport::Listener::bind(&listen, TcpOptions::default()).map_err(Failure::new)?;
+        let listeners = ssntp_transport::Listener::bind(&listen, TcpOptions::default())?;
         let Some(listener) = listeners.first() else {
-            return Err(Failure::new("no loopback"));
+            return Err(Failure::new("cannot listen on loopback"));
         };
         let address = listener.local_address().unwrap_or(listen);
         let dialer = self.dialer(System::Ssntp, Side::Sender)?;
         std::thread::scope(|scope| {
             let client = scope.spawn(|| dialer.tls(&address));
-            let accepted = listener.accept().map_err(Failure::new)?;
+            let accepted = listener.accept()?;
             let Some(stream) = accepted else {
-                return Err(Failure::new("the listener was woken"));
+                return Err(Failure::new("the listener was closed"));
             };
-            let server = acceptor
-                .accept(stream, &self.pool, now() + LIMIT)
-                .map_err(Failure::new)?
-                .halves;
+            let server = acceptor.accept(stream, &self.pool, now() + LIMIT)?.halves;
             let client = client.join().map_err(|_| Failure::new("the client panicked"))??;
             for stream in [&client.stream(), &server.stream] {
-                stream.set_read_timeout(None).map_err(Failure::new)?;
+                stream.set_read_timeout(None)?;
             }
             Ok((client, server))
         })

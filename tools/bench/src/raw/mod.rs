@@ -1,16 +1,15 @@
-//! A load generator with as little around the wire as possible: what it
-//! sends is encoded once, in batches of 16 KiB; what it receives is counted
-//! where it lies. The same for every system, so that none is measured through
-//! a faster client than another.
+//! The load generator. It does as little as possible beside the wire: it encodes what it sends
+//! once, in batches of 16 KiB, and counts what it receives without copying it. It is the same
+//! for every system, so that no system is measured through a faster client than another.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `pki` | throw-away certificates, as files for the servers |
-//! | `session` | one connection; what makes them |
+//! | `session` | one connection, and the dialer that makes it |
 //! | `crowd` | many of them on one thread |
-//! | `ssntp`, `nats`, `mqtt` | what differs: greeting, publication, delivery |
+//! | `ssntp`, `nats`, `mqtt` | the differences: greeting, publication, delivery |
 
-pub(super) mod crowd;
+pub(crate) mod crowd;
 mod mqtt;
 mod nats;
 mod pki;
@@ -19,35 +18,35 @@ mod ssntp;
 
 use std::time::{Duration, Instant};
 
-use ::ssntp_transport::{Halves, Outgoing};
+use ssntp_transport::{Halves, Outgoing};
 
 use crate::failure::Failure;
 
-pub(super) use self::pki::Pki;
-pub(super) use self::session::Session;
-pub(super) use self::ssntp::broadcast;
+pub(crate) use self::pki::Pki;
+pub(crate) use self::session::Session;
+pub(crate) use self::ssntp::broadcast;
 
-/// How long one step of a connection's beginning may take.
+/// How long one step of the set-up of a connection may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What is measured.
+/// A measured system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum System {
+pub(crate) enum System {
     Ssntp,
-    /// Another version of it.
+    /// Another version of ssntp.
     Earlier,
     Nats,
     Mosquitto,
 }
 
 impl System {
-    /// Whether it speaks SSNTP.
-    pub(super) fn is_ssntp(self) -> bool {
+    /// Whether the system speaks SSNTP.
+    pub(crate) fn is_ssntp(self) -> bool {
         matches!(self, Self::Ssntp | Self::Earlier)
     }
 
-    /// The program, and what it is called in a report.
-    pub(super) fn name(self) -> &'static str {
+    /// The name of the program, and of the system in a report.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ssntp => "ssntp",
             Self::Earlier => "earlier",
@@ -56,7 +55,7 @@ impl System {
         }
     }
 
-    pub(super) fn wire(self) -> &'static dyn Wire {
+    pub(crate) fn wire(self) -> &'static dyn Wire {
         match self {
             Self::Ssntp | Self::Earlier => &self::ssntp::Ssntp,
             Self::Nats => &self::nats::Nats,
@@ -65,29 +64,29 @@ impl System {
     }
 }
 
-/// What a connection is for.
+/// The part that a connection has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    /// It publishes: an agent.
+pub(crate) enum Side {
+    /// Publishes: an agent.
     Sender,
-    /// It gets everything that is published as load: a controller.
+    /// Receives everything that is published as load: a controller.
     Receiver,
-    /// It gets what is published beside the load: a scheduler.
+    /// Receives what is published beside the load: a scheduler.
     Bystander,
 }
 
-/// What a publication is about. Servers keep the two apart.
+/// The subject of a publication. Servers deliver the two to different receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
-    /// What a case measures.
+pub(crate) enum Subject {
+    /// The load that a case measures.
     Load,
-    /// A pair that shows what the load does to others.
+    /// The pair that shows how the load delays others.
     Bystander,
 }
 
 impl Subject {
-    /// Who gets it.
-    pub(super) fn receiver(self) -> Side {
+    /// The receiver of publications about this subject.
+    pub(crate) fn receiver(self) -> Side {
         match self {
             Self::Load => Side::Receiver,
             Self::Bystander => Side::Bystander,
@@ -95,42 +94,42 @@ impl Subject {
     }
 }
 
-/// A protocol, as far as two subjects go.
-pub(super) trait Wire: Sync + std::fmt::Debug {
-    /// What comes before TLS.
-    fn before_tls(&self, stream: &dyn ::ssntp_transport::Duplex) -> Result<(), Failure> {
+/// A protocol, as far as it is needed for two subjects.
+pub(crate) trait Wire: Sync + std::fmt::Debug {
+    /// Does what the protocol needs before TLS.
+    fn before_tls(&self, stream: &dyn ssntp_transport::Duplex) -> Result<(), Failure> {
         let _ = stream;
         Ok(())
     }
 
-    /// What comes after TLS, until the server has taken the session up.
+    /// Greets the server after TLS, and waits until it has accepted the session.
     fn greet(&self, halves: &mut Halves, side: Side) -> Result<(), Failure>;
 
-    /// Appends one publication; answers where in it its payload begins.
+    /// Appends one publication; returns the offset of its payload in it.
     fn publish(&self, payload: &[u8], subject: Subject, to: &mut Vec<u8>) -> usize;
 
-    /// Hands over the payload of each delivery in `bytes`; answers how many
-    /// bytes were complete, or nothing where the peer broke the protocol.
+    /// Hands over the payload of each delivery in `bytes`; returns the number of bytes of
+    /// complete deliveries, or `None` if the peer broke the protocol.
     fn deliveries(&self, bytes: &[u8], each: &mut dyn FnMut(&[u8])) -> Option<usize>;
 }
 
-/// Publications with a payload of so many bytes, as many as a 16 KiB record
-/// holds, at least one.
-pub(super) fn batch(system: System, payload: usize) -> Outgoing {
+/// A batch of publications with a payload of this length: as many as a record of 16 KiB holds,
+/// but at least one.
+pub(crate) fn batch(system: System, payload: usize) -> Outgoing {
     Stamped::new(system, Subject::Load, payload, usize::MAX).fill(0)
 }
 
-/// A batch of equal publications that can be sent with a time in each.
+/// A batch of equal publications that can carry a time each.
 #[derive(Debug)]
-pub(super) struct Stamped {
+pub(crate) struct Stamped {
     bytes: Vec<u8>,
-    /// Where each payload begins.
+    /// The offset of each payload.
     payloads: Vec<usize>,
 }
 
 impl Stamped {
-    /// As many publications as 16 KiB hold, at least one and `most` at most.
-    pub(super) fn new(system: System, subject: Subject, payload: usize, most: usize) -> Self {
+    /// As many publications as 16 KiB hold, but at least one and at most `most`.
+    pub(crate) fn new(system: System, subject: Subject, payload: usize, most: usize) -> Self {
         let mut one = Vec::new();
         let offset = system.wire().publish(&vec![b'x'; payload], subject, &mut one);
         let count = (16 * 1024 / one.len()).clamp(1, most.max(1));
@@ -140,12 +139,12 @@ impl Stamped {
         }
     }
 
-    pub(super) fn frames(&self) -> usize {
+    pub(crate) fn frames(&self) -> usize {
         self.payloads.len()
     }
 
-    /// The batch, with `stamp` in front of each payload that has room.
-    pub(super) fn fill(&mut self, stamp: u64) -> Outgoing {
+    /// The batch with `stamp` at the beginning of each payload, if it has 8 bytes.
+    pub(crate) fn fill(&mut self, stamp: u64) -> Outgoing {
         let length = self.bytes.len() / self.payloads.len();
         let first = self.payloads.first().copied().unwrap_or(0);
         if stamp != 0 && length - first >= 8 {
@@ -159,17 +158,17 @@ impl Stamped {
 }
 
 /// The stamp of a delivery.
-pub(super) fn stamp(payload: &[u8]) -> Option<u64> {
+pub(crate) fn stamp(payload: &[u8]) -> Option<u64> {
     payload.first_chunk::<8>().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Reads until `done` finds what it waits for at the front.
+/// Reads until `done` finds what it waits for at the beginning of the input.
 fn read_until(
     halves: &mut Halves,
     mut done: impl FnMut(&mut bytes::BytesMut) -> Result<bool, Failure>,
 ) -> Result<(), Failure> {
     while !done(halves.inbox.bytes_mut())? {
-        let received = halves.receive.receive(&mut halves.inbox).map_err(Failure::new)?;
+        let received = halves.receive.receive(&mut halves.inbox)?;
         if received.end {
             return Err(Failure::new("the server closed the connection"));
         }
@@ -180,13 +179,13 @@ fn read_until(
 /// Sends bytes of a greeting.
 fn say(halves: &mut Halves, bytes: &[u8]) -> Result<(), Failure> {
     let whole = Outgoing::whole(bytes.to_vec().into(), 1);
-    halves.transmit.transmit(&[whole]).map_err(Failure::new)?;
+    halves.transmit.transmit(&[whole])?;
     halves.transmit.idle();
     Ok(())
 }
 
 #[expect(clippy::disallowed_methods, reason = "measuring is what the clock is for")]
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nats_delivery_is_told_from_what_comes_between() {
+    fn a_nats_delivery_is_found_between_other_lines() {
         let bytes = b"PING\r\nMSG s 1 5\r\nhello\r\n+OK\r\nMSG s 1 0\r\n\r\nMSG s 1 5\r\nhel";
         let (used, payloads) = delivered(System::Nats, bytes);
         assert_eq!(payloads, [b"hello".to_vec(), vec![]]);

@@ -1,9 +1,9 @@
 //! Many sessions on one thread.
 //!
-//! A thread for each of a thousand sessions would take the server's share of
-//! the processors: the system's scheduler counts threads. So a few threads poll
-//! the sockets of a share each. A session whose socket is full is left alone
-//! until the socket has room, and the others of its thread go on.
+//! The system's scheduler shares processors among threads, so a thread for each of a thousand
+//! sessions would take them from the server. Instead, a few threads poll the sockets of a
+//! share of the sessions each. A session whose socket is full waits until the socket has room,
+//! and the other sessions of its thread go on.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -14,31 +14,30 @@ use ssntp_transport::{Outgoing, Tried};
 use super::Session;
 use super::session::Socket;
 
-/// Up to so many sessions have a thread each; more share [`SHARED`] threads.
+/// Up to this number of sessions have a thread each. More of them share [`SHARED`] threads.
 const ALONE: usize = 8;
 const SHARED: usize = 4;
 
-/// Batches that a session sends before the others of its thread have their
-/// turn.
+/// Batches that a session sends before the next session of its thread has its turn.
 const TURN: usize = 4;
 
-/// How long a thread that waits for sockets may miss that it is to stop.
+/// How often a thread that waits for sockets looks whether it is to stop.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
 
-/// Send buffer of sessions that share a thread, which the system doubles. Its
-/// own choice, 4 MiB, would be more than it has for a thousand of them.
+/// The send buffer of sessions that share a thread. The system doubles it. The system's own
+/// choice, 4 MiB, would exceed its bound for TCP memory with a thousand of them.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// Whether so many sessions share threads.
-pub(in super::super) fn is_crowd(sessions: usize) -> bool {
+/// Whether this number of sessions share threads.
+pub(crate) fn is_crowd(sessions: usize) -> bool {
     sessions > ALONE
 }
 
-/// What each thread drives.
-pub(in super::super) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
+/// Divides sessions among threads.
+pub(crate) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
     let threads = match is_crowd(sessions.len()) {
         true => SHARED,
         false => sessions.len(),
@@ -50,9 +49,9 @@ pub(in super::super) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
     shares
 }
 
-/// Sends `batch` again and again on every session, each as fast as the server
-/// takes it, until `stop`; counts frames, and the sessions that end before.
-pub(in super::super) fn send(
+/// Sends `batch` again and again on every session, as fast as the server takes it, until
+/// `stop`. Counts the frames, and the sessions that end before.
+pub(crate) fn send(
     sessions: &mut [Session],
     batch: &Outgoing,
     stop: &AtomicBool,
@@ -72,17 +71,17 @@ pub(in super::super) fn send(
     }
     let sockets: Vec<_> = sessions.iter().map(Session::socket).collect();
     for socket in &sockets {
-        // The system's own choice does as well, only slower.
+        // If this fails, the system's own choice works too, but slower.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER);
     }
-    // What a session has begun to send, the socket's room permitting, is sent
-    // to its end even when it is time to stop: it counts as sent.
+    // A batch counts as sent when its first bytes are sent. So a batch that was begun is sent
+    // to its end, even after `stop`.
     let mut begun = vec![false; sessions.len()];
     let mut waiting: Vec<usize> = (0..sessions.len()).collect();
     while !waiting.is_empty() {
         for at in ready(&sockets, &waiting, PollFlags::OUT) {
-            // A socket that has room has a third of its buffer, which is more
-            // than what was begun: this does not wait.
+            // poll reports room when a third of the buffer is free. That is more than the rest
+            // of a batch, so this does not wait.
             let mut alive = !begun[at] || sessions[at].flush();
             begun[at] = false;
             for _ in 0..TURN {
@@ -110,9 +109,9 @@ pub(in super::super) fn send(
     }
 }
 
-/// Receives on every session until it ends; counts deliveries, and the
-/// sessions that have ended.
-pub(in super::super) fn receive(sessions: &mut [Session], delivered: &AtomicU64, cut: &AtomicUsize) {
+/// Receives on every session until it ends. Counts deliveries, and the sessions that have
+/// ended.
+pub(crate) fn receive(sessions: &mut [Session], delivered: &AtomicU64, cut: &AtomicUsize) {
     let more = |session: &mut Session| {
         let mut count = 0;
         let more = session.receive(&mut |_| count += 1);
@@ -136,13 +135,13 @@ pub(in super::super) fn receive(sessions: &mut [Session], delivered: &AtomicU64,
     }
 }
 
-/// Which of `waiting` can go on or have ended; none after a tick.
+/// The sessions of `waiting` that can go on or have ended; none of them after a tick.
 fn ready(sockets: &[Socket], waiting: &[usize], events: PollFlags) -> Vec<usize> {
     let mut polled: Vec<_> = waiting
         .iter()
         .map(|at| PollFd::from_borrowed_fd(sockets[*at].as_fd(), events))
         .collect();
-    // An interrupted wait is repeated by who asks.
+    // The caller repeats an interrupted wait.
     if poll(&mut polled, Some(&TICK)).is_err() {
         return Vec::new();
     }
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_nobody_reads_holds_no_other_of_its_thread_back() {
+    fn a_session_whose_peer_does_not_read_delays_no_other_of_its_thread() {
         let pki = Pki::new().unwrap();
         let (stuck, _nobody_reads) = pki.tls_pair().unwrap();
         let (fed, mut reader) = pki.tls_pair().unwrap();
@@ -175,7 +174,7 @@ mod tests {
         let mut sessions = [stuck, fed];
         std::thread::scope(|scope| {
             scope.spawn(|| send(&mut sessions, &batch, &stop, &sent, &cut));
-            // More than the system keeps for the one that nobody reads.
+            // More than the system buffers for the session whose peer does not read.
             let mut left = 64 << 20;
             reader.stream.set_read_timeout(Some(LIMIT)).unwrap();
             while left > 0 && reader.receive.receive(&mut reader.inbox).is_ok() {
@@ -183,7 +182,7 @@ mod tests {
                 reader.inbox.bytes_mut().clear();
             }
             stop.store(true, Relaxed);
-            // What they have begun waits for room, until they are cut off.
+            // The batches that were begun wait for room until the connections are shut down.
             for end in ends {
                 end.shutdown(std::net::Shutdown::Both).unwrap();
             }

@@ -1,24 +1,24 @@
-//! Many sessions at once.
+//! Many sessions at the same time.
 
 use std::time::Duration;
 
-use super::super::raw::{Side, Subject, System, now};
 use super::pace::{Pace, drive};
 use super::{Bench, Figures, raise_descriptors};
 use crate::failure::Failure;
+use crate::raw::{Side, Subject, System, now};
 
-/// The length of an agent's STATS, about.
+/// About the length of an agent's STATS.
 const PAYLOAD: usize = 512;
-/// Frames each second of the curve: far from what goes at most, so that what
-/// is measured is the cost of a frame.
+/// Frames and batches a second of the curve. This is far below the maximum, so that no frame
+/// waits for another and the CPU time of a frame is its cost.
 const SINGLES: f64 = 4_000.0;
 const BATCHES: f64 = 500.0;
 
-/// Connects so many agents, and lets each send STATS each second.
-pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
+/// Connects this number of agents. Each sends STATS every second.
+pub(crate) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
-    // All agents show one certificate, which may have three quarters of the
-    // sessions; one is the controller's.
+    // All agents show one certificate, and a certificate may have three quarters of the
+    // sessions. One more session is the controller's.
     let sessions = (count.saturating_add(count / 3).saturating_add(2)).to_string();
     let server = bench.ssntp(&["--max-sessions", &sessions])?;
     let base = server.rss();
@@ -28,7 +28,7 @@ pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> 
         .dialer(System::Ssntp, Side::Sender)?
         .connect_many(&server.address, count)?;
     let connected = began.elapsed().as_secs_f64();
-    // At least some whole rounds.
+    // At least three frames of each agent.
     let rounds = bench.window.as_secs().max(3);
     let found = drive(
         bench,
@@ -57,9 +57,9 @@ pub(super) fn many(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> 
     Ok(figures)
 }
 
-/// What a frame costs the server while so many sessions take turns: each
-/// frame alone, and in batches of 16 KiB.
-pub(super) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
+/// The server's CPU time for a frame while this number of sessions take turns: first with
+/// single frames, then with batches of 16 KiB.
+pub(crate) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure> {
     raise_descriptors(count)?;
     let mut figures = Vec::new();
     for (name, rate, most) in [
@@ -71,7 +71,7 @@ pub(super) fn curve(bench: &Bench<'_>, count: usize) -> Result<Figures, Failure>
             .pki
             .dialer(System::Ssntp, Side::Sender)?
             .connect_many(&server.address, count)?;
-        // The threads of their handshakes end first.
+        // Handshake threads end some seconds after their last work, and their end costs CPU time.
         bench.wait(Duration::from_secs(3));
         let sends = super::whole(bench.window.as_secs_f64() * rate) as u64;
         let pace = Pace {

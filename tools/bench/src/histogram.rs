@@ -1,20 +1,19 @@
-//! Durations by the million, in little memory and with an error below one
-//! percent.
+//! Counts millions of durations in little memory, with an error below one percent.
 
 use std::time::Duration;
 
-/// Buckets for each doubling.
+/// Buckets between a value and its double. 128 of them keep the error below one percent.
 const STEPS: u32 = 128;
 
 /// Counts durations from a nanosecond to hours.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Histogram {
+pub(crate) struct Histogram {
     counts: Vec<u64>,
     total: u64,
 }
 
 impl Histogram {
-    pub(super) fn add(&mut self, nanoseconds: u64) {
+    pub(crate) fn add(&mut self, nanoseconds: u64) {
         let bucket = bucket(nanoseconds);
         if bucket >= self.counts.len() {
             self.counts.resize(bucket + 1, 0);
@@ -23,12 +22,12 @@ impl Histogram {
         self.total += 1;
     }
 
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// The duration that a share `q` of all does not exceed, in microseconds.
-    pub(super) fn quantile(&self, q: f64) -> f64 {
+    /// The `q`-quantile in microseconds: a share `q` of all durations is not longer.
+    pub(crate) fn quantile(&self, q: f64) -> f64 {
         let rank = self.total as f64 * q;
         let mut seen = 0;
         for (bucket, count) in self.counts.iter().enumerate() {
@@ -41,7 +40,7 @@ impl Histogram {
     }
 }
 
-/// Values below `STEPS` have a bucket each; above, each doubling has `STEPS`.
+/// Values below `STEPS` have a bucket each. Above, each doubling has `STEPS` buckets.
 fn bucket(value: u64) -> usize {
     let doublings = value.checked_ilog2().unwrap_or(0).saturating_sub(STEPS.ilog2());
     let step = value >> doublings;

@@ -1,4 +1,4 @@
-//! The NATS client protocol, as far as subjects of one letter need it.
+//! The NATS client protocol, as far as it is needed for subjects of one letter.
 
 use ssntp_transport::{Duplex, Halves};
 
@@ -6,21 +6,20 @@ use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
-pub(super) struct Nats;
+pub(crate) struct Nats;
 
 const CONNECT: &[u8] = b"CONNECT {\"verbose\":false,\"pedantic\":false,\"tls_required\":true,\
 \"echo\":false,\"headers\":false,\"lang\":\"raw\",\"version\":\"1\",\"protocol\":1}\r\n";
 
 impl Wire for Nats {
-    /// The server tells about itself in clear; TLS begins when the client
-    /// wants it to.
+    /// The server sends INFO in clear. Then the client begins TLS.
     fn before_tls(&self, stream: &dyn Duplex) -> Result<(), Failure> {
         let mut info = Vec::new();
         let mut byte = [0];
         while info.last() != Some(&b'\n') {
             match stream.read(&mut byte) {
                 Ok(1) if info.len() < 64 * 1024 => info.push(byte[0]),
-                Ok(_) => return Err(Failure::new("nats-server: no INFO")),
+                Ok(_) => return Err(Failure::new("nats-server sent no INFO")),
                 Err(e) => return Err(Failure::new(format!("nats-server: {e}"))),
             }
         }
@@ -71,7 +70,7 @@ impl Wire for Nats {
         {
             let line = &rest[..end];
             if let Some(fields) = line.strip_prefix(b"MSG ") {
-                // The last field is the payload's length.
+                // The last field is the length of the payload.
                 let length = length(fields)?;
                 let start = end + 1;
                 let Some(payload) = rest.get(start..start + length) else {

@@ -1,54 +1,54 @@
-//! Frames at a pace, each with its time of departure.
+//! Frames at a fixed rate, each with its time of departure.
 
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::super::child::Server;
-use super::super::histogram::Histogram;
-use super::super::pause;
-use super::super::raw::{Session, Stamped, Subject, System, now, stamp};
 use super::{Bench, Figures};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::histogram::Histogram;
+use crate::pause;
+use crate::raw::{Session, Stamped, Subject, System, now, stamp};
 
-/// How long the last frames may take.
+/// How long the last frames may take to arrive.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// How sessions take turns.
+/// What is sent, and how often.
 #[derive(Debug)]
-pub(super) struct Pace {
-    pub(super) system: System,
-    pub(super) subject: Subject,
-    pub(super) payload: usize,
-    /// Writes each second, all together.
-    pub(super) rate: f64,
-    pub(super) sends: u64,
-    /// Frames of a write, at most.
-    pub(super) most: usize,
+pub(crate) struct Pace {
+    pub(crate) system: System,
+    pub(crate) subject: Subject,
+    pub(crate) payload: usize,
+    /// Writes a second of all senders together.
+    pub(crate) rate: f64,
+    pub(crate) sends: u64,
+    /// The largest number of frames in a write.
+    pub(crate) most: usize,
 }
 
 impl Pace {
-    /// A session that gets what is sent.
-    pub(super) fn receiver(&self, bench: &Bench<'_>, server: &Server) -> Result<Session, Failure> {
+    /// Connects a session that receives the frames.
+    pub(crate) fn receiver(&self, bench: &Bench<'_>, server: &Server) -> Result<Session, Failure> {
         let side = self.subject.receiver();
         bench.pki.dialer(self.system, side)?.connect(&server.address)
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug)]
-pub(super) struct Driven {
-    pub(super) taken: Histogram,
-    pub(super) lost: u64,
+pub(crate) struct Driven {
+    pub(crate) taken: Histogram,
+    pub(crate) lost: u64,
     rate: f64,
-    /// The server's CPU time for a frame.
-    pub(super) cpu_us: f64,
-    /// The server's memory in KiB while all sessions are there.
-    pub(super) rss: u64,
+    /// The server's CPU time for a frame, in microseconds.
+    pub(crate) cpu_us: f64,
+    /// The server's resident memory in KiB while all sessions are connected.
+    pub(crate) rss: u64,
 }
 
 impl Driven {
-    pub(super) fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> Figures {
         vec![
             ("frames_per_second", self.rate),
             ("p50_us", self.taken.quantile(0.5)),
@@ -60,8 +60,8 @@ impl Driven {
     }
 }
 
-/// Lets one sender after the other send, at an even pace.
-pub(super) fn drive(
+/// Sends from one sender after the other, at an even rate.
+pub(crate) fn drive(
     bench: &Bench<'_>,
     server: &Server,
     senders: Vec<Session>,
@@ -70,14 +70,13 @@ pub(super) fn drive(
     let inbound = pace.receiver(bench, server)?;
     let driven = drive_to(inbound, bench, server, senders, pace);
     if driven.taken.total() == 0 {
-        return Err(Failure::new("nothing was delivered at a pace"));
+        return Err(Failure::new("no paced frame was delivered"));
     }
     Ok(driven)
 }
 
-/// As [`drive`], to a receiver that is connected, whether anything arrives or
-/// not.
-pub(super) fn drive_to(
+/// As [`drive`], with a receiver that is already connected. It is no error if nothing arrives.
+pub(crate) fn drive_to(
     mut inbound: Session,
     bench: &Bench<'_>,
     server: &Server,
@@ -96,8 +95,8 @@ pub(super) fn drive_to(
             let mut taken = Histogram::default();
             while taken.total() < expected {
                 let before = taken.total();
-                // The time at which the first of what arrived together is
-                // looked at stands for all of it.
+                // Frames that arrived together have one time of arrival, because the clock is
+                // read only at the first of them.
                 let mut arrived = None;
                 let more = inbound.receive(&mut |payload| {
                     let arrived = *arrived.get_or_insert_with(|| nanoseconds(began.elapsed()));
@@ -111,9 +110,9 @@ pub(super) fn drive_to(
             gone.store(true, Relaxed);
             taken
         });
-        // A write that is late because the one before it had to wait counts
-        // from when it was due; one that is late because this thread woke up
-        // late counts from when it woke up.
+        // If a write is late because the write before it had to wait, its latency counts from
+        // the time at which it was due: the server caused the delay. If it is late because
+        // this thread woke up late, it counts from the waking.
         let first = began.elapsed();
         let interval = Duration::from_secs_f64(1.0 / pace.rate.max(1.0));
         let mut woke = first;

@@ -1,4 +1,4 @@
-//! One connection by hand.
+//! One connection without the public client.
 
 use std::fmt;
 use std::net::Shutdown;
@@ -12,23 +12,23 @@ use rustls::client::{
     ClientSessionMemoryCache, ClientSessionStore, Tls12ClientSessionValue, Tls13ClientSessionValue,
 };
 use rustls::pki_types::ServerName;
-use ssntp_transport::{BufferPool, Duplex, Halves, Outgoing, Tried, connect_tcp, connect_unix};
 use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_transport::{BufferPool, Duplex, Halves, Outgoing, Tried, connect_tcp, connect_unix};
 
 use super::{LIMIT, Side, System, Wire, now};
 use crate::failure::Failure;
 
 /// The socket of a session, to poll it.
-pub(super) type Socket = Arc<dyn Pollable>;
+pub(crate) type Socket = Arc<dyn Pollable>;
 
-pub(super) trait Pollable: AsFd + Send + Sync + fmt::Debug {}
+pub(crate) trait Pollable: AsFd + Send + Sync + fmt::Debug {}
 
 impl<T: AsFd + Send + Sync + fmt::Debug> Pollable for T {}
 
-/// Connects to one system, as one side.
+/// Connects to one system as one side.
 #[derive(Debug)]
-pub(in super::super) struct Dialer {
+pub(crate) struct Dialer {
     connector: Connector,
     wire: &'static dyn Wire,
     side: Side,
@@ -36,7 +36,7 @@ pub(in super::super) struct Dialer {
 }
 
 impl Dialer {
-    pub(super) fn new(system: System, side: Side, connector: Connector, pool: BufferPool) -> Self {
+    pub(crate) fn new(system: System, side: Side, connector: Connector, pool: BufferPool) -> Self {
         Self {
             connector,
             wire: system.wire(),
@@ -45,43 +45,37 @@ impl Dialer {
         }
     }
 
-    /// A connection with TLS, and nothing said on it.
-    pub(super) fn tls(&self, address: &Address) -> Result<Session, Failure> {
+    /// A connection with TLS, before the greeting.
+    pub(crate) fn tls(&self, address: &Address) -> Result<Session, Failure> {
         let (stream, socket) = match address {
-            Address::Tcp { host, port } => {
-                shared(connect_tcp(host, *port, &TcpOptions::default(), LIMIT).map_err(Failure::new)?)
-            }
-            Address::Unix(path) => shared(connect_unix(path).map_err(Failure::new)?),
+            Address::Tcp { host, port } => shared(connect_tcp(host, *port, &TcpOptions::default(), LIMIT)?),
+            Address::Unix(path) => shared(connect_unix(path)?),
             other => return Err(Failure::new(format!("{other} is not supported here"))),
         };
-        stream.set_read_timeout(Some(LIMIT)).map_err(Failure::new)?;
+        stream.set_read_timeout(Some(LIMIT))?;
         self.wire.before_tls(&*stream)?;
         let secured = self
             .connector
             .connect(stream, address.server_name(), &self.pool, now() + LIMIT);
         Ok(Session {
-            halves: secured.map_err(Failure::new)?.halves,
+            halves: secured?.halves,
             socket,
             wire: self.wire,
         })
     }
 
-    /// A session that the server has taken up.
-    pub(in super::super) fn connect(&self, address: &Address) -> Result<Session, Failure> {
+    /// A session that the server has accepted.
+    pub(crate) fn connect(&self, address: &Address) -> Result<Session, Failure> {
         let mut session = self.tls(address)?;
         let stream = session.stream();
-        stream.set_read_timeout(Some(LIMIT)).map_err(Failure::new)?;
+        stream.set_read_timeout(Some(LIMIT))?;
         self.wire.greet(&mut session.halves, self.side)?;
-        stream.set_read_timeout(None).map_err(Failure::new)?;
+        stream.set_read_timeout(None)?;
         Ok(session)
     }
 
-    /// So many sessions, made by a few threads at a time.
-    pub(in super::super) fn connect_many(
-        &self,
-        address: &Address,
-        count: usize,
-    ) -> Result<Vec<Session>, Failure> {
+    /// This number of sessions, made by a few threads.
+    pub(crate) fn connect_many(&self, address: &Address, count: usize) -> Result<Vec<Session>, Failure> {
         const THREADS: usize = 8;
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..THREADS.min(count))
@@ -103,7 +97,7 @@ impl Dialer {
     }
 }
 
-/// One stream as its two uses see it.
+/// The stream for TLS, and the same stream to poll it.
 fn shared<S: Duplex + AsFd>(stream: S) -> (Arc<dyn Duplex>, Socket) {
     let stream = Arc::new(stream);
     (Arc::clone(&stream) as _, stream)
@@ -111,48 +105,48 @@ fn shared<S: Duplex + AsFd>(stream: S) -> (Arc<dyn Duplex>, Socket) {
 
 /// One session. Dropping it closes it.
 #[derive(Debug)]
-pub(in super::super) struct Session {
+pub(crate) struct Session {
     halves: Halves,
     socket: Socket,
     wire: &'static dyn Wire,
 }
 
 impl Session {
-    /// The raw stream, to end it from another thread.
-    pub(in super::super) fn stream(&self) -> Arc<dyn Duplex> {
+    /// The raw stream, so that another thread can shut it down.
+    pub(crate) fn stream(&self) -> Arc<dyn Duplex> {
         Arc::clone(&self.halves.stream)
     }
 
-    pub(super) fn socket(&self) -> Socket {
+    pub(crate) fn socket(&self) -> Socket {
         Arc::clone(&self.socket)
     }
 
-    /// Sends encoded publications; false once the connection is gone.
-    pub(in super::super) fn send(&mut self, batch: &Outgoing) -> bool {
+    /// Sends encoded publications; returns false if the connection has ended.
+    pub(crate) fn send(&mut self, batch: &Outgoing) -> bool {
         self.halves.transmit.transmit(std::slice::from_ref(batch)).is_ok()
     }
 
-    /// As [`send`](Self::send), and gives its buffer back.
-    pub(in super::super) fn send_once(&mut self, batch: &Outgoing) -> bool {
+    /// As [`send`](Self::send), and returns the write buffer to the pool.
+    pub(crate) fn send_once(&mut self, batch: &Outgoing) -> bool {
         let sent = self.send(batch);
         self.halves.transmit.idle();
         sent
     }
 
-    /// Sends as much of a batch as the socket has room for; what is left goes
-    /// with [`flush`](Self::flush).
-    pub(super) fn try_send(&mut self, batch: &Outgoing) -> Tried {
+    /// Sends as much of a batch as the socket has room for. [`flush`](Self::flush) sends the
+    /// rest.
+    pub(crate) fn try_send(&mut self, batch: &Outgoing) -> Tried {
         self.halves.transmit.try_transmit(batch)
     }
 
-    /// Sends the rest of a batch; false once the connection is gone.
-    pub(super) fn flush(&mut self) -> bool {
+    /// Sends the rest of a batch; returns false if the connection has ended.
+    pub(crate) fn flush(&mut self) -> bool {
         self.halves.transmit.flush().is_ok()
     }
 
-    /// Waits for bytes, and hands over the payloads of the deliveries that
-    /// they complete; false at the end.
-    pub(in super::super) fn receive(&mut self, each: &mut dyn FnMut(&[u8])) -> bool {
+    /// Waits for bytes and hands over the payloads of complete deliveries; returns false if the
+    /// connection has ended.
+    pub(crate) fn receive(&mut self, each: &mut dyn FnMut(&[u8])) -> bool {
         match self.halves.receive.receive(&mut self.halves.inbox) {
             Ok(received) if !received.end => {}
             _ => return false,
@@ -161,21 +155,20 @@ impl Session {
         let Some(used) = self.wire.deliveries(bytes, each) else {
             return false;
         };
-        // What is left moves to the front: a buffer is used as long as it
-        // is long enough.
+        // An incomplete delivery moves to the front, so that the same buffer can be used again.
         let left = bytes.len() - used;
         bytes.copy_within(used.., 0);
         bytes.truncate(left);
         true
     }
 
-    /// Limits each later [`receive`](Self::receive).
-    pub(in super::super) fn limit_receive(&self, limit: Option<Duration>) {
+    /// Sets the time limit of each later [`receive`](Self::receive).
+    pub(crate) fn limit_receive(&self, limit: Option<Duration>) {
         let _ = self.halves.stream.set_read_timeout(limit);
     }
 
     /// Ends the session in order.
-    pub(in super::super) fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         let _ = self.halves.transmit.finish();
     }
 }
@@ -186,9 +179,9 @@ impl Drop for Session {
     }
 }
 
-/// The tickets of a returning client, and how many were used.
+/// The tickets of a returning client, and the number of used ones.
 #[derive(Debug)]
-pub(in super::super) struct Tickets {
+pub(crate) struct Tickets {
     kept: ClientSessionMemoryCache,
     used: AtomicU64,
 }
@@ -203,8 +196,8 @@ impl Default for Tickets {
 }
 
 impl Tickets {
-    /// How many handshakes began with one.
-    pub(in super::super) fn used(&self) -> u64 {
+    /// How many handshakes began with a ticket.
+    pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 }

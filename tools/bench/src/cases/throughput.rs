@@ -1,4 +1,4 @@
-//! As fast as it goes.
+//! Senders that send as fast as they can.
 
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -8,29 +8,29 @@ use ssntp::client::{Client, ClientEvent};
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::Halves;
 
-use super::super::child::Server;
-use super::super::raw::{Session, Side, Subject, System, batch, crowd, now};
 use super::pace::{Pace, drive_to};
 use super::{Bench, Figures, raise_descriptors, whole};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::raw::{Session, Side, Subject, System, batch, crowd, now};
 
 /// How long a case runs before its window begins.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// How long senders may take to see that it is over.
+/// How long senders may take to see that they are to stop.
 const ENDING: Duration = Duration::from_secs(10);
-/// How long receivers get for what was sent, as long as anything arrives at all.
-/// What a thousand receivers have not read yet takes a server many seconds.
+/// How long receivers may take for the frames that were sent, and after which time without a
+/// frame they have all. A server needs many seconds for what a thousand receivers have not
+/// read yet.
 const DRAIN: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Frames each second of a pair beside the load, and their length.
+/// Frames a second of the bystander, and their length.
 const BYSTANDER_RATE: f64 = 1_000.0;
 const BYSTANDER_PAYLOAD: usize = 256;
 
-/// Drives a server with every sender as fast as it goes. Where a crowd sends,
-/// another pair sends at a pace beside it, which shows what the crowd does to
-/// others.
-pub(super) fn routed(
+/// Drives a server with senders that send as fast as they can. If they are a crowd, a
+/// bystander sends at a fixed rate beside them, which shows how a crowd delays others.
+pub(crate) fn routed(
     bench: &Bench<'_>,
     system: System,
     senders: usize,
@@ -63,9 +63,9 @@ pub(super) fn routed(
         for mut share in inbound {
             scope.spawn(move || crowd::receive(&mut share, delivered, receivers_cut));
         }
-        // Sessions come back with their threads, which are held until everything
-        // has arrived: a session that ends with something unread from the server
-        // is reset, and takes along what it has sent.
+        // Threads return their sessions, which live until everything has arrived: the system
+        // resets a connection that is closed with unread input, and a reset would destroy
+        // frames that are still on their way to the server.
         let sending: Vec<_> = outbound
             .into_iter()
             .map(|mut share| {
@@ -81,7 +81,7 @@ pub(super) fn routed(
         let (began, cpu_before, before) = (now(), server.cpu(), delivered.load(Relaxed));
         bench.wait(bench.window);
         let (elapsed, cpu, after) = (began.elapsed(), server.cpu(), delivered.load(Relaxed));
-        // The load lasts until the bystander's last frame has arrived.
+        // The load goes on until the bystander's last frame has arrived.
         let beside = beside.map(|thread| thread.join());
         stop.store(true, Relaxed);
         bench.wait_until(ENDING, || done.load(Relaxed) == threads);
@@ -93,7 +93,7 @@ pub(super) fn routed(
             }
             count >= sent.load(Relaxed) * receivers as u64 || at.elapsed() > QUIET
         });
-        // Those that were cut before it is over, by the server.
+        // Read before the sessions are shut down here: these were ended by the server.
         let cut = [receivers_cut, senders_cut].map(|count| count.load(Relaxed));
         for stream in streams {
             let _ = stream.shutdown(Shutdown::Both);
@@ -126,7 +126,7 @@ pub(super) fn routed(
     Ok(figures)
 }
 
-/// A sender and a receiver that the load is not for.
+/// A pair of sender and receiver that gets nothing of the load.
 #[derive(Debug)]
 struct Bystander {
     pace: Pace,
@@ -146,9 +146,9 @@ impl Bystander {
         };
         let receiver = pace.receiver(bench, server)?;
         let sender = bench.pki.dialer(system, Side::Sender)?.connect(&server.address)?;
-        // A server that stops to read is a finding, and no reason to wait for ever.
+        // If the server stops reading, the bystander does not wait for ever.
         let limited = sender.stream().set_write_timeout(Some(ENDING));
-        limited.map_err(Failure::new)?;
+        limited?;
         Ok(Self {
             pace,
             sender,
@@ -156,7 +156,7 @@ impl Bystander {
         })
     }
 
-    /// Sends for the length of the window.
+    /// Sends for the time of the window.
     fn measure(self, bench: &Bench<'_>, server: &Server) -> Figures {
         let driven = drive_to(self.receiver, bench, server, vec![self.sender], &self.pace);
         let mut figures = vec![("bystander_lost", driven.lost as f64)];
@@ -183,9 +183,9 @@ fn rates(frames: u64, elapsed: Duration, cpu: Duration, payload: usize) -> Figur
     figures
 }
 
-/// Frames each second through two TLS ends without a protocol: the same
-/// bytes, one thread sends and one receives.
-pub(super) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
+/// Frames a second between two TLS ends without a protocol. One thread sends the same bytes as
+/// the other cases, and one receives.
+pub(crate) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
     let (mut client, server) = bench.pki.tls_pair()?;
     let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let batch = batch(System::Ssntp, payload);
@@ -222,11 +222,10 @@ pub(super) fn floor(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failur
     ])
 }
 
-/// Drives a server through the public client: each frame its own `send`, and
-/// its own event at the other end.
-pub(super) fn client(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
+/// Drives a server through the public client: each frame is a `send` and an event of its own.
+pub(crate) fn client(bench: &Bench<'_>, payload: usize) -> Result<Figures, Failure> {
     let server = bench.start(System::Ssntp)?;
-    let connect = |side| Client::connect(bench.pki.client(side, &server.address)).map_err(Failure::new);
+    let connect = |side| Client::connect(bench.pki.client(side, &server.address));
     let (outbound, inbound) = (connect(Side::Sender)?, connect(Side::Receiver)?);
     let (delivered, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let frame = Frame::with_payload(Command::STATS, vec![b'x'; payload]);

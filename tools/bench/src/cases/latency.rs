@@ -1,33 +1,32 @@
-//! How long one frame takes from one session to another.
+//! The time of one frame from one session to another.
 
 use std::time::Duration;
 
-use super::super::raw::{Side, Stamped, Subject, System};
 use super::pace::{Pace, drive};
 use super::{Bench, Figures, throughput, whole};
 use crate::failure::Failure;
+use crate::raw::{Side, Stamped, Subject, System};
 
 const PAYLOAD: usize = 256;
-/// Up to this rate each frame is a write of its own; beyond, a write holds
-/// 16 KiB.
+/// Up to this rate each frame is a write of its own. At higher rates a write holds 16 KiB.
 const SINGLE: f64 = 5_000.0;
-/// The window in relation to that of other cases, where frames are few: 10,000
-/// frames in ten seconds, so that ten are beyond p99.9.
+/// The window of the slow case in relation to that of other cases. With a window of one
+/// second this gives 10,000 frames, so that ten of them are beyond p99.9.
 const LONG: u32 = 10;
 
-/// Sends so many frames each second, few enough that none waits for another.
-pub(super) fn at_leisure(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
+/// Sends so few frames a second that none waits for another.
+pub(crate) fn at_leisure(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
     paced(bench, system, rate, bench.window * LONG)
 }
 
-/// Sends so many frames each second, about as many as keep the server busy.
-pub(super) fn under_load(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
+/// Sends so many frames a second that the server is busy.
+pub(crate) fn under_load(bench: &Bench<'_>, system: System, rate: f64) -> Result<Figures, Failure> {
     paced(bench, system, rate, bench.window)
 }
 
-/// Half of what the slowest of the systems reaches, so that each can carry it
-/// and all are compared at one rate.
-pub(super) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f64, Failure> {
+/// Half of the rate that the slowest system reaches, so that all systems can carry it and are
+/// compared at one rate.
+pub(crate) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f64, Failure> {
     let mut slowest = f64::INFINITY;
     for system in systems {
         let found = throughput::routed(bench, *system, 1, 1, PAYLOAD)?;
@@ -36,7 +35,7 @@ pub(super) fn half_of_slowest(bench: &Bench<'_>, systems: &[System]) -> Result<f
         if most <= 0.0 {
             let (name, window) = (system.name(), bench.window.as_secs_f64());
             return Err(Failure::new(format!(
-                "{name}: nothing arrived within {window} s, so there is no half of it: measure for longer"
+                "{name}: nothing arrived within {window} s, so there is no rate to halve; use more --seconds"
             )));
         }
         slowest = slowest.min(most);

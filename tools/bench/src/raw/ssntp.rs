@@ -1,5 +1,4 @@
-//! SSNTP: STATS of agents, which the server forwards to controllers, and READY,
-//! which it forwards to schedulers.
+//! SSNTP: the server forwards STATS of agents to controllers, and READY to schedulers.
 
 use ssntp::Role;
 use ssntp::proto::{
@@ -13,7 +12,7 @@ use super::{Side, Subject, Wire, read_until, say};
 use crate::failure::Failure;
 
 #[derive(Debug)]
-pub(super) struct Ssntp;
+pub(crate) struct Ssntp;
 
 impl Wire for Ssntp {
     fn greet(&self, halves: &mut Halves, side: Side) -> Result<(), Failure> {
@@ -23,15 +22,10 @@ impl Wire for Ssntp {
             Side::Bystander => Role::SCHEDULER,
         };
         let connect = Connect::new(role, Uuid::new_v4(), false);
-        // What the server's certificate says was checked by TLS already.
+        // TLS has already verified the server's certificate, so every role is accepted here.
         let handshake = ClientHandshake::new(connect, Role::ALL, None, DEFAULT_MAX_PAYLOAD);
         say(halves, &handshake.connect())?;
-        read_until(halves, |bytes| {
-            handshake
-                .receive(bytes)
-                .map(|done| done.is_some())
-                .map_err(Failure::new)
-        })
+        read_until(halves, |bytes| Ok(handshake.receive(bytes)?.is_some()))
     }
 
     fn publish(&self, payload: &[u8], subject: Subject, to: &mut Vec<u8>) -> usize {
@@ -61,8 +55,8 @@ impl Wire for Ssntp {
     }
 }
 
-/// A frame that `Server::start` is told to forward to every agent.
-pub(in super::super) fn broadcast(payload: usize) -> Outgoing {
+/// A frame that `child::Server` forwards to every agent.
+pub(crate) fn broadcast(payload: usize) -> Outgoing {
     Outgoing::whole(
         Frame::with_payload(Command::EVACUATE, vec![b'x'; payload]).encode(),
         1,

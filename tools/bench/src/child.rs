@@ -1,4 +1,4 @@
-//! The process that is measured, whatever system it is.
+//! The measured process, for every system.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use ssntp_transport::{Listener, connect_tcp};
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_transport::{Listener, connect_tcp};
 
 use super::raw::{Pki, System, now};
 use crate::failure::Failure;
@@ -18,48 +18,62 @@ use crate::failure::Failure;
 /// How long a server may take to start, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs another program until the standard input ends: so it ends with this
-/// process, however this process does. Prints the program's process id.
+/// Runs another program until the standard input ends. So the program ends when this process
+/// ends, even if it is killed. Prints the program's process id.
 const GUARD: &str = r#""$@" >"$LOG" 2>&1 & echo $!; cat >/dev/null; kill $! 2>/dev/null; wait"#;
 
 /// A running server. Dropping it ends it and waits for it.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(crate) struct Server {
     child: Child,
-    /// The process to look at, which may be a child of the child.
+    /// The id of the measured process, which may be a child of `child`.
     pid: u32,
-    pub(super) address: Address,
+    pub(crate) address: Address,
 }
 
-/// Where the programs of the systems are.
+/// The paths of the programs.
 #[derive(Debug)]
-pub(super) struct Programs {
-    pub(super) ssntp: PathBuf,
-    pub(super) earlier: Option<PathBuf>,
+pub(crate) struct Programs {
+    pub(crate) ssntp: PathBuf,
+    pub(crate) earlier: Option<PathBuf>,
 }
 
 impl Programs {
-    /// The program of a system. A peer's is looked for on the PATH.
-    pub(super) fn find(&self, system: System) -> Option<PathBuf> {
+    /// The program of a system. A peer's program is searched on the PATH.
+    fn find(&self, system: System) -> Option<PathBuf> {
         match system {
             System::Ssntp => Some(self.ssntp.clone()),
             System::Earlier => self.earlier.clone(),
-            System::Nats | System::Mosquitto => std::env::split_paths(&std::env::var_os("PATH")?)
-                .map(|directory| directory.join(system.name()))
-                .find(|path| path.is_file()),
+            System::Nats | System::Mosquitto => on_path(system.name()),
         }
     }
+}
+
+/// The program `ssntp` that was built together with this one, or the installed one.
+pub(crate) fn own_program() -> Option<PathBuf> {
+    let beside = std::env::current_exe()
+        .ok()
+        .map(|own| own.with_file_name("ssntp"))
+        .filter(|path| path.is_file());
+    beside.or_else(|| on_path("ssntp"))
+}
+
+/// A program of this name in one of the directories of the PATH.
+pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
 }
 
 impl Server {
     /// A server of our own that forwards STATS to controllers, EVACUATE to
     /// agents and READY to schedulers.
-    pub(super) fn ssntp(pki: &Pki, program: &Path, more: &[&str]) -> Result<Self, Failure> {
+    pub(crate) fn ssntp(pki: &Pki, program: &Path, more: &[&str]) -> Result<Self, Failure> {
         Self::ssntp_at(&Address::tcp("127.0.0.1", 0), pki, program, more)
     }
 
-    /// The same at an address of its own.
-    pub(super) fn ssntp_at(
+    /// The same at the given address.
+    pub(crate) fn ssntp_at(
         address: &Address,
         pki: &Pki,
         program: &Path,
@@ -72,7 +86,7 @@ impl Server {
                 "STATS=controller",
                 "EVACUATE=agent",
                 "READY=scheduler",
-                // However this process ends, the pipe does with it.
+                // The pipe closes when this process ends, even if it is killed.
                 "--until-stdin-ends",
             ])
             .arg("--ca")
@@ -92,14 +106,14 @@ impl Server {
             None => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(Failure::new("the server does not start"))
+                Err(Failure::new("the server did not start"))
             }
         }
     }
 
-    /// A server of any system, with mutual TLS 1.3 and no bound on what may
-    /// wait for a receiver but its own defaults for memory.
-    pub(super) fn start(system: System, pki: &Pki, programs: &Programs) -> Result<Self, Failure> {
+    /// A server of any system with mutual TLS 1.3. Only the system's own defaults for memory
+    /// limit what may wait for a receiver.
+    pub(crate) fn start(system: System, pki: &Pki, programs: &Programs) -> Result<Self, Failure> {
         let name = system.name();
         let Some(program) = programs.find(system) else {
             return Err(Failure::new(format!("{name} is not on the PATH")));
@@ -122,8 +136,8 @@ impl Server {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
-            // A signal from the terminal is for this process; the guard and
-            // its child end after it.
+            // In a group of its own, so that Ctrl-C in a terminal reaches only this process,
+            // which ends the guard and its child afterwards.
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::new(format!("cannot start {name}: {e}")))?;
@@ -139,21 +153,21 @@ impl Server {
                 !fs::exists(format!("/proc/{pid}/stat")).unwrap_or(false) || server.state() == Some('Z');
             if gone || began.elapsed() > PATIENCE {
                 let why = fs::read_to_string(&log).unwrap_or_default();
-                let last = why.lines().last().unwrap_or("it says nothing").to_owned();
-                return Err(Failure::new(format!("{name} does not start: {last}")));
+                let last = why.lines().last().unwrap_or("it printed nothing").to_owned();
+                return Err(Failure::new(format!("{name} did not start: {last}")));
             }
             super::pause(Duration::from_millis(20));
         }
         Ok(server)
     }
 
-    /// Ends it without letting it say goodbye to anybody.
-    pub(super) fn kill(mut self) {
+    /// Kills the server, so that it cannot end its sessions in order.
+    pub(crate) fn kill(mut self) {
         let _ = self.child.kill();
     }
 
-    /// The fields of `stat` after the command's name, which is in parentheses
-    /// and may hold anything.
+    /// The fields of `stat` after the command's name. The name is in parentheses and may
+    /// contain any character.
     fn stat(&self) -> Vec<String> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         let fields = stat.rsplit(')').next().unwrap_or_default();
@@ -165,7 +179,7 @@ impl Server {
     }
 
     /// User and system time so far.
-    pub(super) fn cpu(&self) -> Duration {
+    pub(crate) fn cpu(&self) -> Duration {
         let fields = self.stat();
         let ticks = |at: usize| fields.get(at).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
         let hertz = rustix::param::clock_ticks_per_second().max(1);
@@ -173,7 +187,7 @@ impl Server {
     }
 
     /// Resident memory in KiB.
-    pub(super) fn rss(&self) -> u64 {
+    pub(crate) fn rss(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         line.and_then(|l| l.split_whitespace().next()?.parse().ok())
@@ -183,8 +197,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The end of its input ends either kind; the signal is for one that
-        // does not read it.
+        // Closing the standard input ends every kind of server. The signal is for a server
+        // that no longer reads it.
         drop(self.child.stdin.take());
         send(self.pid, Signal::TERM);
         let began = now();
@@ -201,7 +215,7 @@ impl Drop for Server {
 }
 
 fn send(pid: u32, signal: Signal) {
-    // 0 would be everybody of this process group.
+    // kill(0) would signal this whole process group, and kill(1) the init process.
     if let Some(pid) = i32::try_from(pid)
         .ok()
         .filter(|pid| *pid > 1)
@@ -219,18 +233,18 @@ fn lone_line(child: &mut Child) -> String {
     line.trim().to_owned()
 }
 
-/// A port of loopback that nobody listens at.
+/// A free port of loopback.
 fn free_port() -> Result<u16, Failure> {
     let any = Address::tcp("127.0.0.1", 0);
-    let listeners = Listener::bind(&any, TcpOptions::default()).map_err(Failure::new)?;
+    let listeners = Listener::bind(&any, TcpOptions::default())?;
     match listeners.first().and_then(Listener::local_address) {
         Some(Address::Tcp { port, .. }) => Ok(port),
-        _ => Err(Failure::new("no loopback")),
+        _ => Err(Failure::new("cannot listen on loopback")),
     }
 }
 
-/// Certificates are asked for and checked; whoever is slow is cut at the
-/// default of 64 MiB, which is ours as well.
+/// nats-server asks for certificates and verifies them. It cuts a slow receiver off at its
+/// default of 64 MiB, which is also the default of ssntp.
 fn nats(pki: &Pki, port: u16) -> String {
     let (cert, key) = (pki.path("server-cert.pem"), pki.path("server-key.pem"));
     format!(
@@ -240,10 +254,10 @@ fn nats(pki: &Pki, port: u16) -> String {
     )
 }
 
-/// Nothing is dropped for a queue's length, nothing written to disk.
+/// mosquitto drops nothing because of a queue's length, and writes nothing to the disk.
 fn mosquitto(pki: &Pki, port: u16) -> String {
     let (cert, key) = (pki.path("server-cert.pem"), pki.path("server-key.pem"));
-    // As root it would give its rights away, and could not read the key.
+    // A mosquitto that root starts would change its user, and could not read the key then.
     format!(
         "user root\nlistener {port} 127.0.0.1\nallow_anonymous true\nrequire_certificate true\n\
          tls_version tlsv1.3\ncafile {}\ncertfile {}\nkeyfile {}\n\

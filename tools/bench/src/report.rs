@@ -1,14 +1,14 @@
-//! Medians over the runs, as a table or as JSON.
+//! Medians over the runs, as tables or as JSON.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
-use super::cases::{Case, Figures};
-use super::raw::System;
+use crate::cases::{Case, Figures};
+use crate::raw::System;
 
-/// Everything that was measured.
+/// The figures of all measurements.
 #[derive(Debug, Default)]
-pub(super) struct Report {
+pub(crate) struct Report {
     rows: Vec<Row>,
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Report {
 struct Row {
     case: Case,
     system: System,
-    /// What each run found, by name.
+    /// The figures of each run, by name.
     figures: Vec<(&'static str, Vec<f64>)>,
 }
 
@@ -28,7 +28,7 @@ impl Row {
     }
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// The middle value, or the mean of the two in the middle.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -41,8 +41,8 @@ fn median(values: &[f64]) -> f64 {
 }
 
 impl Report {
-    /// Adds what one run found.
-    pub(super) fn add(&mut self, case: Case, system: System, figures: Figures) {
+    /// Adds the figures of one run.
+    pub(crate) fn add(&mut self, case: Case, system: System, figures: Figures) {
         let known = self
             .rows
             .iter()
@@ -77,8 +77,8 @@ impl Report {
         Some(row.median("frames_per_second")? / floor.median("frames_per_second")?)
     }
 
-    /// One object a case and system, one a line.
-    pub(super) fn json(&self) -> Vec<Value> {
+    /// One object for each case and system.
+    pub(crate) fn json(&self) -> Vec<Value> {
         let cores = std::thread::available_parallelism().map(usize::from).ok();
         let object = |row: &Row| {
             let mut object = Map::new();
@@ -105,7 +105,7 @@ impl Report {
     }
 
     /// A table for each group of cases that have the same figures.
-    pub(super) fn tables(&self) -> String {
+    pub(crate) fn tables(&self) -> String {
         let mut blocks: Vec<(Vec<&str>, Table)> = Vec::new();
         for row in &self.rows {
             let mut names: Vec<&str> = row.figures.iter().map(|(name, _)| *name).collect();
@@ -130,24 +130,26 @@ impl Report {
             .join("\n")
     }
 
-    /// One line for each figure that is compared: what each system has, and
-    /// ours in relation to each.
-    pub(super) fn comparison(&self, peers: &[System]) -> String {
+    /// One line for each figure: the figure of each system, and ours in relation to each.
+    /// Cases that were measured on our server only have all their figures.
+    pub(crate) fn comparison(&self, peers: &[System]) -> String {
         let mut titles = vec!["case".to_owned(), "figure".into(), System::Ssntp.name().into()];
         titles.extend(peers.iter().map(|peer| peer.name().to_owned()));
         titles.extend(peers.iter().map(|peer| format!("ssntp / {}", peer.name())));
         let mut table = table(titles);
         let ours = |row: &&Row| row.system == System::Ssntp;
         for row in self.rows.iter().filter(ours) {
+            let alone = peers.iter().all(|peer| self.find(row.case, *peer).is_none());
             for (name, values) in &row.figures {
                 let own = median(values);
                 let theirs = peers
                     .iter()
                     .map(|peer| self.find(row.case, *peer).and_then(|row| row.median(name)));
                 let theirs: Vec<_> = theirs.collect();
-                // What only we are asked, and losses that nobody has.
-                let told = theirs.iter().flatten().any(|v| *v != 0.0) || own != 0.0;
-                if theirs.iter().all(Option::is_none) || !told {
+                // Left out: figures that only our server has, and zeros of all systems.
+                let only_ours = !alone && theirs.iter().all(Option::is_none);
+                let all_zero = own == 0.0 && theirs.iter().flatten().all(|v| *v == 0.0);
+                if only_ours || all_zero {
                     continue;
                 }
                 let mut cells = vec![row.case.to_string(), name.replace('_', " "), figure(own)];
@@ -173,7 +175,7 @@ fn table(titles: impl IntoIterator<Item = String>) -> Table {
     table
 }
 
-/// Three or four digits that count.
+/// Three or four significant digits.
 fn figure(value: f64) -> String {
     match value.abs() {
         v if v >= 1e6 => format!("{:.2} M", value / 1e6),
@@ -228,6 +230,15 @@ mod tests {
         report.add(case, System::Nats, vec![("p99_us", 200.0), ("frames_lost", 0.0)]);
         let text = report.comparison(&[System::Nats]);
         assert!(text.contains("0.50") && !text.contains("mosquitto"), "{text}");
-        assert!(!text.contains("frames lost"), "nobody lost any: {text}");
+        assert!(!text.contains("frames lost"), "no system lost a frame: {text}");
+    }
+
+    #[test]
+    fn a_comparison_has_the_cases_of_our_server_alone() {
+        let mut report = Report::default();
+        let case = Case::Floor { payload: 256 };
+        report.add(case, System::Ssntp, vec![("frames_per_second", 4e6)]);
+        let text = report.comparison(&[System::Nats]);
+        assert!(text.contains("floor/256") && text.contains("4.00 M"), "{text}");
     }
 }

@@ -1,28 +1,28 @@
-//! What idle sessions take.
+//! The memory of idle sessions.
 
 use std::time::Duration;
 
-use super::super::child::Server;
-use super::super::raw::{Session, Side, System, batch, broadcast, now};
 use super::{Bench, Figures};
+use crate::child::Server;
 use crate::failure::Failure;
+use crate::raw::{Session, Side, System, batch, broadcast, now};
 
-/// What each session carries in each direction before it is idle again.
+/// The payload that each session carries in each direction before it is idle again.
 const CARRIED: usize = 65_536;
-/// As many as come at a time.
+/// The number of sessions that come and go before anything is measured.
 const WARMING: usize = 32;
-/// Until memory is looked at, at most; and how long it has to stay the same:
-/// handshake threads end some seconds after their last work.
+/// Memory is read when it has not changed for `SETTLED`, because handshake threads end some
+/// seconds after their last work; but after `SETTLING` at the latest.
 const SETTLING: Duration = Duration::from_secs(10);
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// Opens sessions and lets them idle; for our own server, lets each carry a
-/// large frame both ways, and idle again.
-pub(super) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Figures, Failure> {
+/// Opens sessions that stay idle. With our own server, each then carries a large frame in both
+/// directions and is idle again.
+pub(crate) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Figures, Failure> {
     super::raise_descriptors(count)?;
     let server = bench.start(system)?;
     let dialer = bench.pki.dialer(system, Side::Sender)?;
-    // Some sessions come and go first, so that what is made once is made.
+    // Some sessions come and go first, so that memory of the first use is not counted.
     for session in dialer.connect_many(&server.address, WARMING)? {
         session.finish();
     }
@@ -42,7 +42,7 @@ pub(super) fn idle(bench: &Bench<'_>, system: System, count: usize) -> Result<Fi
     Ok(figures)
 }
 
-/// One large frame from each session, and one to each.
+/// Sends one large frame from each session and one to each session.
 fn carry(bench: &Bench<'_>, server: &Server, sessions: &mut [Session]) -> Result<(), Failure> {
     let mut controller = bench
         .pki

@@ -1,0 +1,193 @@
+//! The thread between a client and a service that does no I/O of its own, an agent or a
+//! concentrator, and the handle that its owner has.
+//!
+//! ```text
+//!  owner ─── requests ──▶ ┌────────────────┐ ─ events, one at a time ─▶ Service
+//!  client ── events ────▶ │  client loop   │                              │
+//!  workers ─ outcomes ──▶ │  (one thread)  │                              ▼
+//!  clock ─── due ───────▶ └────────────────┘          client ◀─ frames ─ Uplink
+//! ```
+
+use std::io;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
+use log::{info, warn};
+
+use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
+use ssntp::proto::Frame;
+use ssntp_transport::{LogLimit, threads};
+
+/// The most requests of owners that wait; an owner that finds no room waits, too.
+const REQUESTS: usize = 16;
+/// How long an owner waits for the answer to a request.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long the last frames may take to leave when the loop ends.
+const LAST_FRAMES: Duration = Duration::from_millis(300);
+
+/// What a loop feeds: it reacts to one event at a time, on the loop's thread.
+pub(crate) trait Service {
+    /// What its owner asks for.
+    type Request: Send + 'static;
+    /// What its workers have done.
+    type Outcome: Send + 'static;
+
+    /// Reacts to an event, and sends what it has to send.
+    fn handle(&mut self, uplink: &mut Uplink, event: Event<Self::Request, Self::Outcome>);
+
+    /// When [`Event::Due`] is to come; none if nothing is due.
+    fn deadline(&self) -> Option<Instant>;
+}
+
+/// What a service reacts to.
+#[derive(Debug)]
+pub(crate) enum Event<R, O> {
+    /// The loop begins.
+    Begun,
+    /// A session with the scheduler began.
+    Connected,
+    /// The session ended.
+    Disconnected,
+    /// A frame of the scheduler.
+    Frame(Frame),
+    /// The owner asks for something.
+    Request(R),
+    /// A worker has done something.
+    Outcome(O),
+    /// The deadline has passed.
+    Due,
+}
+
+/// The way to the scheduler.
+#[derive(Debug)]
+pub(crate) struct Uplink {
+    pub(crate) client: Client,
+    /// All frames go to one server.
+    log: LogLimit<()>,
+}
+
+impl Uplink {
+    /// Sends a frame without waiting; gives it back if there is no session, or no room.
+    pub(crate) fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        self.client.try_send(frame).map_err(|e| {
+            if let Some(more) = self.log.admit((), "unsent", now()) {
+                warn!("{}: {e}{more}", self.client.uuid());
+            }
+            e.into_frame()
+        })
+    }
+}
+
+/// A running loop. Dropping it ends the thread and waits for it.
+#[derive(Debug)]
+pub(crate) struct ClientLoop<R> {
+    pub(crate) client: ClientHandle,
+    /// None only while it is dropped: the loop ends when the channel is disconnected.
+    requests: Option<Sender<R>>,
+    pub(crate) ended: Receiver<ClientError>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<R: Send + 'static> ClientLoop<R> {
+    /// Starts the thread. Once it ends, the service is dropped after the receiver of
+    /// `outcomes`, so that no worker waits for room while it is joined.
+    pub(crate) fn start<S>(
+        name: &'static str,
+        client: Client,
+        mut service: S,
+        outcomes: Receiver<S::Outcome>,
+    ) -> io::Result<Self>
+    where
+        S: Service<Request = R> + Send + 'static,
+    {
+        let handle = client.handle();
+        let (requests, requested) = bounded(REQUESTS);
+        let (ending, ended) = bounded(1);
+        let thread = threads::spawn(name, move || {
+            let mut uplink = Uplink {
+                client,
+                log: LogLimit::default(),
+            };
+            let why = run(&mut uplink, &mut service, &requested, &outcomes);
+            uplink.client.flush(LAST_FRAMES);
+            drop(outcomes);
+            drop(service);
+            uplink.client.close();
+            if let Some(why) = why {
+                // The owner may not want to know.
+                let _ = ending.send(why);
+            }
+        })?;
+        Ok(Self {
+            client: handle,
+            requests: Some(requests),
+            ended,
+            thread: Some(thread),
+        })
+    }
+
+    /// Hands a request over without waiting; false if too many wait.
+    pub(crate) fn request(&self, request: R) -> bool {
+        let requests = self.requests.as_ref();
+        requests.is_some_and(|requests| !requests.try_send(request).is_err_and(|e| e.is_full()))
+    }
+
+    /// Asks for something, and waits for the answer for at most [`ANSWER`].
+    pub(crate) fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
+        let (reply, answer) = bounded(1);
+        let until = now() + ANSWER;
+        let requests = self.requests.as_ref()?;
+        requests.send_deadline(request(reply), until).ok()?;
+        answer.recv_deadline(until).ok()
+    }
+}
+
+impl<R> Drop for ClientLoop<R> {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic has been logged by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs until the owner ends it, or the client ends: then gives why.
+fn run<S: Service>(
+    uplink: &mut Uplink,
+    service: &mut S,
+    requests: &Receiver<S::Request>,
+    outcomes: &Receiver<S::Outcome>,
+) -> Option<ClientError> {
+    service.handle(uplink, Event::Begun);
+    loop {
+        let due = service.deadline().map_or_else(never, at);
+        let event = select! {
+            recv(uplink.client.events()) -> event => match event {
+                Ok(ClientEvent::Connected(server)) => {
+                    info!("{}: connected to {server}", uplink.client.uuid());
+                    Event::Connected
+                }
+                Ok(ClientEvent::Frame(frame)) => Event::Frame(frame),
+                Ok(ClientEvent::Disconnected { reason, .. }) => {
+                    warn!("{}: disconnected: {reason}", uplink.client.uuid());
+                    Event::Disconnected
+                }
+                Ok(ClientEvent::Closed(why)) => return Some(why),
+                // Requests do not come, because this client has registered none.
+                Ok(_) => continue,
+                Err(_) => return Some(uplink.client.handle().ended().unwrap_or(ClientError::Closed)),
+            },
+            recv(outcomes) -> outcome => Event::Outcome(outcome.ok()?),
+            recv(requests) -> request => Event::Request(request.ok()?),
+            recv(due) -> _ => Event::Due,
+        };
+        service.handle(uplink, event);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "time limits, and log lines are limited")]
+fn now() -> Instant {
+    Instant::now()
+}

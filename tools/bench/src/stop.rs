@@ -1,0 +1,46 @@
+//! SIGINT and SIGTERM end the program in order, so that its directory of throw-away keys is
+//! removed.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::failure::Failure;
+
+/// How long an end in order may take. A measurement that waits for a server which does not
+/// answer cannot be woken, so the process exits after this time.
+const PATIENCE: Duration = Duration::from_millis(1800);
+
+/// Knows whether a signal has arrived.
+#[derive(Debug)]
+pub(crate) struct Stop(Receiver<()>);
+
+impl Stop {
+    /// Handles the two signals from here on.
+    pub(crate) fn install() -> Result<Self, Failure> {
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let (running, stopped) = bounded::<()>(0);
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                signals.forever().next();
+                // Every receiver sees that the channel is closed.
+                drop(running);
+                crate::pause(PATIENCE);
+                std::process::exit(0);
+            })?;
+        Ok(Self(stopped))
+    }
+
+    /// Waits for this time, or until a signal arrives.
+    pub(crate) fn wait(&self, time: Duration) {
+        let _ = self.0.recv_timeout(time);
+    }
+
+    /// Whether a signal has arrived.
+    pub(crate) fn requested(&self) -> bool {
+        self.0.try_recv() == Err(TryRecvError::Disconnected)
+    }
+}
