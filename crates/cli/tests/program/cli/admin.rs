@@ -673,6 +673,8 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
             }
         }
     }
+    // The target of the log has a name of the same form.
+    names.remove("ssntp_admin");
     let documented: BTreeSet<_> = documented().into_keys().collect();
     assert_eq!(names, documented);
 
