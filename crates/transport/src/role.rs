@@ -163,22 +163,11 @@ impl FromStr for Role {
     }
 }
 
-/// A text that names no role. Names are `server`, `controller`, `agent`,
+/// The text names no role. Names are `server`, `controller`, `agent`,
 /// `scheduler`, `netagent` and `cnciagent`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a role (server, controller, agent, scheduler, netagent, cnciagent)")]
 pub struct ParseRoleError(String);
-
-impl fmt::Display for ParseRoleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is not a role (server, controller, agent, scheduler, netagent, cnciagent)",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for ParseRoleError {}
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Error, Fault, Host, Identity, KeyKind,
-    RenewalRequest, RevocationListInfo, RevocationReason, Revoked, Serial, SignedRevocationList, Trust,
+    RenewalRequest, RevocationList, RevocationReason, Revoked, Serial, SignedRevocationList, Trust,
     load_certificates,
 };
 use uuid::Uuid;
@@ -385,7 +385,7 @@ fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Fai
     output.line(format_args!(
         "{}: {} revoked, to be signed anew before {}",
         directory.join("crl.pem").display(),
-        info.revoked.len(),
+        info.len(),
         info.next_update_text().unwrap_or_default()
     ))?;
     output.flush()
@@ -443,7 +443,7 @@ fn file_name(name: &str) -> Result<String, Failure> {
 fn inspect(args: &Inspect) -> Result<(), Failure> {
     let origin = args.file.display();
     let mut certificates = Vec::new();
-    let lists = RevocationListInfo::load(&args.file);
+    let lists = RevocationList::load(&args.file);
     let found = match load_certificates(&args.file) {
         // A file of lists alone.
         Err(_) if lists.is_ok() => Vec::new(),
@@ -495,7 +495,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
 fn show_list(
     output: &mut Output,
     origin: &str,
-    list: &RevocationListInfo,
+    list: &RevocationList,
     now: SystemTime,
 ) -> Result<(), Failure> {
     output.line(format_args!("{origin}: revocation list"))?;
@@ -512,19 +512,19 @@ fn show_list(
         ),
         ("this update", list.this_update_text()),
         ("next update", format!("{next}{late}")),
-        ("revoked", list.revoked.len().to_string()),
+        ("revoked", list.len().to_string()),
     ] {
         output.line(format_args!("  {name:<12} {value}"))?;
     }
-    for revoked in &list.revoked {
+    for revoked in list.revoked() {
         let (serial, since) = (&revoked.serial, revoked.time_text());
         output.line(format_args!("    {serial}  {since}  {}", revoked.reason))?;
     }
     Ok(())
 }
 
-fn list_to_json(list: &RevocationListInfo, now: SystemTime) -> Value {
-    let revoked = list.revoked.iter().map(|revoked| {
+fn list_to_json(list: &RevocationList, now: SystemTime) -> Value {
+    let revoked = list.revoked().into_iter().map(|revoked| {
         json!({
             "serial": revoked.serial.to_string(),
             "time": revoked.time_text(),

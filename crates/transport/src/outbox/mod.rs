@@ -72,25 +72,16 @@ impl Default for Limits {
     }
 }
 
-/// Why [`Outbox::push`] did not take an item; it comes back.
-#[derive(Debug)]
+/// Why [`Outbox::push`] did not take an item. The item comes back.
+#[derive(Debug, thiserror::Error)]
 pub enum PushError {
     /// A limit is reached.
+    #[error("the queue is full")]
     Full(Outgoing),
     /// The connection is closed or closing.
+    #[error("the connection is closed")]
     Closed(Outgoing),
 }
-
-impl fmt::Display for PushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full(_) => "the queue is full",
-            Self::Closed(_) => "the connection is closed",
-        })
-    }
-}
-
-impl std::error::Error for PushError {}
 
 /// A batch ends once it holds so many bytes: some sixteen TLS records, which
 /// go to the system four at a time, with no short ones between.

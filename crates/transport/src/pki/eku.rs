@@ -5,7 +5,7 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ExtendedKeyUsage;
 
-use super::{Fault, inspect};
+use super::{Fault, der};
 use crate::Role;
 
 /// 1.3.6.1.4.1.343.8 in DER. The encoded bytes are compared, never decoded
@@ -19,7 +19,7 @@ const BRANCH: [u8; 8] = [0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x57, 0x08];
 /// [`Fault::BadCertificate`] when the bytes are no certificate or its
 /// extended key usage is broken or there twice.
 pub fn roles_of(certificate: &CertificateDer<'_>) -> Result<Role, Fault> {
-    let parsed = inspect::parse(certificate)?;
+    let parsed = der::certificate(certificate)?;
     Ok(usages(&parsed)?.map_or(Role::NONE, roles))
 }
 
@@ -27,10 +27,9 @@ pub fn roles_of(certificate: &CertificateDer<'_>) -> Result<Role, Fault> {
 pub(super) fn usages<'a>(
     certificate: &'a X509Certificate<'_>,
 ) -> Result<Option<&'a ExtendedKeyUsage<'a>>, Fault> {
-    match certificate.extended_key_usage() {
-        Ok(extension) => Ok(extension.map(|extension| extension.value)),
-        Err(error) => Err(Fault::BadCertificate(format!("extended key usage: {error}"))),
-    }
+    let extension = certificate.extended_key_usage();
+    let extension = extension.map_err(der::broken("extended key usage"))?;
+    Ok(extension.map(|extension| extension.value))
 }
 
 /// The roles among the usages.

@@ -1,362 +1,265 @@
-//! What can be wrong with files, certificates, keys and requests, by who has
-//! to mend it.
+//! Errors of files, certificates, keys and requests, grouped by who has to act.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use thiserror::Error;
+
 /// Why a certificate or key could not be loaded, made or saved.
 ///
-/// Each text is one line that names the file and what is wrong with it.
-#[derive(Debug)]
+/// Each text is one line that names the file and says what is wrong with it.
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be read: it is missing, not readable, or too large.
-    /// The system says why.
+    #[error("{}: cannot read: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file could not be written. What stood there before is unchanged.
+    /// A file could not be written. The file that was there is unchanged.
+    #[error("{}: cannot write: {source}", path.display())]
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file stands where a new one should go and overwriting was not asked
-    /// for. Nothing was changed.
+    /// The file exists and overwriting was not asked for. Nothing was changed.
+    #[error("{}: exists already", path.display())]
     Exists {
-        /// The file that is there.
+        /// The existing file.
         path: PathBuf,
     },
-    /// A file was read and its content will not do. Replace the file.
+    /// A file was read, but its content cannot be used. Replace the file.
+    #[error("{origin}: {fault}")]
     Content {
-        /// The file, or where the text came from.
+        /// The file, or the name of the text's source.
         origin: String,
-        /// What is wrong with it.
+        /// What is wrong with the content.
+        #[source]
         fault: Fault,
     },
     /// The caller asked for a certificate that cannot be issued.
-    Request(BadRequest),
+    #[error(transparent)]
+    Request(#[from] BadRequest),
     /// The crate was built without cryptography: build it with the feature
     /// `aws-lc-rs` or `ring`.
+    #[error("built without cryptography: enable the feature aws-lc-rs or ring")]
     NoProvider,
-    /// The cryptography library failed, which it should not; trying again is
-    /// the only remedy.
+    /// The cryptography library failed. This is unexpected; try again.
+    #[error("cryptography failed: {0}")]
     Crypto(String),
 }
 
 impl Error {
+    /// Adds to a fault the file in which it was found.
     pub(super) fn content(origin: impl Into<String>) -> impl FnOnce(Fault) -> Self {
         let origin = origin.into();
         |fault| Self::Content { origin, fault }
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Read { path, source } => write!(f, "{}: cannot read: {source}", path.display()),
-            Self::Write { path, source } => write!(f, "{}: cannot write: {source}", path.display()),
-            Self::Exists { path } => write!(f, "{}: exists already", path.display()),
-            Self::Content { origin, fault } => write!(f, "{origin}: {fault}"),
-            Self::Request(request) => request.fmt(f),
-            Self::NoProvider => {
-                f.write_str("built without cryptography: enable the feature aws-lc-rs or ring")
-            }
-            Self::Crypto(text) => write!(f, "cryptography failed: {text}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Read { source, .. } | Self::Write { source, .. } => Some(source),
-            Self::Content { fault, .. } => Some(fault),
-            Self::Request(request) => Some(request),
-            _ => None,
-        }
-    }
-}
-
-impl From<BadRequest> for Error {
-    fn from(request: BadRequest) -> Self {
-        Self::Request(request)
-    }
-}
-
 /// What is wrong with a PEM text, a certificate or a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// There is no PEM section in it at all; perhaps it is DER.
+    /// The text has no PEM section; perhaps it is DER.
+    #[error("not PEM: there is no -----BEGIN line")]
     NotPem,
-    /// It is PEM where the binary form, DER, should be.
+    /// The bytes are PEM, but the binary form, DER, is expected.
+    #[error("not DER but PEM: there is a -----BEGIN line")]
     NotDer,
-    /// A PEM section is broken: no end line, or no base64 in it.
+    /// A PEM section is broken: it has no end line, or is not base64.
+    #[error("broken PEM: {0}")]
     BadPem(String),
     /// No section holds a certificate.
+    #[error("no certificate in it")]
     NoCertificate,
     /// No section holds a private key in a known form (PKCS#8, PKCS#1, SEC1).
+    #[error("no private key in it")]
     NoKey,
     /// The private key is protected with a passphrase, and none was given, or
     /// it is in the old form with `Proc-Type`. Decrypt it first.
+    #[error("the private key is encrypted; decrypt it first")]
     EncryptedKey,
-    /// The passphrase is not that of the private key, or the key is encrypted
-    /// in a way that is not known.
+    /// The passphrase does not decrypt the private key, or the kind of
+    /// encryption is not supported.
+    #[error("the private key is not decrypted by the passphrase: {0}")]
     WrongPassphrase(String),
-    /// More than one private key; which one is meant cannot be told.
+    /// The file holds several private keys, and only one is allowed.
+    #[error("{0} private keys in it, there must be one")]
     SeveralKeys(usize),
-    /// Something else where a certificate should be, or a broken one.
+    /// The bytes are not a certificate, or a broken one.
+    #[error("not a certificate: {0}")]
     BadCertificate(String),
     /// A SAN begins with `urn:uuid:` and is no UUID, is the nil UUID, or
     /// contradicts another one.
+    #[error("the certificate's SAN {0:?} is not its one valid UUID")]
     BadUuid(String),
     /// A certificate that should be an authority's is not one.
+    #[error("the certificate of {subject:?} is not a certificate authority's")]
     NotAuthority {
-        /// Whose certificate it is.
+        /// The subject of the certificate.
         subject: String,
     },
 
     /// No section holds a revocation list.
+    #[error("no revocation list in it")]
     NoRevocationList,
-    /// Something else where a revocation list should be, a broken one, or one of a
-    /// kind that is not understood.
+    /// The bytes are not a revocation list, or a broken one, or one of an
+    /// unsupported kind.
+    #[error("not a revocation list: {0}")]
     BadRevocationList(String),
-    /// A revocation list has the name of a trusted authority, whose key did not
-    /// sign it: it is another authority's of the same name, or was changed.
+    /// A revocation list has the name of a trusted authority, but that
+    /// authority's key did not sign it: it comes from another authority of the
+    /// same name, or was changed.
+    #[error("the revocation list of {issuer:?} is not signed by the trusted authority of that name")]
     RevocationListSignature {
-        /// Whose list it should be.
+        /// The issuer that the list names.
         issuer: String,
     },
-    /// An authority signed a revocation list and has a key usage without cRLSign.
+    /// An authority signed a revocation list, but its key usage lacks cRLSign.
+    #[error("{issuer:?} may not sign revocation lists: its key usage lacks cRLSign")]
     NotForRevocationLists {
-        /// Whose list it is.
+        /// The issuer of the list.
         issuer: String,
     },
-    /// There should be a newer revocation list; or the clock is wrong.
+    /// A newer revocation list is due, or the clock is wrong.
+    #[error("the revocation list of {issuer:?} should have been replaced at {next_update}")]
     RevocationListOverdue {
-        /// Whose list it is.
+        /// The issuer of the list.
         issuer: String,
-        /// Since when, in RFC 3339 form.
+        /// When the newer list was due, in RFC 3339 form.
         next_update: String,
     },
 
     /// The cryptography library does not take the private key.
+    #[error("the private key cannot be used: {0}")]
     UnusableKey(String),
     /// The private key belongs to another certificate.
+    #[error("the private key does not belong to the first certificate")]
     KeyMismatch,
 
-    /// The certificate was valid until then.
+    /// The certificate has expired.
+    #[error("the certificate expired at {not_after}")]
     Expired {
-        /// The last moment, in RFC 3339 form.
+        /// The last moment of its lifetime, in RFC 3339 form.
         not_after: String,
     },
-    /// The certificate will be valid from then on; or the clock is wrong.
+    /// The certificate is not valid yet, or the clock is wrong.
+    #[error("the certificate is not valid before {not_before}")]
     NotYetValid {
-        /// The first moment, in RFC 3339 form.
+        /// The first moment of its lifetime, in RFC 3339 form.
         not_before: String,
     },
     /// The certificate's issuer has revoked it.
+    #[error("the certificate of {subject:?} is revoked (serial number {serial})")]
     Revoked {
-        /// Whose certificate it is: the peer's, or an authority's in between.
+        /// The subject: the peer, or an intermediate authority.
         subject: String,
-        /// Its serial number.
+        /// The serial number.
         serial: String,
     },
     /// The certificate gives no SSNTP role.
+    #[error("the certificate gives no SSNTP role")]
     NoRole,
 
-    /// An authority's own certificate where a peer's should be.
+    /// An authority's own certificate is used as a peer's certificate.
+    #[error("this is an authority's certificate; issue one for the peer itself")]
     AuthorityAsPeer,
     /// None of the trusted authorities issued the certificate.
+    #[error("the certificate was issued by {issuer:?}, which is not trusted")]
     UnknownIssuer {
-        /// Who did, according to the certificate.
+        /// The issuer that the certificate names.
         issuer: String,
     },
     /// The issuer's name is right and the signature is not: it is another
     /// authority of the same name, or the certificate was changed.
+    #[error("the certificate's signature is not its issuer's (another authority of that name?)")]
     BadSignature,
-    /// The certificate has a key usage without digitalSignature, and TLS peers
-    /// prove themselves by signatures.
+    /// The certificate has a key usage without digitalSignature. TLS peers
+    /// prove their identity with signatures.
+    #[error("the certificate's key usage lacks digitalSignature, which TLS needs")]
     NotForSignatures,
     /// The certificate gives a role that its issuer may not give: the issuer's
     /// own extended key usage lacks it.
+    #[error("the certificate has a role that {issuer:?} may not give")]
     RoleNotIssuers {
-        /// Whose extended key usage it is.
+        /// The issuer.
         issuer: String,
     },
-    /// More authorities stand between the certificate and a trusted one than
-    /// that one allows.
+    /// There are more intermediate authorities than the trusted one allows.
+    #[error("more authorities in between than the trusted one allows")]
     PathTooLong,
     /// The certificate has a server's role and no serverAuth usage.
+    #[error("the certificate has a server's role but no serverAuth usage")]
     NotForServers,
     /// The certificate has a client's role and no clientAuth usage.
+    #[error("the certificate has a client's role but no clientAuth usage")]
     NotForClients,
     /// The certificate has a server's role and no name or address by which a
     /// client could check that it reached the right server.
+    #[error("a server's certificate without DNS name or IP address")]
     NoHost,
     /// TLS peers refuse the certificate for another reason.
+    #[error("TLS refuses the certificate: {0}")]
     Refused(String),
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPem => f.write_str("not PEM: there is no -----BEGIN line"),
-            Self::NotDer => f.write_str("not DER but PEM: there is a -----BEGIN line"),
-            Self::BadPem(why) => write!(f, "broken PEM: {why}"),
-            Self::NoCertificate => f.write_str("no certificate in it"),
-            Self::NoKey => f.write_str("no private key in it"),
-            Self::EncryptedKey => f.write_str("the private key is encrypted; decrypt it first"),
-            Self::WrongPassphrase(why) => {
-                write!(f, "the private key is not decrypted by the passphrase: {why}")
-            }
-            Self::SeveralKeys(count) => write!(f, "{count} private keys in it, there must be one"),
-            Self::BadCertificate(why) => write!(f, "not a certificate: {why}"),
-            Self::BadUuid(uri) => write!(f, "the certificate's SAN {uri:?} is not its one valid UUID"),
-            Self::NotAuthority { subject } => {
-                write!(
-                    f,
-                    "the certificate of {subject:?} is not a certificate authority's"
-                )
-            }
-            Self::NoRevocationList => f.write_str("no revocation list in it"),
-            Self::BadRevocationList(why) => write!(f, "not a revocation list: {why}"),
-            Self::RevocationListSignature { issuer } => write!(
-                f,
-                "the revocation list of {issuer:?} is not signed by the trusted authority of that name"
-            ),
-            Self::NotForRevocationLists { issuer } => write!(
-                f,
-                "{issuer:?} may not sign revocation lists: its key usage lacks cRLSign"
-            ),
-            Self::RevocationListOverdue { issuer, next_update } => write!(
-                f,
-                "the revocation list of {issuer:?} should have been replaced at {next_update}"
-            ),
-            Self::UnusableKey(why) => write!(f, "the private key cannot be used: {why}"),
-            Self::KeyMismatch => f.write_str("the private key does not belong to the first certificate"),
-            Self::Expired { not_after } => write!(f, "the certificate expired at {not_after}"),
-            Self::NotYetValid { not_before } => {
-                write!(f, "the certificate is not valid before {not_before}")
-            }
-            Self::Revoked { subject, serial } => {
-                write!(
-                    f,
-                    "the certificate of {subject:?} is revoked (serial number {serial})"
-                )
-            }
-            Self::NoRole => f.write_str("the certificate gives no SSNTP role"),
-            Self::AuthorityAsPeer => {
-                f.write_str("this is an authority's certificate; issue one for the peer itself")
-            }
-            Self::UnknownIssuer { issuer } => {
-                write!(
-                    f,
-                    "the certificate was issued by {issuer:?}, which is not trusted"
-                )
-            }
-            Self::BadSignature => f.write_str(
-                "the certificate's signature is not its issuer's (another authority of that name?)",
-            ),
-            Self::NotForSignatures => {
-                f.write_str("the certificate's key usage lacks digitalSignature, which TLS needs")
-            }
-            Self::RoleNotIssuers { issuer } => {
-                write!(f, "the certificate has a role that {issuer:?} may not give")
-            }
-            Self::PathTooLong => f.write_str("more authorities in between than the trusted one allows"),
-            Self::NotForServers => f.write_str("the certificate has a server's role but no serverAuth usage"),
-            Self::NotForClients => f.write_str("the certificate has a client's role but no clientAuth usage"),
-            Self::NoHost => f.write_str("a server's certificate without DNS name or IP address"),
-            Self::Refused(why) => write!(f, "TLS refuses the certificate: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for Fault {}
-
-/// What is wrong with a request to issue a certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What is wrong with a request to issue, renew or revoke a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BadRequest {
     /// A name is empty, longer than 64 characters, or has control characters.
+    #[error("{0:?} is not a name of 1 to 64 printable characters")]
     Name(String),
-    /// A lifetime of no day, or of more than 36,500.
+    /// A lifetime of 0 days, or of more than 36,500.
+    #[error("{0} days is not a lifetime of 1 to 36500 days")]
     Days(u32),
     /// A start before 1970 or after 9999.
+    #[error("a lifetime begins between 1970 and 9999")]
     Start,
-    /// Nothing remains of the lifetime: the authority expires first.
+    /// The authority expires before the lifetime begins.
+    #[error("the authority's own certificate expires at {not_after}, before that")]
     AuthorityExpires {
         /// When it expires, in RFC 3339 form.
         not_after: String,
     },
-    /// Bits that are no role.
+    /// The mask has bits that are not a role.
+    #[error("{0:#x} is not a role")]
     UnknownRole(u32),
-    /// The nil UUID, which names nobody.
+    /// The nil UUID identifies no holder.
+    #[error("the nil UUID names nobody")]
     NilUuid,
     /// This build cannot make keys of that kind.
+    #[error("making {0} keys needs the feature aws-lc-rs")]
     Key(&'static str),
-    /// A text that names no kind of key.
+    /// The text is not a kind of key.
+    #[error("{0:?} is not a kind of key (p256, rsa2048, rsa4096, ed25519)")]
     UnknownKey(String),
     /// The authority's name has a form that cannot be repeated exactly in
-    /// what it issues.
+    /// the certificates that it issues.
+    #[error("the authority's name is in an unsupported form")]
     AuthorityName,
-    /// A text that is no serial number.
+    /// The text is not a serial number.
+    #[error("{0:?} is not a serial number: hexadecimal with colons, after 0x, or of 16 digits and more")]
     Serial(String),
-    /// A text that is no reason to revoke a certificate.
+    /// The text is not a reason to revoke a certificate.
+    #[error(
+        "{0:?} is not a reason (unspecified, key-compromise, affiliation-changed, superseded, \
+         cessation-of-operation, privilege-withdrawn)"
+    )]
     Reason(String),
-    /// An authority cannot revoke itself.
+    /// An authority cannot revoke its own certificate.
+    #[error("this is the authority's own certificate, which no list revokes")]
     OwnSerial,
     /// The key usage of the authority's certificate lacks cRLSign.
+    #[error("the authority's certificate does not allow it to sign revocation lists")]
     NoListSigner,
-    /// A certificate says something that a new one would not: what that is.
+    /// The certificate holds something that a new one would not hold.
+    #[error("the certificate cannot be renewed as it is: {0}")]
     Renewal(String),
 }
-
-impl fmt::Display for BadRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => write!(f, "{name:?} is not a name of 1 to 64 printable characters"),
-            Self::Days(days) => write!(f, "{days} days is not a lifetime of 1 to 36500 days"),
-            Self::Start => f.write_str("a lifetime begins between 1970 and 9999"),
-            Self::AuthorityExpires { not_after } => {
-                write!(
-                    f,
-                    "the authority's own certificate expires at {not_after}, before that"
-                )
-            }
-            Self::UnknownRole(bits) => write!(f, "{bits:#x} is not a role"),
-            Self::NilUuid => f.write_str("the nil UUID names nobody"),
-            Self::Key(kind) => write!(f, "making {kind} keys needs the feature aws-lc-rs"),
-            Self::UnknownKey(text) => {
-                write!(
-                    f,
-                    "{text:?} is not a kind of key (p256, rsa2048, rsa4096, ed25519)"
-                )
-            }
-            Self::AuthorityName => f.write_str("the authority's name is in an unsupported form"),
-            Self::Serial(text) => write!(
-                f,
-                "{text:?} is not a serial number: hexadecimal with colons, after 0x, or of 16 digits and more"
-            ),
-            Self::Reason(text) => write!(
-                f,
-                "{text:?} is not a reason (unspecified, key-compromise, affiliation-changed, superseded, \
-                 cessation-of-operation, privilege-withdrawn)"
-            ),
-            Self::OwnSerial => f.write_str("this is the authority's own certificate, which no list revokes"),
-            Self::NoListSigner => {
-                f.write_str("the authority's certificate does not allow it to sign revocation lists")
-            }
-            Self::Renewal(why) => write!(f, "the certificate cannot be renewed as it is: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for BadRequest {}

@@ -85,21 +85,10 @@ fn is_name(name: &str) -> bool {
         && labels.rsplit('.').next().is_some_and(|last| !is_number(last))
 }
 
-/// A text that is neither a DNS name nor an IP address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The text is neither a DNS name nor an IP address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a DNS name or IP address (and takes no port)")]
 pub struct ParseHostError(String);
-
-impl fmt::Display for ParseHostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is not a DNS name or IP address (and takes no port)",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for ParseHostError {}
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
 use uuid::Uuid;
 
-use super::{CertificateInfo, Error, Fault, inspect, provider, store};
+use super::store::Sections;
+use super::{CertificateInfo, Error, Fault, der, provider, store};
 use crate::Role;
 
 /// A certificate chain and its private key, checked to belong together. The
@@ -51,14 +52,26 @@ impl Identity {
     /// As [`load`](Self::load); each names the file that is at fault.
     pub fn load_parts(certificates: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, Error> {
         let (certificates, key) = (certificates.as_ref(), key.as_ref());
+        let identity = Self::load_with(certificates, Some(key), Sections::key)?;
+        identity.judge(&store::origin(certificates))
+    }
+
+    fn load_with(
+        certificates: &Path,
+        key: Option<&Path>,
+        key_of: impl FnOnce(&Sections) -> Result<PrivateKeyDer<'static>, Fault>,
+    ) -> Result<Self, Error> {
         let origin = store::origin(certificates);
-        let key_origin = store::origin(key);
+        let key_origin = key.map_or_else(|| origin.clone(), store::origin);
         let sections = store::load(certificates)?;
         let chain = sections.certificates().map_err(Error::content(&origin))?;
-        let key = store::load(key)?.key().map_err(Error::content(&key_origin))?;
-        let both = format!("{key_origin} (with {origin})");
-        let identity = Self::assemble(chain.to_vec(), key, &origin, &both)?;
-        identity.judge(&origin)
+        let apart = key.map(store::load).transpose()?;
+        let private = key_of(apart.as_ref().unwrap_or(&sections)).map_err(Error::content(&key_origin))?;
+        let both = match key {
+            Some(_) => format!("{key_origin} (with {origin})"),
+            None => key_origin,
+        };
+        Self::assemble(chain.to_vec(), private, &origin, &both)
     }
 
     /// Loads an identity for a protocol that knows no roles of SSNTP: any
@@ -76,15 +89,9 @@ impl Identity {
         key: Option<&Path>,
         passphrase: Option<&[u8]>,
     ) -> Result<Self, Error> {
+        let identity = Self::load_with(certificates, key, |sections| sections.key_under(passphrase))?;
+        let valid = identity.info().check_validity(der::now());
         let origin = store::origin(certificates);
-        let key_origin = key.map_or_else(|| origin.clone(), store::origin);
-        let sections = store::load(certificates)?;
-        let chain = sections.certificates().map_err(Error::content(&origin))?.to_vec();
-        let apart = key.map(store::load).transpose()?;
-        let key = apart.as_ref().unwrap_or(&sections).key_under(passphrase);
-        let key = key.map_err(Error::content(&key_origin))?;
-        let identity = Self::assemble(chain, key, &origin, &key_origin)?;
-        let valid = identity.info().check_validity(inspect::now());
         valid.map(|()| identity).map_err(Error::content(origin))
     }
 
@@ -146,7 +153,7 @@ impl Identity {
     }
 
     fn judge(self, origin: &str) -> Result<Self, Error> {
-        let valid = self.info().check_validity(inspect::now());
+        let valid = self.info().check_validity(der::now());
         let judged = valid.and_then(|()| match self.roles() {
             Role::NONE => Err(Fault::NoRole),
             _ => Ok(self),
@@ -204,7 +211,7 @@ fn first_of(chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, Fault>
 pub(super) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<Arc<dyn SigningKey>, Error> {
     let provider = provider()?;
     let load = || {
-        if inspect::is_pem(key.secret_der()) {
+        if der::is_pem(key.secret_der()) {
             return Err(Fault::NotDer);
         }
         let loaded = provider.key_provider.load_private_key(key);
@@ -220,7 +227,7 @@ pub(super) fn certify(
     key: Arc<dyn SigningKey>,
 ) -> Result<Arc<CertifiedKey>, Fault> {
     let own = match chain.first() {
-        Some(first) => inspect::parse(first)?.public_key().raw.to_vec(),
+        Some(first) => der::certificate(first)?.public_key().raw.to_vec(),
         None => return Err(Fault::NoCertificate),
     };
     // Some signers do not tell; then peers find out.

@@ -1,25 +1,19 @@
 //! The facts that a certificate states about its holder.
 
-use std::borrow::{Borrow, Cow};
-use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
-use x509_parser::asn1_rs::Header;
-use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::{GeneralName, ParsedExtension};
-use x509_parser::prelude::FromDer;
+use x509_parser::extensions::GeneralName;
 use x509_parser::public_key::PublicKey;
 use x509_parser::time::ASN1Time;
-use x509_parser::x509::{SubjectPublicKeyInfo, X509Name};
+use x509_parser::x509::SubjectPublicKeyInfo;
 
+use super::der::{self, authority_key, distinguished_name, hexadecimal, rfc3339};
 use super::{Fault, Host, eku, provider};
-use crate::Role;
 use crate::printable::printable;
+use crate::role::Role;
 
 const UUID_SCHEME: &str = "urn:uuid:";
 
@@ -76,22 +70,19 @@ impl CertificateInfo {
     /// `urn:uuid:` SAN is not a UUID in RFC 9562 form, is nil, or differs
     /// from another one.
     pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Fault> {
-        let parsed = parse(certificate)?;
-        let bad = |what: &str, error: &dyn std::fmt::Display| {
-            Fault::BadCertificate(format!("{what}: {}", printable(&error.to_string())))
-        };
+        let parsed = der::certificate(certificate)?;
         let usages = eku::usages(&parsed)?;
-        let constraints = parsed
-            .basic_constraints()
-            .map_err(|error| bad("basic constraints", &error))?;
-        let alternatives = parsed
-            .subject_alternative_name()
-            .map_err(|error| bad("subject alternative names", &error))?;
+        let constraints = parsed.basic_constraints();
+        let constraints = constraints.map_err(der::broken("basic constraints"))?;
+        let alternatives = parsed.subject_alternative_name();
+        let alternatives = alternatives.map_err(der::broken("subject alternative names"))?;
         let names = match &alternatives {
             Some(extension) => Names::read(&extension.value.general_names)?,
             None => Names::default(),
         };
-        let validity = parsed.validity();
+        let moment = |time: &ASN1Time| {
+            der::moment(time).ok_or_else(|| Fault::BadCertificate(format!("a lifetime at {time}")))
+        };
         Ok(Self {
             subject: distinguished_name(parsed.subject()),
             issuer: distinguished_name(parsed.issuer()),
@@ -100,8 +91,8 @@ impl CertificateInfo {
             uuid: names.uuid,
             hosts: names.hosts,
             other_names: names.others,
-            not_before: moment(&validity.not_before)?,
-            not_after: moment(&validity.not_after)?,
+            not_before: moment(&parsed.validity().not_before)?,
+            not_after: moment(&parsed.validity().not_after)?,
             key: key_kind(parsed.public_key()),
             is_authority: constraints.is_some_and(|extension| extension.value.ca),
             // No extended key usage at all means that TLS allows any.
@@ -112,7 +103,7 @@ impl CertificateInfo {
         })
     }
 
-    /// A certificate that states nothing, and was never valid.
+    /// A certificate that states nothing and was never valid: for bytes that are not one.
     pub fn nothing(certificate: &CertificateDer<'_>) -> Self {
         Self {
             subject: String::new(),
@@ -158,7 +149,7 @@ impl CertificateInfo {
     /// [`Trust::verify`](super::Trust::verify).
     pub fn has_same_issuer(&self, other: &Self) -> bool {
         // Read again, since few certificates are ever compared.
-        match (parse(&self.der), parse(&other.der)) {
+        match (der::certificate(&self.der), der::certificate(&other.der)) {
             (Ok(one), Ok(other)) => {
                 one.issuer().as_raw() == other.issuer().as_raw()
                     && authority_key(&one) == authority_key(&other)
@@ -213,107 +204,6 @@ impl PartialEq for CertificateInfo {
 }
 
 impl Eq for CertificateInfo {}
-
-/// A certificate that has been read, kept as its DER: less than half of what
-/// the facts take. They are read again once somebody asks. With it are those between
-/// it and a trusted authority, where its holder showed any. Clones share all of it,
-/// and two that are equal have the same DER.
-#[derive(Clone)]
-pub struct KeptCertificate(Arc<Kept>);
-
-struct Kept {
-    der: Box<[u8]>,
-    facts: OnceLock<Box<CertificateInfo>>,
-    intermediates: Option<Arc<[CertificateDer<'static>]>>,
-}
-
-impl KeptCertificate {
-    pub fn new(certificate: &CertificateInfo, intermediates: Option<Arc<[CertificateDer<'static>]>>) -> Self {
-        Self(Arc::new(Kept {
-            der: Box::from(&certificate.der[..]),
-            facts: OnceLock::new(),
-            intermediates,
-        }))
-    }
-
-    /// It and those that its holder showed with it.
-    pub fn chain(&self) -> Vec<CertificateDer<'_>> {
-        let intermediates = self
-            .0
-            .intermediates
-            .iter()
-            .flat_map(|shown| shown.iter().cloned());
-        let leaf = CertificateDer::from(&self.0.der[..]);
-        std::iter::once(leaf).chain(intermediates).collect()
-    }
-
-    /// Whether it is the same one.
-    pub fn is(&self, other: &CertificateInfo) -> bool {
-        *self.0.der == *other.der
-    }
-
-    pub fn info(&self) -> &CertificateInfo {
-        self.0.facts.get_or_init(|| Box::new(self.read()))
-    }
-
-    /// The same without keeping it: for who goes through the certificates of all
-    /// sessions.
-    pub fn glance(&self) -> Cow<'_, CertificateInfo> {
-        match self.0.facts.get() {
-            Some(info) => Cow::Borrowed(info),
-            None => Cow::Owned(self.read()),
-        }
-    }
-
-    fn read(&self) -> CertificateInfo {
-        let der = CertificateDer::from(&self.0.der[..]);
-        // The same bytes were read before.
-        CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
-    }
-
-    /// The bytes of its serial number. Nothing else is read, since whoever looks
-    /// for one goes through thousands.
-    pub fn serial(&self) -> Option<&[u8]> {
-        let inside = |bytes| Header::from_der(bytes).ok();
-        let (certificate, _) = inside(&self.0.der)?;
-        let (to_be_signed, _) = inside(certificate)?;
-        let (mut first, mut header) = inside(to_be_signed)?;
-        // The version, which the oldest certificates do not have.
-        if header.is_contextspecific() {
-            let len = header.length().definite().ok()?;
-            (first, header) = inside(first.get(len..)?)?;
-        }
-        first.get(..header.length().definite().ok()?)
-    }
-}
-
-// A table of certificates is searched by DER, so that whoever looks one up
-// need not make a `KeptCertificate` of it first.
-impl Borrow<[u8]> for KeptCertificate {
-    fn borrow(&self) -> &[u8] {
-        &self.0.der
-    }
-}
-
-impl PartialEq for KeptCertificate {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.der == other.0.der
-    }
-}
-
-impl Eq for KeptCertificate {}
-
-impl Hash for KeptCertificate {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.der.hash(state);
-    }
-}
-
-impl fmt::Debug for KeptCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.info(), f)
-    }
-}
 
 /// What the SANs of a certificate say.
 #[derive(Default)]
@@ -371,105 +261,11 @@ impl Names {
     }
 }
 
-/// Parses a certificate and nothing behind it.
-pub(super) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Fault> {
-    if is_pem(certificate) {
-        return Err(Fault::NotDer);
-    }
-    match X509Certificate::from_der(certificate) {
-        Ok(([], parsed)) => Ok(parsed),
-        Ok((rest, _)) => Err(Fault::BadCertificate(format!(
-            "{} bytes too many at its end",
-            rest.len()
-        ))),
-        Err(error) => Err(Fault::BadCertificate(printable(&error.to_string()))),
-    }
-}
-
-/// Whether bytes that should be DER are a PEM text.
-pub(super) fn is_pem(der: &[u8]) -> bool {
-    der.trim_ascii_start().starts_with(b"-----BEGIN ")
-}
-
-/// The identifier of the key that signed the certificate, where it says so.
-fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
-    certificate
-        .extensions()
-        .iter()
-        .find_map(|extension| match extension.parsed_extension() {
-            ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref(),
-            _ => None,
-        })
-        .map(|identifier| identifier.0)
-}
-
-/// The present time, by which lifetimes are judged.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "certificates are valid at a time of day"
-)]
-pub(super) fn now() -> SystemTime {
-    SystemTime::now()
-}
-
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Some(bytes.into());
     }
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
-}
-
-pub(super) fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
-    let seconds = time.timestamp();
-    let distance = Duration::from_secs(seconds.unsigned_abs());
-    let moment = if seconds < 0 {
-        UNIX_EPOCH.checked_sub(distance)
-    } else {
-        UNIX_EPOCH.checked_add(distance)
-    };
-    moment.ok_or_else(|| Fault::BadCertificate(format!("a lifetime at {time}")))
-}
-
-/// For times of certificates and of sessions: whole seconds from the year 0 to
-/// 9999 are enough.
-pub fn rfc3339(time: SystemTime) -> String {
-    let seconds = match time.duration_since(UNIX_EPOCH) {
-        Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-        Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
-    };
-    match ASN1Time::from_timestamp(seconds) {
-        Ok(time) => {
-            let time = time.to_datetime();
-            format!(
-                "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-                time.year(),
-                u8::from(time.month()),
-                time.day(),
-                time.hour(),
-                time.minute(),
-                time.second()
-            )
-        }
-        Err(_) => format!("{seconds} seconds since 1970"),
-    }
-}
-
-pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
-    printable(&name.to_string())
-}
-
-/// In one piece: a server reads a certificate in each handshake, and many small
-/// strings would be left as holes in its memory.
-pub(super) fn hexadecimal(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(3 * bytes.len());
-    for (at, byte) in bytes.iter().enumerate() {
-        if at > 0 {
-            text.push(':');
-        }
-        let digit = |value: u8| char::from_digit(value.into(), 16);
-        text.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
-    }
-    text
 }
 
 fn key_kind(key: &SubjectPublicKeyInfo<'_>) -> String {
@@ -556,51 +352,6 @@ mod tests {
 
     #[cfg(feature = "issue")]
     #[test]
-    fn a_kept_certificate_states_what_it_stated_when_it_was_read() {
-        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        let issue = || {
-            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
-            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
-        };
-        let (one, other) = (issue(), issue());
-        let kept = KeptCertificate::new(&one, None);
-        assert!(kept.is(&one) && !kept.is(&other));
-        // Every fact of it, where `==` looks at the DER alone.
-        assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
-        assert_eq!(kept.info().roles, Role::AGENT);
-    }
-
-    #[cfg(feature = "issue")]
-    #[test]
-    fn a_kept_certificate_tells_its_serial_number_without_being_read() {
-        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
-        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        for _ in 0..20 {
-            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
-            let kept = KeptCertificate::new(issued.info(), None);
-            assert_eq!(
-                kept.serial().map(hexadecimal).as_ref(),
-                Some(&issued.info().serial)
-            );
-            assert!(kept.0.facts.get().is_none());
-            assert_eq!(*kept.glance(), *issued.info());
-            assert!(kept.0.facts.get().is_none());
-        }
-        for der in [
-            &[][..],
-            &[0x30],
-            &[0x30, 0x80],
-            &[0x30, 3, 0x30, 1, 0xa0],
-            &[0xff; 40],
-        ] {
-            let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
-            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
-        }
-    }
-
-    #[cfg(feature = "issue")]
-    #[test]
     fn certificates_of_one_authority_are_told_from_those_of_another_of_its_name() {
         use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
         let authority = || Authority::new(&AuthorityRequest::default()).unwrap();
@@ -616,23 +367,5 @@ mod tests {
         assert!(!one.has_same_issuer(&stranger));
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
         assert!(!nothing.has_same_issuer(&nothing));
-    }
-
-    #[test]
-    fn what_is_no_certificate_states_nothing() {
-        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
-        let kept = KeptCertificate::new(&nothing, None);
-        assert_eq!(kept.info().roles, Role::NONE);
-        assert!(kept.info().check_validity(now()).is_err());
-    }
-
-    #[test]
-    fn times_print_in_rfc_3339_form() {
-        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert_eq!(rfc3339(UNIX_EPOCH), "1970-01-01T00:00:00Z");
-        assert_eq!(rfc3339(at(951_782_399)), "2000-02-28T23:59:59Z");
-        assert_eq!(rfc3339(at(253_402_300_799)), "9999-12-31T23:59:59Z");
-        let before = UNIX_EPOCH - Duration::from_secs(1);
-        assert_eq!(rfc3339(before), "1969-12-31T23:59:59Z");
     }
 }

@@ -12,14 +12,12 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
-use x509_parser::extensions::ParsedExtension;
 use x509_parser::x509::X509Name;
 
 use super::identity::{certify, signing_key};
+use super::limits::check_issuer;
 use super::request::{AuthorityRequest, CertificateRequest, KeyKind};
-use super::{
-    BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, eku, inspect, provider, store,
-};
+use super::{BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, der, eku, provider, store};
 
 pub(super) const CERTIFICATE_FILE: &str = "ca.pem";
 pub(super) const KEY_FILE: &str = "ca.key";
@@ -92,7 +90,7 @@ impl Authority {
         let sections = store::Sections::read(certificate_pem.as_bytes());
         let info = sections
             .and_then(|sections| CertificateInfo::from_der(&sections.certificates()?[0]))
-            .and_then(|info| info.check_validity(inspect::now()).map(|()| info))
+            .and_then(|info| info.check_validity(der::now()).map(|()| info))
             .map_err(Error::content(&origin))?;
         let key = store::Sections::read(key_pem.as_bytes())
             .and_then(|sections| sections.key())
@@ -213,7 +211,7 @@ impl Authority {
     /// put together again on the way, which may lose an unusual form.
     fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
         let same = || {
-            let (issued, own) = (inspect::parse(issued)?, inspect::parse(&self.info.der)?);
+            let (issued, own) = (der::certificate(issued)?, der::certificate(&self.info.der)?);
             Ok(issued.issuer().as_raw() == own.subject().as_raw())
         };
         match same() {
@@ -334,7 +332,7 @@ pub(super) fn lifetime(from: Option<SystemTime>, days: u32) -> Result<(u64, u64)
     if !(1..=MAX_DAYS).contains(&days) {
         return Err(BadRequest::Days(days));
     }
-    let start = from.unwrap_or_else(inspect::now);
+    let start = from.unwrap_or_else(der::now);
     let start = start
         .duration_since(UNIX_EPOCH)
         .map_err(|_| BadRequest::Start)?
@@ -413,20 +411,12 @@ pub(super) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
 /// certificate: its name, its key's identifier, and that it may sign at all.
 pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
     let unfit = |fault| Error::content(origin)(fault);
-    let parsed = inspect::parse(&authority.der).map_err(unfit)?;
-    let usage = parsed.key_usage();
-    let usage = usage.map_err(|error| unfit(Fault::BadCertificate(format!("key usage: {error}"))))?;
-    // A certificate that limits its key's usage must allow this one.
-    if usage.is_some_and(|usage| !usage.value.key_cert_sign()) {
-        let subject = authority.subject.clone();
-        return Err(unfit(Fault::NotAuthority { subject }));
-    }
+    let parsed = der::certificate(&authority.der).map_err(unfit)?;
+    check_issuer(&parsed).map_err(unfit)?;
     let mut params = CertificateParams::default();
     params.distinguished_name = issuer_name(parsed.subject()).ok_or(BadRequest::AuthorityName)?;
-    for extension in parsed.iter_extensions() {
-        if let ParsedExtension::SubjectKeyIdentifier(identifier) = extension.parsed_extension() {
-            params.key_identifier_method = KeyIdMethod::PreSpecified(identifier.0.to_vec());
-        }
+    if let Some(identifier) = der::subject_key(&parsed) {
+        params.key_identifier_method = KeyIdMethod::PreSpecified(identifier);
     }
     Ok(params)
 }

@@ -4,8 +4,9 @@
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::KeyUsage;
 
-use super::{CertificateInfo, Fault, eku, inspect};
+use super::{CertificateInfo, Fault, der, eku};
 use crate::Role;
 
 /// How many authorities may stand below one that is trusted (its path length),
@@ -18,9 +19,11 @@ pub(super) struct PathLength {
 
 impl PathLength {
     pub(super) fn of(authority: &CertificateInfo) -> Result<Option<Self>, Fault> {
-        let parsed = inspect::parse(&authority.der)?;
+        let parsed = der::certificate(&authority.der)?;
         check_issuer(&parsed)?;
-        let constraints = parsed.basic_constraints().map_err(broken)?;
+        let constraints = parsed
+            .basic_constraints()
+            .map_err(der::broken("basic constraints"))?;
         let longest = constraints.and_then(|extension| extension.value.path_len_constraint);
         Ok(longest.map(|longest| Self {
             subject: parsed.subject().as_raw().to_vec(),
@@ -40,15 +43,14 @@ pub(super) fn check(
     intermediates: &[&CertificateDer<'_>],
     authorities: &[PathLength],
 ) -> Result<(), Fault> {
-    let first = inspect::parse(first)?;
-    let usage = first.key_usage().map_err(broken)?;
-    if usage.is_some_and(|extension| !extension.value.digital_signature()) {
+    let first = der::certificate(first)?;
+    if !der::key_may(&first, KeyUsage::digital_signature)? {
         return Err(Fault::NotForSignatures);
     }
     let roles = eku::usages(&first)?.map_or(Role::NONE, eku::roles);
     let mut issuers = vec![first.issuer().as_raw()];
     let mut below = 0;
-    let parsed = intermediates.iter().map(|der| inspect::parse(der));
+    let parsed = intermediates.iter().map(|shown| der::certificate(shown));
     let parsed: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
     for issuer in &parsed {
         check_issuer(issuer)?;
@@ -57,7 +59,7 @@ pub(super) fn check(
             && !eku::roles(usages).contains(roles)
         {
             return Err(Fault::RoleNotIssuers {
-                issuer: inspect::distinguished_name(issuer.subject()),
+                issuer: der::distinguished_name(issuer.subject()),
             });
         }
         // RFC 5280, section 4.2.1.9: the new certificate of an authority by
@@ -73,17 +75,12 @@ pub(super) fn check(
     }
 }
 
-/// An authority whose key usage leaves out keyCertSign issues no certificates.
-fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
-    let usage = issuer.key_usage().map_err(broken)?;
-    match usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
-        true => Err(Fault::NotAuthority {
-            subject: inspect::distinguished_name(issuer.subject()),
+/// An authority whose key usage lacks keyCertSign may not issue certificates.
+pub(super) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
+    match der::key_may(issuer, KeyUsage::key_cert_sign)? {
+        true => Ok(()),
+        false => Err(Fault::NotAuthority {
+            subject: der::distinguished_name(issuer.subject()),
         }),
-        false => Ok(()),
     }
-}
-
-fn broken(error: x509_parser::error::X509Error) -> Fault {
-    Fault::BadCertificate(error.to_string())
 }

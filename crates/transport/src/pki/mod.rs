@@ -49,6 +49,7 @@
 //! Nothing here opens a socket. Loading and saving block on the disk, making
 //! an RSA key takes up to seconds, and the rest is quick.
 
+mod der;
 mod eku;
 mod error;
 mod host;
@@ -56,8 +57,10 @@ mod identity;
 mod inspect;
 #[cfg(feature = "issue")]
 mod issue;
+mod kept;
 mod limits;
-mod list_info;
+mod list;
+mod pem;
 mod provider;
 #[cfg(feature = "issue")]
 mod renew;
@@ -66,7 +69,6 @@ mod request;
 mod revocation;
 #[cfg(feature = "issue")]
 mod revoke;
-mod signature;
 mod store;
 mod trust;
 mod version_1;
@@ -79,23 +81,23 @@ pub use rustls::{
     sign::{CertifiedKey, SigningKey},
 };
 
+pub use self::der::rfc3339;
 pub use self::eku::roles_of;
 pub use self::error::{BadRequest, Error, Fault};
 pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
-pub use self::inspect::KeptCertificate;
-pub use self::inspect::rfc3339;
 #[cfg(feature = "issue")]
 pub use self::issue::{Authority, Issued};
-pub use self::list_info::{RevocationListInfo, RevocationReason, Revoked, Serial};
+pub use self::kept::KeptCertificate;
+pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
 pub use self::provider::provider;
 pub use self::provider::ticketer;
 #[cfg(feature = "issue")]
 pub use self::renew::{RenewalRequest, Renewed};
 #[cfg(feature = "issue")]
 pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
-pub use self::revocation::{RevocationList, RevocationLists};
+pub use self::revocation::RevocationLists;
 #[cfg(feature = "issue")]
 pub use self::revoke::SignedRevocationList;
 pub use self::store::load_certificates;

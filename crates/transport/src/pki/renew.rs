@@ -14,7 +14,7 @@ use super::issue::{
 use super::revoke::{hold, write};
 use super::{
     Authority, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Issued, KeyKind, Serial, Trust,
-    inspect, store,
+    der, pem, store,
 };
 
 /// How a certificate is renewed.
@@ -125,7 +125,7 @@ impl Authority {
         let path = directory.join(CERTIFICATE_FILE);
         let origin = store::origin(&path);
         let unfit = |fault| Error::content(&origin)(fault);
-        let own = inspect::parse(&self.info.der).map_err(unfit)?;
+        let own = der::certificate(&self.info.der).map_err(unfit)?;
         if own.subject().as_raw() != own.issuer().as_raw() {
             return Err(BadRequest::Renewal("another authority signed it: renew it there".to_owned()).into());
         }
@@ -150,7 +150,7 @@ impl Authority {
         let key = self.key().map_err(unfit)?;
         let certificate = wanted.self_signed(&key).map_err(crypto)?;
         let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
-        let same = inspect::parse(&info.der).map_err(unfit)?.subject().as_raw() == own.subject().as_raw();
+        let same = der::certificate(&info.der).map_err(unfit)?.subject().as_raw() == own.subject().as_raw();
         if !same {
             return Err(BadRequest::AuthorityName.into());
         }
@@ -163,19 +163,6 @@ impl Authority {
     fn key(&self) -> Result<KeyPair, Fault> {
         let sections = store::Sections::read(self.key_pem().as_bytes())?;
         key_pair(&sections.key()?)
-    }
-}
-
-impl KeyKind {
-    /// The kind of a certificate's key, where such keys can be made.
-    fn of(certificate: &CertificateInfo) -> Option<Self> {
-        match certificate.key.as_str() {
-            "P-256" => Some(Self::P256),
-            "Ed25519" => Some(Self::Ed25519),
-            "RSA 2048" => Some(Self::Rsa2048),
-            "RSA 4096" => Some(Self::Rsa4096),
-            _ => None,
-        }
     }
 }
 
@@ -226,7 +213,7 @@ fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
 
 /// The holder's name, where it is nothing but a common name.
 fn common_name(certificate: &CertificateInfo) -> Option<String> {
-    let parsed = inspect::parse(&certificate.der).ok()?;
+    let parsed = der::certificate(&certificate.der).ok()?;
     let mut parts = parsed.subject().iter_rdn();
     let (Some(part), None) = (parts.next(), parts.next()) else {
         return None;
@@ -250,13 +237,7 @@ fn days_of(certificate: &CertificateInfo) -> u32 {
 
 /// The certificates of a PEM text but the first, as they stand there.
 fn behind_the_first(pem: &[u8]) -> String {
-    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
-    const END: &str = "-----END CERTIFICATE-----";
-    let text = String::from_utf8_lossy(pem);
-    let begun = text.match_indices(BEGIN).skip(1).map(|(at, _)| &text[at..]);
-    begun
-        .filter_map(|section| Some(section[..section.find(END)? + END.len()].to_owned() + "\n"))
-        .collect()
+    pem::texts(pem, "CERTIFICATE").skip(1).collect()
 }
 
 #[cfg(test)]
@@ -306,7 +287,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         let loaded = Identity::load(&path).unwrap();
         assert_eq!(loaded.info(), after);
-        let public = |info: &CertificateInfo| inspect::parse(&info.der).unwrap().public_key().raw.to_vec();
+        let public = |info: &CertificateInfo| der::certificate(&info.der).unwrap().public_key().raw.to_vec();
         assert_ne!(public(before), public(after));
         let keeping = RenewalRequest {
             keep_key: true,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use super::{BadRequest, Host};
+use super::{BadRequest, CertificateInfo, Host};
 use crate::Role;
 
 /// The kind of a private key.
@@ -25,18 +25,25 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    const TABLE: [(Self, &'static str); 4] = [
-        (Self::P256, "p256"),
-        (Self::Rsa2048, "rsa2048"),
-        (Self::Rsa4096, "rsa4096"),
-        (Self::Ed25519, "ed25519"),
+    /// Each kind with its name, and as [`CertificateInfo::key`] shows it.
+    const TABLE: [(Self, &'static str, &'static str); 4] = [
+        (Self::P256, "p256", "P-256"),
+        (Self::Rsa2048, "rsa2048", "RSA 2048"),
+        (Self::Rsa4096, "rsa4096", "RSA 4096"),
+        (Self::Ed25519, "ed25519", "Ed25519"),
     ];
+
+    /// The kind of a certificate's key, if such keys can be made.
+    pub(super) fn of(certificate: &CertificateInfo) -> Option<Self> {
+        let mut kinds = Self::TABLE.into_iter();
+        kinds.find_map(|(kind, _, shown)| (shown == certificate.key).then_some(kind))
+    }
 }
 
 impl fmt::Display for KeyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::TABLE.into_iter().find(|(kind, _)| kind == self);
-        f.write_str(name.map_or("", |(_, name)| name))
+        let name = Self::TABLE.into_iter().find(|(kind, ..)| kind == self);
+        f.write_str(name.map_or("", |(_, name, _)| name))
     }
 }
 
@@ -47,8 +54,8 @@ impl FromStr for KeyKind {
     fn from_str(text: &str) -> Result<Self, BadRequest> {
         Self::TABLE
             .into_iter()
-            .find(|(_, name)| name.eq_ignore_ascii_case(text))
-            .map(|(kind, _)| kind)
+            .find(|(_, name, _)| name.eq_ignore_ascii_case(text))
+            .map(|(kind, ..)| kind)
             .ok_or_else(|| BadRequest::UnknownKey(text.to_owned()))
     }
 }
@@ -94,38 +101,21 @@ impl Default for AuthorityRequest {
 }
 
 impl AuthorityRequest {
-    /// Sets the organization.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
+    crate::setters! {
+        /// Sets the organization.
+        name: impl Into<String>;
+        /// Sets the kind of key.
+        key: KeyKind;
+        /// Sets the lifetime.
+        days: u32;
+        /// Sets the start of the lifetime.
+        valid_from: SystemTime;
     }
 
-    /// Adds a place to look for a server.
+    /// Adds a name or an address at which clients may look for a server.
     #[must_use]
     pub fn host(mut self, host: Host) -> Self {
         self.hosts.push(host);
-        self
-    }
-
-    /// Sets the kind of key.
-    #[must_use]
-    pub fn key(mut self, key: KeyKind) -> Self {
-        self.key = key;
-        self
-    }
-
-    /// Sets the lifetime.
-    #[must_use]
-    pub fn days(mut self, days: u32) -> Self {
-        self.days = days;
-        self
-    }
-
-    /// Sets the start of the lifetime.
-    #[must_use]
-    pub fn valid_from(mut self, start: SystemTime) -> Self {
-        self.valid_from = Some(start);
         self
     }
 }
@@ -182,45 +172,23 @@ impl CertificateRequest {
         }
     }
 
-    /// Sets the name.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
+    crate::setters! {
+        /// Sets the holder's name.
+        name: impl Into<String>;
+        /// Sets the kind of key.
+        key: KeyKind;
+        /// Sets the lifetime.
+        days: u32;
+        /// Sets the start of the lifetime.
+        valid_from: SystemTime;
+        /// Binds the holder to a UUID.
+        uuid: Uuid;
     }
 
     /// Adds a DNS name or an address, in place of the default ones.
     #[must_use]
     pub fn host(mut self, host: Host) -> Self {
         self.hosts.push(host);
-        self
-    }
-
-    /// Binds the holder to a UUID.
-    #[must_use]
-    pub fn uuid(mut self, uuid: Uuid) -> Self {
-        self.uuid = Some(uuid);
-        self
-    }
-
-    /// Sets the kind of key.
-    #[must_use]
-    pub fn key(mut self, key: KeyKind) -> Self {
-        self.key = key;
-        self
-    }
-
-    /// Sets the lifetime.
-    #[must_use]
-    pub fn days(mut self, days: u32) -> Self {
-        self.days = days;
-        self
-    }
-
-    /// Sets the start of the lifetime.
-    #[must_use]
-    pub fn valid_from(mut self, start: SystemTime) -> Self {
-        self.valid_from = Some(start);
         self
     }
 

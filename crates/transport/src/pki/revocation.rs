@@ -11,8 +11,6 @@
 //! handshake, where here that is done once; and its alert for a list that is out of
 //! date tells clients to stay away for good.
 
-use std::collections::HashSet;
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -20,13 +18,10 @@ use std::time::SystemTime;
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::{ParsedExtension, X509Extension};
-use x509_parser::prelude::FromDer;
-use x509_parser::revocation_list::CertificateRevocationList;
+use x509_parser::extensions::KeyUsage;
 
-use super::signature::is_signed_by;
-use super::{CertificateInfo, Error, Fault, inspect, provider, store};
-use crate::printable::printable;
+use super::der::{self, is_signed_by};
+use super::{CertificateInfo, Error, Fault, RevocationList, Serial, provider, store};
 
 /// Certificate revocation lists (CRLs), of one or several authorities, to be
 /// counted by a [`Trust`](super::Trust::with_revocation_lists).
@@ -85,9 +80,14 @@ impl RevocationLists {
         if lists.is_empty() {
             return Err(Fault::NoRevocationList);
         }
-        let lists: Result<Vec<_>, _> = lists.iter().map(RevocationList::from_der).collect();
+        let lists = lists.iter().map(RevocationList::from_der);
+        let lists: Vec<_> = lists.collect::<Result<_, _>>()?;
+        if !lists.iter().all(|list| list.is_understood) {
+            let why = "it is of a kind that is not understood";
+            return Err(Fault::BadRevocationList(why.to_owned()));
+        }
         Ok(Self {
-            lists: lists?.into(),
+            lists: lists.into(),
             origin: origin.into(),
             enforced: false,
         })
@@ -113,117 +113,6 @@ impl RevocationLists {
     }
 }
 
-/// The facts in one revocation list, read and not judged.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct RevocationList {
-    /// Whose list it is, as in [`CertificateInfo::issuer`].
-    pub issuer: String,
-    /// When it was made.
-    pub this_update: SystemTime,
-    /// When there should be a newer one, where it says so.
-    pub next_update: Option<SystemTime>,
-    /// The issuer's name as it is compared.
-    name: Box<[u8]>,
-    /// Without leading zeros.
-    serials: HashSet<Box<[u8]>>,
-    der: Box<[u8]>,
-}
-
-impl RevocationList {
-    fn from_der(der: &CertificateRevocationListDer<'_>) -> Result<Self, Fault> {
-        if inspect::is_pem(der) {
-            return Err(Fault::NotDer);
-        }
-        let bad = |why: String| Fault::BadRevocationList(printable(&why));
-        let list = match CertificateRevocationList::from_der(der) {
-            Ok(([], list)) => list,
-            Ok((rest, _)) => return Err(bad(format!("{} bytes too many at its end", rest.len()))),
-            Err(e) => return Err(bad(e.to_string())),
-        };
-        let entries = || list.iter_revoked_certificates();
-        // A list of changes to another list, or of several issuers, does not say
-        // by itself what it seems to say.
-        let is_understood = list.extensions().iter().all(of_list)
-            && entries().all(|entry| entry.extensions().iter().all(of_entry));
-        if !is_understood {
-            return Err(bad("it is of a kind that is not understood".to_owned()));
-        }
-        let moment = |time| inspect::moment(&time).map_err(|fault| bad(fault.to_string()));
-        Ok(Self {
-            issuer: inspect::distinguished_name(list.issuer()),
-            this_update: moment(list.last_update())?,
-            next_update: list.next_update().map(moment).transpose()?,
-            name: list.issuer().as_raw().into(),
-            serials: entries().map(|entry| plain(entry.raw_serial()).into()).collect(),
-            der: Box::from(&der[..]),
-        })
-    }
-
-    /// How many certificates it revokes.
-    pub fn len(&self) -> usize {
-        self.serials.len()
-    }
-
-    /// Whether it revokes none.
-    pub fn is_empty(&self) -> bool {
-        self.serials.is_empty()
-    }
-
-    /// Whether it revokes its issuer's certificate of this serial number, which is
-    /// in hexadecimal as in [`CertificateInfo::serial`], with colons or without.
-    pub fn has_serial(&self, serial: &str) -> bool {
-        let digits: Option<Vec<u8>> = serial
-            .bytes()
-            .filter(|byte| *byte != b':')
-            .map(|byte| {
-                char::from(byte)
-                    .to_digit(16)
-                    .and_then(|digit| u8::try_from(digit).ok())
-            })
-            .collect();
-        let bytes = digits.map(|digits| {
-            let pairs = digits.rchunks(2).rev();
-            pairs
-                .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
-                .collect()
-        });
-        bytes.is_some_and(|bytes: Vec<u8>| self.serials.contains(plain(&bytes)))
-    }
-
-    /// [`this_update`](Self::this_update) in RFC 3339 form.
-    pub fn this_update_text(&self) -> String {
-        inspect::rfc3339(self.this_update)
-    }
-
-    /// [`next_update`](Self::next_update) in RFC 3339 form, where it has one.
-    pub fn next_update_text(&self) -> Option<String> {
-        self.next_update.map(inspect::rfc3339)
-    }
-
-    /// Whether there should be a newer one by then.
-    pub fn is_overdue(&self, at: SystemTime) -> bool {
-        self.next_update.is_some_and(|next| at >= next)
-    }
-
-    fn overdue(&self) -> Fault {
-        Fault::RevocationListOverdue {
-            issuer: self.issuer.clone(),
-            next_update: self.next_update_text().unwrap_or_default(),
-        }
-    }
-}
-
-impl fmt::Debug for RevocationList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RevocationList")
-            .field("issuer", &self.issuer)
-            .field("next_update", &self.next_update_text())
-            .field("len", &self.len())
-            .finish_non_exhaustive()
-    }
-}
-
 /// The lists that a trust counts.
 #[derive(Clone, Debug)]
 pub(super) struct Revocation {
@@ -240,35 +129,34 @@ impl Revocation {
     pub(super) fn new(lists: &RevocationLists, authorities: &[CertificateInfo]) -> Result<Self, Fault> {
         let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
         let algorithms = provider.signature_verification_algorithms;
-        let parsed = authorities.iter().map(|authority| inspect::parse(&authority.der));
+        let parsed = authorities
+            .iter()
+            .map(|authority| der::certificate(&authority.der));
         let parsed: Vec<_> = parsed.collect::<Result<_, _>>()?;
-        let (mut signers, now) = (Vec::new(), inspect::now());
-        // A list of an authority that is trusted no more, as its time is over, may stand
-        // beside that of its successor of the same name.
-        let is_replaced = |list: &RevocationList| {
-            let is_signed = |other: &RevocationList| {
-                let named = parsed
-                    .iter()
-                    .filter(|authority| authority.subject().as_raw() == &*other.name);
-                named
-                    .clone()
-                    .any(|authority| other.is_signed_by(authority, &algorithms))
-            };
-            lists
-                .lists()
+        let (mut signers, now) = (Vec::new(), der::now());
+        let namesakes = |list: &RevocationList| {
+            let name = list.name.clone();
+            parsed
                 .iter()
-                .any(|other| other.name == list.name && is_signed(other))
+                .filter(move |authority| authority.subject().as_raw() == &*name)
+        };
+        let signer_of = |list: &RevocationList| {
+            namesakes(list).find(|authority| is_signed_by(&list.der, authority.public_key().raw, &algorithms))
+        };
+        // The list of an authority that expired and is no longer trusted may stand beside
+        // the list of its successor of the same name.
+        let is_replaced = |list: &RevocationList| {
+            let mut others = lists.lists().iter().filter(|other| other.name == list.name);
+            others.any(|other| signer_of(other).is_some())
         };
         for list in lists.lists() {
-            let is_namesake = |authority: &&X509Certificate<'_>| authority.subject().as_raw() == &*list.name;
-            let mut namesakes = parsed.iter().filter(is_namesake);
-            let signer = namesakes.find(|authority| list.is_signed_by(authority, &algorithms));
+            let signer = signer_of(list);
             let issuer = || list.issuer.clone();
             match signer {
                 Some(signer) if !may_sign_lists(signer) => {
                     return Err(Fault::NotForRevocationLists { issuer: issuer() });
                 }
-                None if parsed.iter().any(|authority| is_namesake(&authority)) && !is_replaced(list) => {
+                None if namesakes(list).next().is_some() && !is_replaced(list) => {
                     return Err(Fault::RevocationListSignature { issuer: issuer() });
                 }
                 None => log::warn!(
@@ -307,22 +195,23 @@ impl Revocation {
         intermediates: &[&CertificateDer<'_>],
         at: SystemTime,
     ) -> Result<(), Fault> {
-        let parsed = intermediates.iter().map(|der| inspect::parse(der));
+        let parsed = intermediates.iter().map(|shown| der::certificate(shown));
         let between: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
         for der in std::iter::once(&first).chain(intermediates) {
-            let certificate = inspect::parse(der)?;
+            let certificate = der::certificate(der)?;
             let issuer = certificate.issuer().as_raw();
+            let serial = Serial::of(certificate.raw_serial());
             let lists = self.lists.lists().iter().zip(&self.signers);
             for (list, signer) in lists.filter(|(list, _)| *list.name == *issuer) {
-                let is_listed = list.serials.contains(plain(certificate.raw_serial()));
+                let is_listed = list.revokes(&serial);
                 let is_overdue = self.lists.enforced && list.is_overdue(at);
                 if !(is_listed || is_overdue) || !self.is_of_issuer(list, signer.as_deref(), der, &between) {
                     continue;
                 }
                 if is_listed {
                     return Err(Fault::Revoked {
-                        subject: inspect::distinguished_name(certificate.subject()),
-                        serial: inspect::hexadecimal(certificate.raw_serial()),
+                        subject: der::distinguished_name(certificate.subject()),
+                        serial: der::hexadecimal(certificate.raw_serial()),
                     });
                 }
                 return Err(list.overdue());
@@ -345,49 +234,13 @@ impl Revocation {
             None => between.iter().any(|issuer| {
                 issuer.subject().as_raw() == &*list.name
                     && is_signed_by(certificate, issuer.public_key().raw, &self.algorithms)
-                    && list.is_signed_by(issuer, &self.algorithms)
+                    && is_signed_by(&list.der, issuer.public_key().raw, &self.algorithms)
                     && may_sign_lists(issuer)
             }),
         }
     }
 }
 
-impl RevocationList {
-    fn is_signed_by(&self, issuer: &X509Certificate<'_>, algorithms: &WebPkiSupportedAlgorithms) -> bool {
-        is_signed_by(&self.der, issuer.public_key().raw, algorithms)
-    }
-}
-
-/// Whether the issuer's key usage, where it has one, has cRLSign.
 fn may_sign_lists(issuer: &X509Certificate<'_>) -> bool {
-    let usage = issuer.key_usage();
-    usage.is_ok_and(|usage| usage.is_none_or(|usage| usage.value.crl_sign()))
-}
-
-/// 2.5.29.27: the list holds only what has changed since another one.
-const CHANGES_ONLY: [u8; 3] = [0x55, 0x1d, 0x1b];
-
-/// Whether an extension of a list leaves the list what it seems to be.
-fn of_list(extension: &X509Extension<'_>) -> bool {
-    match extension.parsed_extension() {
-        _ if extension.oid.as_bytes() == CHANGES_ONLY => false,
-        ParsedExtension::IssuingDistributionPoint(point) => !point.indirect_crl,
-        ParsedExtension::CRLNumber(_) | ParsedExtension::AuthorityKeyIdentifier(_) => true,
-        // Those that change what a list means are critical.
-        _ => !extension.critical,
-    }
-}
-
-/// The same of one entry.
-fn of_entry(extension: &X509Extension<'_>) -> bool {
-    match extension.parsed_extension() {
-        ParsedExtension::ReasonCode(_) | ParsedExtension::InvalidityDate(_) => true,
-        _ => !extension.critical,
-    }
-}
-
-/// A serial number without leading zeros.
-fn plain(serial: &[u8]) -> &[u8] {
-    let zeros = serial.iter().take_while(|byte| **byte == 0).count();
-    &serial[zeros..]
+    der::key_may(issuer, KeyUsage::crl_sign).unwrap_or(false)
 }

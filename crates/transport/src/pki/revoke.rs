@@ -19,13 +19,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rcgen::{
     CertificateRevocationListParams, KeyIdMethod, RevocationReason as Code, RevokedCertParams, SerialNumber,
 };
-use x509_parser::extensions::ParsedExtension;
+use x509_parser::extensions::KeyUsage;
 
+use super::der::{self, is_signed_by};
 use super::issue::{DAY, KEY_FILE, PUBLIC, crypto};
-use super::signature::is_signed_by;
 use super::{
-    Authority, BadRequest, CertificateInfo, Error, Fault, RevocationListInfo, Revoked, Serial, inspect,
-    provider, store,
+    Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, provider, store,
 };
 use crate::replace::replace;
 
@@ -37,14 +36,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A list just signed.
 #[derive(Clone, Debug)]
 pub struct SignedRevocationList {
-    info: RevocationListInfo,
+    info: RevocationList,
     pem: String,
     added: Vec<Revoked>,
 }
 
 impl SignedRevocationList {
     /// The facts in it.
-    pub fn info(&self) -> &RevocationListInfo {
+    pub fn info(&self) -> &RevocationList {
         &self.info
     }
 
@@ -81,7 +80,7 @@ impl Authority {
             // Lists count whole seconds.
             Ok::<_, Error>(Duration::from_secs(since.as_secs()))
         };
-        let now = since(inspect::now())?;
+        let now = since(der::now())?;
         let entry = |revoked: &Revoked| {
             Ok(RevokedCertParams {
                 serial_number: revoked.serial.bytes().to_vec().into(),
@@ -99,7 +98,7 @@ impl Authority {
             key_identifier_method: self.key_identifier()?,
         };
         let list = params.signed_by(&self.issuer).map_err(crypto)?;
-        let info = RevocationListInfo::from_der(list.der());
+        let info = RevocationList::from_der(list.der());
         Ok(SignedRevocationList {
             info: info.map_err(Error::content("the new revocation list"))?,
             pem: list.pem().map_err(crypto)?,
@@ -127,12 +126,13 @@ impl Authority {
     ) -> Result<SignedRevocationList, Error> {
         let directory = directory.as_ref();
         let _held = hold(directory)?;
-        if certificates.iter().any(|one| one.serial == self.serial()) {
+        let own = Serial::from(&self.info);
+        if certificates.iter().any(|one| one.serial == own) {
             return Err(BadRequest::OwnSerial.into());
         }
         let before = self.kept_list(directory)?;
         let (mut revoked, number) = match before {
-            Some(list) => (list.revoked, list.number.unwrap_or_default()),
+            Some(list) => (list.revoked(), list.number.unwrap_or_default()),
             None => Default::default(),
         };
         let mut added: Vec<Revoked> = Vec::new();
@@ -143,7 +143,7 @@ impl Authority {
             }
         }
         // It grows also where the list before was lost, unless the clock goes back.
-        let now = inspect::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = der::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = number.saturating_add(1).max(now.as_secs());
         let list = self.revocation_list(&revoked, number, days)?;
         let path = directory.join(LIST_FILE);
@@ -157,9 +157,9 @@ impl Authority {
     }
 
     /// The list in the authority's directory, where there is one.
-    pub(super) fn kept_list(&self, directory: &Path) -> Result<Option<RevocationListInfo>, Error> {
+    pub(super) fn kept_list(&self, directory: &Path) -> Result<Option<RevocationList>, Error> {
         let path = directory.join(LIST_FILE);
-        let mut lists = match RevocationListInfo::load(&path) {
+        let mut lists = match RevocationList::load(&path) {
             Ok(lists) => lists,
             Err(Error::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(None);
@@ -186,8 +186,8 @@ impl Authority {
         if certificate.der == self.info.der {
             return Err(Fault::AuthorityAsPeer);
         }
-        let parsed = inspect::parse(&certificate.der)?;
-        if parsed.issuer().as_raw() != inspect::parse(&self.info.der)?.subject().as_raw() {
+        let parsed = der::certificate(&certificate.der)?;
+        if parsed.issuer().as_raw() != der::certificate(&self.info.der)?.subject().as_raw() {
             let issuer = certificate.issuer.clone();
             return Err(Fault::UnknownIssuer { issuer });
         }
@@ -204,40 +204,19 @@ impl Authority {
 
     fn has_signed(&self, der: &[u8]) -> Result<bool, Error> {
         let algorithms = provider()?.signature_verification_algorithms;
-        let own = inspect::parse(&self.info.der).map_err(Error::content("the authority"))?;
+        let own = der::certificate(&self.info.der).map_err(Error::content("the authority"))?;
         Ok(is_signed_by(der, own.public_key().raw, &algorithms))
-    }
-
-    /// The serial number of the authority's own certificate.
-    fn serial(&self) -> Serial {
-        let parsed = inspect::parse(&self.info.der);
-        Serial::of(parsed.as_ref().map_or(&[], |parsed| parsed.raw_serial()))
     }
 
     /// The identifier of the authority's key, as its certificate has it; and that it
     /// may sign lists, which peers check as well.
     fn key_identifier(&self) -> Result<KeyIdMethod, Error> {
         let unfit = |fault| Error::content("the authority")(fault);
-        let own = inspect::parse(&self.info.der).map_err(unfit)?;
-        let usage = own.key_usage().ok().flatten();
-        if usage.is_some_and(|usage| !usage.value.crl_sign()) {
+        let own = der::certificate(&self.info.der).map_err(unfit)?;
+        if !der::key_may(&own, KeyUsage::crl_sign).map_err(unfit)? {
             return Err(BadRequest::NoListSigner.into());
         }
-        let identifier = own
-            .iter_extensions()
-            .find_map(|extension| match extension.parsed_extension() {
-                ParsedExtension::SubjectKeyIdentifier(identifier) => Some(identifier.0.to_vec()),
-                _ => None,
-            });
-        Ok(identifier.map_or(KeyIdMethod::Sha256, KeyIdMethod::PreSpecified))
-    }
-}
-
-/// The certificate's serial number.
-impl From<&CertificateInfo> for Serial {
-    fn from(certificate: &CertificateInfo) -> Self {
-        let parsed = inspect::parse(&certificate.der);
-        Self::of(parsed.as_ref().map_or(&[], |parsed| parsed.raw_serial()))
+        Ok(der::subject_key(&own).map_or(KeyIdMethod::Sha256, KeyIdMethod::PreSpecified))
     }
 }
 
@@ -322,7 +301,7 @@ mod tests {
         let (directory, authority) = authority();
         let [one, other] = [revoked(&authority), revoked(&authority)];
         let empty = authority.revoke(directory.path(), &[], 30).unwrap();
-        assert!(empty.info().revoked.is_empty() && empty.added().is_empty());
+        assert!(empty.info().is_empty() && empty.added().is_empty());
         let first = authority
             .revoke(directory.path(), std::slice::from_ref(&one), 30)
             .unwrap();
@@ -334,10 +313,10 @@ mod tests {
             std::slice::from_ref(&other),
             "one was there already"
         );
-        let kept = RevocationListInfo::load(directory.path().join("crl.pem")).unwrap();
+        let kept = RevocationList::load(directory.path().join("crl.pem")).unwrap();
         assert_eq!(kept, [second.info().clone()]);
         assert!(kept[0].revokes(&one.serial) && kept[0].revokes(&other.serial));
-        assert_eq!(kept[0].revoked[0].reason, RevocationReason::KEY_COMPROMISE);
+        assert_eq!(kept[0].revoked()[0].reason, RevocationReason::KEY_COMPROMISE);
         assert!(empty.info().number < first.info().number && first.info().number < second.info().number);
         let days = kept[0]
             .next_update
@@ -371,7 +350,7 @@ mod tests {
             }
         });
         let kept = authority.kept_list(directory.path()).unwrap().unwrap();
-        assert_eq!(kept.revoked.len(), 16);
+        assert_eq!(kept.len(), 16);
         assert!(all.iter().all(|one| kept.revokes(&one.serial)));
     }
 

@@ -6,9 +6,9 @@ use std::io::Read;
 use std::path::Path;
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls_pemfile::{Item, read_one_from_slice};
+use rustls_pemfile::Item;
 
-use super::{Error, Fault};
+use super::{Error, Fault, pem};
 
 /// Far above any certificate bundle; it stops at a device or a log file that
 /// was named by mistake.
@@ -28,29 +28,25 @@ pub(super) struct Sections {
 
 impl Sections {
     /// Splits a PEM text.
-    pub(super) fn read(pem: &[u8]) -> Result<Self, Fault> {
-        if !contains(pem, b"-----BEGIN ") {
+    pub(super) fn read(text: &[u8]) -> Result<Self, Fault> {
+        if !contains(text, b"-----BEGIN ") {
             return Err(Fault::NotPem);
         }
         let mut sections = Self {
-            encrypted: contains(pem, b"ENCRYPTED"),
-            sealed: sealed(pem),
+            encrypted: contains(text, b"ENCRYPTED"),
+            sealed: pem::texts(text, "ENCRYPTED PRIVATE KEY").collect(),
             ..Self::default()
         };
-        let mut rest = pem;
-        loop {
-            match read_one_from_slice(rest) {
-                Ok(Some((item, behind))) => {
-                    sections.add(item);
-                    rest = behind;
-                }
-                Ok(None) => return Ok(sections),
+        for item in pem::items(text) {
+            match item {
+                Ok(item) => sections.add(item),
                 // The lines of an old-style encrypted key begin with headers,
-                // which are no base64.
+                // which are not base64.
                 Err(_) if sections.encrypted => return Err(Fault::EncryptedKey),
-                Err(error) => return Err(Fault::BadPem(reason(error))),
+                Err(why) => return Err(Fault::BadPem(why)),
             }
         }
+        Ok(sections)
     }
 
     fn add(&mut self, item: Item) {
@@ -81,10 +77,8 @@ impl Sections {
             several => Err(Fault::SeveralKeys(several.len())),
         }
     }
-}
 
-impl Sections {
-    /// The one private key, decrypted where it is encrypted.
+    /// The one private key, decrypted if it is encrypted.
     pub(super) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
         match (passphrase, self.sealed.as_slice()) {
             (Some(passphrase), [sealed]) if self.keys.is_empty() => open(sealed, passphrase),
@@ -94,29 +88,14 @@ impl Sections {
     }
 }
 
-/// The sections of encrypted keys, which are of no kind that rustls knows.
-fn sealed(pem: &[u8]) -> Vec<String> {
-    const BEGIN: &str = "-----BEGIN ENCRYPTED PRIVATE KEY-----";
-    const END: &str = "-----END ENCRYPTED PRIVATE KEY-----";
-    let text = String::from_utf8_lossy(pem);
-    let begun = text.match_indices(BEGIN).map(|(at, _)| &text[at..]);
-    begun
-        .filter_map(|section| Some(section[..section.find(END)? + END.len()].to_owned() + "\n"))
-        .collect()
-}
-
 #[cfg(feature = "encrypted-keys")]
 fn open(sealed: &str, passphrase: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
     use pkcs8::{EncryptedPrivateKeyInfo, SecretDocument};
     use rustls::pki_types::PrivatePkcs8KeyDer;
 
     let (_, der) = SecretDocument::from_pem(sealed).map_err(|e| Fault::BadPem(e.to_string()))?;
-    let opened = EncryptedPrivateKeyInfo::try_from(der.as_bytes())
-        .map_err(|e| Fault::WrongPassphrase(e.to_string()))
-        .and_then(|info| {
-            info.decrypt(passphrase)
-                .map_err(|e| Fault::WrongPassphrase(e.to_string()))
-        })?;
+    let opened = EncryptedPrivateKeyInfo::try_from(der.as_bytes()).and_then(|key| key.decrypt(passphrase));
+    let opened = opened.map_err(|e| Fault::WrongPassphrase(e.to_string()))?;
     Ok(PrivatePkcs8KeyDer::from(opened.as_bytes().to_vec()).into())
 }
 
@@ -202,19 +181,6 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
-}
-
-fn reason(error: rustls_pemfile::Error) -> String {
-    use rustls_pemfile::Error as E;
-    match error {
-        E::MissingSectionEnd { end_marker } => {
-            format!("no end of section {:?}", String::from_utf8_lossy(&end_marker))
-        }
-        E::IllegalSectionStart { line } => {
-            format!("bad first line {:?}", String::from_utf8_lossy(&line))
-        }
-        E::Base64Decode(_) => "a section is not base64".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
 use super::limits::{self, PathLength};
-use super::revocation::{Revocation, RevocationList, RevocationLists};
-use super::{CertificateInfo, Error, Fault, Host, inspect, provider, store};
+use super::revocation::{Revocation, RevocationLists};
+use super::{CertificateInfo, Error, Fault, Host, RevocationList, der, provider, store};
 use crate::Role;
 
 /// The certificates of the trusted authorities.
@@ -71,7 +71,7 @@ impl Trust {
 
     /// Trusts those that are valid at present, at least one.
     fn of_valid(certificates: &[CertificateDer<'_>], origin: &str) -> Result<Self, Fault> {
-        let now = inspect::now();
+        let now = der::now();
         let mut valid = Vec::new();
         let mut fault = Fault::NoCertificate;
         for certificate in certificates {
@@ -176,7 +176,7 @@ impl Trust {
     /// # Errors
     /// The first [`Fault`] that was found.
     pub fn verify(&self, chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, Fault> {
-        self.verify_at(chain, inspect::now())
+        self.verify_at(chain, der::now())
     }
 
     /// As [`verify`](Self::verify), at another time.

@@ -13,10 +13,11 @@ use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::KeyUsage;
 use x509_parser::x509::X509Version;
 
-use super::signature::{PublicKey, is_signed_by};
-use super::{Trust, inspect};
+use super::Trust;
+use super::der::{self, PublicKey, is_signed_by};
 
 /// A certificate of version 1.
 pub struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
@@ -24,7 +25,7 @@ pub struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
 impl<'a> Version1<'a> {
     /// Reads one; `None` where it is of another version, or broken.
     pub fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
-        let parsed = inspect::parse(certificate).ok()?;
+        let parsed = der::certificate(certificate).ok()?;
         (parsed.version() == X509Version::V1).then_some(Self(parsed, certificate))
     }
 
@@ -50,10 +51,10 @@ impl<'a> Version1<'a> {
         }
         let mut found = CertificateError::UnknownIssuer;
         for authority in trust.authorities() {
-            let issuer = inspect::parse(&authority.der).map_err(|_| CertificateError::BadEncoding)?;
-            let usage = issuer.key_usage().map_err(|_| CertificateError::BadEncoding)?;
-            if issuer.subject().as_raw() != self.0.issuer().as_raw()
-                || usage.is_some_and(|extension| !extension.value.key_cert_sign())
+            let issuer = der::certificate(&authority.der).map_err(|_| CertificateError::BadEncoding)?;
+            let may_issue = der::key_may(&issuer, KeyUsage::key_cert_sign);
+            if !may_issue.map_err(|_| CertificateError::BadEncoding)?
+                || issuer.subject().as_raw() != self.0.issuer().as_raw()
             {
                 continue;
             }

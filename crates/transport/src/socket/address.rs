@@ -113,20 +113,13 @@ impl FromStr for Address {
     }
 }
 
-/// A text that is no [`Address`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The text is not an [`Address`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not an address: {why}")]
 pub struct AddressError {
     text: String,
     why: &'static str,
 }
-
-impl fmt::Display for AddressError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not an address: {}", self.text, self.why)
-    }
-}
-
-impl std::error::Error for AddressError {}
 
 #[cfg(test)]
 mod tests {

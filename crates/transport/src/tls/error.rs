@@ -1,48 +1,48 @@
-//! Why there is no TLS.
+//! Why a TLS connection was not made.
 
-use std::fmt;
 use std::io;
 
 use rustls::CertificateError;
 
 use crate::socket::duplex::is_timeout;
 
-/// Why there is no TLS.
-#[derive(Debug)]
+/// Why a TLS connection was not made.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// The stream failed or ended.
-    Io(io::Error),
-    /// The peer's bytes or certificate were refused, or ours by the peer.
-    Tls(rustls::Error),
+    #[error("{}", of_stream(.0))]
+    Io(#[source] io::Error),
+    /// This side refused the peer's bytes or certificate, or the peer refused ours.
+    #[error("TLS: {}", of_tls(.0))]
+    Tls(#[from] rustls::Error),
     /// The deadline passed.
+    #[error("the TLS handshake was not complete in time")]
     Deadline,
     /// The name to connect to is neither a DNS name nor an IP address.
+    #[error("{0:?} is neither a DNS name nor an IP address")]
     Name(String),
-    /// Identity, trust or provider do not make a configuration.
+    /// Identity, trust or provider cannot be used for a configuration.
+    #[error("{0}")]
     Configuration(String),
 }
 
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                f.write_str("the connection ended during the TLS handshake")
-            }
-            Self::Io(e) => write!(f, "{e}"),
-            // For an error of our own verifier rustls prints its Debug form.
-            Self::Tls(rustls::Error::InvalidCertificate(CertificateError::Other(fault))) => {
-                write!(f, "TLS: {fault}")
-            }
-            Self::Tls(rustls::Error::InvalidCertificate(fault)) => match words(fault) {
-                Some(words) => write!(f, "TLS: the peer's certificate {words}"),
-                None => write!(f, "TLS: {}", rustls::Error::from(fault.clone())),
-            },
-            Self::Tls(e) => write!(f, "TLS: {e}"),
-            Self::Deadline => f.write_str("the TLS handshake was not complete in time"),
-            Self::Name(name) => write!(f, "{name:?} is neither a DNS name nor an IP address"),
-            Self::Configuration(why) => f.write_str(why),
-        }
+fn of_stream(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the connection ended during the TLS handshake".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+fn of_tls(error: &rustls::Error) -> String {
+    match error {
+        // rustls prints the Debug form of an error that our own verifier made.
+        rustls::Error::InvalidCertificate(CertificateError::Other(fault)) => fault.to_string(),
+        rustls::Error::InvalidCertificate(fault) => match words(fault) {
+            Some(words) => format!("the peer's certificate {words}"),
+            None => error.to_string(),
+        },
+        _ => error.to_string(),
     }
 }
 
@@ -96,16 +96,6 @@ fn words(fault: &CertificateError) -> Option<&'static str> {
     })
 }
 
-impl std::error::Error for TlsError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(e) => Some(e),
-            Self::Tls(e) => Some(e),
-            _ => None,
-        }
-    }
-}
-
 impl From<io::Error> for TlsError {
     fn from(e: io::Error) -> Self {
         match e.downcast() {
@@ -113,12 +103,6 @@ impl From<io::Error> for TlsError {
             Err(e) if is_timeout(&e) => Self::Deadline,
             Err(e) => Self::Io(e),
         }
-    }
-}
-
-impl From<rustls::Error> for TlsError {
-    fn from(e: rustls::Error) -> Self {
-        Self::Tls(e)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::Value;
 use ssntp::Role;
-use ssntp::pki::{Authority, CertificateRequest, Identity, RevocationListInfo, Serial};
+use ssntp::pki::{Authority, CertificateRequest, Identity, RevocationList, Serial};
 
 use super::shell::{LIMIT, Program, User};
 
@@ -54,11 +54,11 @@ fn listener(user: &User, at: &str, cert: &str) -> Program {
 }
 
 fn serials(user: &User) -> Vec<Serial> {
-    let lists = RevocationListInfo::load(user.path("pki/crl.pem")).unwrap();
+    let lists = RevocationList::load(user.path("pki/crl.pem")).unwrap();
     lists[0]
-        .revoked
-        .iter()
-        .map(|revoked| revoked.serial.clone())
+        .revoked()
+        .into_iter()
+        .map(|revoked| revoked.serial)
         .collect()
 }
 

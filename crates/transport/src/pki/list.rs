@@ -1,48 +1,50 @@
-//! The facts in a revocation list, entry by entry: for people, and for the authority
-//! that signs the next one. What peers are checked by is in `revocation`.
+//! One revocation list: whom it revokes, entry by entry. Whether it counts is decided in
+//! `revocation`.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::SystemTime;
 
 use rustls::pki_types::CertificateRevocationListDer;
-use x509_parser::extensions::ParsedExtension;
-use x509_parser::prelude::FromDer;
-use x509_parser::revocation_list::CertificateRevocationList;
+use x509_parser::extensions::{ParsedExtension, X509Extension};
+use x509_parser::revocation_list::{CertificateRevocationList, RevokedCertificate};
 use x509_parser::time::ASN1Time;
 
-use super::inspect::{self, distinguished_name, hexadecimal, moment, rfc3339};
-use super::{BadRequest, Error, Fault, store};
-use crate::printable::printable;
+use super::der::{self, distinguished_name, hexadecimal, rfc3339};
+use super::{BadRequest, CertificateInfo, Error, Fault, store};
 
-/// The facts in one revocation list, read and not judged: whether its authority
-/// signed it is for whoever makes use of it to check. What does not show in its
-/// texts is escaped.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The facts in one revocation list, read and not judged: whether its authority signed
+/// it is for the caller to check. Hidden characters in its texts are escaped.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct RevocationListInfo {
-    /// The authority whose certificates it revokes, as in `O=ssntp, CN=ssntp CA`.
+pub struct RevocationList {
+    /// The authority whose certificates it revokes, as in [`CertificateInfo::issuer`].
     pub issuer: String,
-    /// Grows with each list of an authority; missing where the list has none, or
-    /// one beyond 64 bits.
+    /// Grows with each list of an authority. `None` if the list has no number, or one
+    /// of more than 64 bits.
     pub number: Option<u64>,
     /// When it was signed.
     pub this_update: SystemTime,
-    /// By when the authority signs another one.
+    /// When a newer list is due, if the list says so.
     pub next_update: Option<SystemTime>,
-    /// What it revokes, in its order.
-    pub revoked: Vec<Revoked>,
     /// The list itself.
     pub der: CertificateRevocationListDer<'static>,
+    /// The issuer's name in DER, by which lists and certificates are compared.
+    pub(super) name: Box<[u8]>,
+    /// Whether the list means what it seems to mean. False for a list of changes to
+    /// another list, and for one of several issuers.
+    pub(super) is_understood: bool,
+    serials: HashSet<Serial>,
 }
 
-impl RevocationListInfo {
-    /// Reads the lists in a PEM file, or the one in a DER file. What else stands in
-    /// it is passed over. Blocks while the file is read.
+impl RevocationList {
+    /// Reads the lists in a PEM file, or the one in a DER file. Other PEM sections are
+    /// passed over. Blocks while the file is read.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Content`] where there is no list, or a broken one.
+    /// [`Error::Read`]; [`Error::Content`] if there is no list, or a broken one.
     pub fn load(path: impl AsRef<Path>) -> Result<Vec<Self>, Error> {
         let path = path.as_ref();
         let bytes = store::read(path)?;
@@ -50,49 +52,63 @@ impl RevocationListInfo {
     }
 
     fn of_bytes(bytes: &[u8]) -> Result<Vec<Self>, Fault> {
-        if !inspect::is_pem(bytes) && bytes.first() == Some(&SEQUENCE) {
+        if !der::is_pem(bytes) && bytes.first() == Some(&SEQUENCE) {
             return Ok(vec![Self::from_der(&bytes.to_vec().into())?]);
         }
         let lists = store::Sections::read(bytes)?.revocation_lists;
-        let lists: Vec<_> = lists.iter().map(Self::from_der).collect::<Result<_, _>>()?;
         match lists.is_empty() {
             true => Err(Fault::NoRevocationList),
-            false => Ok(lists),
+            false => lists.iter().map(Self::from_der).collect(),
         }
     }
 
     /// Reads a list.
     ///
     /// # Errors
-    /// [`Fault::BadRevocationList`].
+    /// [`Fault::BadRevocationList`], [`Fault::NotDer`].
     pub fn from_der(list: &CertificateRevocationListDer<'_>) -> Result<Self, Fault> {
-        let broken = |why: String| Fault::BadRevocationList(printable(&why));
-        let parsed = match CertificateRevocationList::from_der(list) {
-            Ok(([], parsed)) => parsed,
-            Ok((rest, _)) => return Err(broken(format!("{} bytes too many at its end", rest.len()))),
-            Err(error) => return Err(broken(error.to_string())),
-        };
-        let at = |time: &ASN1Time| moment(time).map_err(|fault| broken(fault.to_string()));
-        let revoked = parsed.iter_revoked_certificates().map(|entry| {
-            let reasons = entry.extensions().iter();
-            let mut reasons = reasons.filter_map(|extension| match extension.parsed_extension() {
-                ParsedExtension::ReasonCode(code) => Some(RevocationReason(code.0)),
-                _ => None,
-            });
-            Ok(Revoked {
-                serial: Serial::of(entry.raw_serial()),
-                time: at(&entry.revocation_date)?,
-                reason: reasons.next().unwrap_or(RevocationReason::UNSPECIFIED),
-            })
-        });
+        let parsed = der::revocation_list(list)?;
+        let entries = || parsed.iter_revoked_certificates();
+        for entry in entries() {
+            moment(&entry.revocation_date)?;
+        }
         Ok(Self {
             issuer: distinguished_name(parsed.issuer()),
             number: parsed.crl_number().and_then(|number| u64::try_from(number).ok()),
-            this_update: at(&parsed.last_update())?,
-            next_update: parsed.next_update().map(|time| at(&time)).transpose()?,
-            revoked: revoked.collect::<Result<_, Fault>>()?,
+            this_update: moment(&parsed.last_update())?,
+            next_update: parsed.next_update().map(|time| moment(&time)).transpose()?,
             der: list.as_ref().to_vec().into(),
+            name: parsed.issuer().as_raw().into(),
+            is_understood: parsed.extensions().iter().all(of_list)
+                && entries().all(|entry| entry.extensions().iter().all(of_entry)),
+            serials: entries().map(|entry| Serial::of(entry.raw_serial())).collect(),
         })
+    }
+
+    /// The certificates that it revokes, in its order.
+    pub fn revoked(&self) -> Vec<Revoked> {
+        let parsed = der::revocation_list(&self.der);
+        let entries = parsed
+            .iter()
+            .flat_map(CertificateRevocationList::iter_revoked_certificates);
+        // The same bytes were read before, so no entry is broken.
+        entries.filter_map(|entry| Revoked::read(entry).ok()).collect()
+    }
+
+    /// How many certificates it revokes.
+    pub fn len(&self) -> usize {
+        self.serials.len()
+    }
+
+    /// Whether it revokes no certificate.
+    pub fn is_empty(&self) -> bool {
+        self.serials.is_empty()
+    }
+
+    /// Whether it revokes the certificate with that serial number, provided that the
+    /// same authority issued it.
+    pub fn revokes(&self, serial: &Serial) -> bool {
+        self.serials.contains(serial)
     }
 
     /// [`this_update`](Self::this_update) in RFC 3339 form.
@@ -105,32 +121,89 @@ impl RevocationListInfo {
         self.next_update.map(rfc3339)
     }
 
-    /// Whether it revokes that certificate, if it is the same authority's.
-    pub fn revokes(&self, serial: &Serial) -> bool {
-        self.revoked.iter().any(|revoked| revoked.serial == *serial)
+    /// Whether a newer list is due at that time.
+    pub fn is_overdue(&self, at: SystemTime) -> bool {
+        self.next_update.is_some_and(|next| at >= next)
+    }
+
+    pub(super) fn overdue(&self) -> Fault {
+        Fault::RevocationListOverdue {
+            issuer: self.issuer.clone(),
+            next_update: self.next_update_text().unwrap_or_default(),
+        }
     }
 }
 
-/// What a DER list begins with.
+impl fmt::Debug for RevocationList {
+    /// Without the serial numbers: there may be 250,000.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RevocationList")
+            .field("issuer", &self.issuer)
+            .field("next_update", &self.next_update_text())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
+    der::moment(time).ok_or_else(|| Fault::BadRevocationList(format!("a time at {time}")))
+}
+
+/// 2.5.29.27: the list holds only what has changed since another one.
+const CHANGES_ONLY: [u8; 3] = [0x55, 0x1d, 0x1b];
+
+/// Whether an extension of a list leaves the meaning of the list unchanged.
+fn of_list(extension: &X509Extension<'_>) -> bool {
+    match extension.parsed_extension() {
+        _ if extension.oid.as_bytes() == CHANGES_ONLY => false,
+        ParsedExtension::IssuingDistributionPoint(point) => !point.indirect_crl,
+        ParsedExtension::CRLNumber(_) | ParsedExtension::AuthorityKeyIdentifier(_) => true,
+        // RFC 5280 requires that an extension that changes the meaning is critical.
+        _ => !extension.critical,
+    }
+}
+
+/// As [`of_list`], for an extension of one entry.
+fn of_entry(extension: &X509Extension<'_>) -> bool {
+    match extension.parsed_extension() {
+        ParsedExtension::ReasonCode(_) | ParsedExtension::InvalidityDate(_) => true,
+        _ => !extension.critical,
+    }
+}
+
+/// The first byte of a list in DER.
 const SEQUENCE: u8 = 0x30;
 
 /// A certificate that a list revokes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Revoked {
-    /// The certificate's.
+    /// The certificate's serial number.
     pub serial: Serial,
     /// When it was revoked.
     pub time: SystemTime,
-    /// Why.
+    /// Why it was revoked.
     pub reason: RevocationReason,
 }
 
 impl Revoked {
     /// A certificate that is revoked now.
     pub fn now(serial: Serial, reason: RevocationReason) -> Self {
-        let time = inspect::now();
+        let time = der::now();
         Self { serial, time, reason }
+    }
+
+    fn read(entry: &RevokedCertificate<'_>) -> Result<Self, Fault> {
+        let mut extensions = entry.extensions().iter();
+        let reason = extensions.find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::ReasonCode(code) => Some(RevocationReason(code.0)),
+            _ => None,
+        });
+        Ok(Self {
+            serial: Serial::of(entry.raw_serial()),
+            time: moment(&entry.revocation_date)?,
+            reason: reason.unwrap_or_default(),
+        })
     }
 
     /// [`time`](Self::time) in RFC 3339 form.
@@ -147,12 +220,20 @@ impl Serial {
     /// The number in these bytes, the highest first.
     pub fn of(bytes: &[u8]) -> Self {
         let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
-        Self(bytes.get(zeros..).unwrap_or_default().to_vec())
+        Self(bytes[zeros..].to_vec())
     }
 
     /// Its bytes, the highest first.
     pub fn bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// The certificate's serial number.
+impl From<&CertificateInfo> for Serial {
+    fn from(certificate: &CertificateInfo) -> Self {
+        let parsed = der::certificate(&certificate.der);
+        Self::of(parsed.as_ref().map_or(&[], |parsed| parsed.raw_serial()))
     }
 }
 
@@ -201,17 +282,17 @@ impl FromStr for Serial {
 pub struct RevocationReason(pub u8);
 
 impl RevocationReason {
-    /// Nobody has said.
+    /// No reason was given.
     pub const UNSPECIFIED: Self = Self(0);
-    /// Somebody else has its key, or may have.
+    /// The private key is, or may be, known to others.
     pub const KEY_COMPROMISE: Self = Self(1);
-    /// Its holder is somebody else now, or has another name.
+    /// The holder's name or affiliation has changed.
     pub const AFFILIATION_CHANGED: Self = Self(3);
-    /// There is another one in its place.
+    /// Another certificate replaces it.
     pub const SUPERSEDED: Self = Self(4);
-    /// What it was for is no more.
+    /// It is no longer needed for its purpose.
     pub const CESSATION_OF_OPERATION: Self = Self(5);
-    /// Its holder may do less than it says.
+    /// Its holder lost a privilege that it states.
     pub const PRIVILEGE_WITHDRAWN: Self = Self(9);
 
     const NAMES: [(Self, &'static str); 6] = [
@@ -277,7 +358,7 @@ mod tests {
 
     #[test]
     fn what_is_no_list_is_told_of() {
-        let read = |bytes: &[u8]| RevocationListInfo::of_bytes(bytes).unwrap_err();
+        let read = |bytes: &[u8]| RevocationList::of_bytes(bytes).unwrap_err();
         assert_eq!(read(b""), Fault::NotPem);
         assert!(matches!(read(&[0x30, 0x03, 1]), Fault::BadRevocationList(_)));
         let other = "-----BEGIN EC PARAMETERS-----\nAAAA\n-----END EC PARAMETERS-----\n";

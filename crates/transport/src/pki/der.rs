@@ -1,0 +1,208 @@
+//! What is read from DER in more than one place: certificates, revocation lists,
+//! their signatures, names, times and key usages.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use x509_parser::asn1_rs::{Any, FromDer};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::error::X509Error;
+use x509_parser::extensions::{KeyUsage, ParsedExtension};
+use x509_parser::revocation_list::CertificateRevocationList;
+use x509_parser::time::ASN1Time;
+use x509_parser::x509::X509Name;
+
+use super::Fault;
+use crate::printable::printable;
+
+/// Parses a certificate with no bytes after it.
+pub(super) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
+    whole(der, Fault::BadCertificate)
+}
+
+/// Parses a revocation list with no bytes after it.
+pub(super) fn revocation_list(der: &[u8]) -> Result<CertificateRevocationList<'_>, Fault> {
+    whole(der, Fault::BadRevocationList)
+}
+
+fn whole<'a, T: FromDer<'a, X509Error>>(der: &'a [u8], bad: fn(String) -> Fault) -> Result<T, Fault> {
+    if is_pem(der) {
+        return Err(Fault::NotDer);
+    }
+    match T::from_der(der) {
+        Ok(([], parsed)) => Ok(parsed),
+        Ok((rest, _)) => Err(bad(format!("{} bytes too many at its end", rest.len()))),
+        Err(error) => Err(bad(printable(&error.to_string()))),
+    }
+}
+
+/// Whether bytes that should be DER are a PEM text.
+pub(super) fn is_pem(der: &[u8]) -> bool {
+    der.trim_ascii_start().starts_with(b"-----BEGIN ")
+}
+
+/// The fault of a certificate in which one part is broken.
+pub(super) fn broken(part: &str) -> impl Fn(X509Error) -> Fault {
+    move |error| Fault::BadCertificate(format!("{part}: {}", printable(&error.to_string())))
+}
+
+/// Whether the key of a certificate may be used like that. A certificate without a key
+/// usage allows everything.
+pub(super) fn key_may(
+    certificate: &X509Certificate<'_>,
+    usage: impl FnOnce(&KeyUsage) -> bool,
+) -> Result<bool, Fault> {
+    let extension = certificate.key_usage().map_err(broken("key usage"))?;
+    Ok(extension.is_none_or(|extension| usage(extension.value)))
+}
+
+/// The identifier of the certificate's own key, if the certificate has one.
+#[cfg(feature = "issue")]
+pub(super) fn subject_key(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
+    let mut extensions = certificate.iter_extensions();
+    extensions.find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(identifier) => Some(identifier.0.to_vec()),
+        _ => None,
+    })
+}
+
+/// The identifier of the key that signed the certificate, if the certificate has one.
+pub(super) fn authority_key<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    let mut extensions = certificate.iter_extensions();
+    extensions.find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::AuthorityKeyIdentifier(identifier) => {
+            identifier.key_identifier.as_ref().map(|identifier| identifier.0)
+        }
+        _ => None,
+    })
+}
+
+/// A name as text, as in `O=ssntp, CN=ssntp CA`. Hidden characters are escaped.
+pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
+    printable(&name.to_string())
+}
+
+/// Bytes in hexadecimal, joined with colons.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    // Written into one piece of memory: a server reads a certificate in each handshake,
+    // and many small strings would fragment its heap.
+    let mut text = String::with_capacity(3 * bytes.len());
+    for (at, byte) in bytes.iter().enumerate() {
+        if at > 0 {
+            text.push(':');
+        }
+        let digit = |value: u8| char::from_digit(value.into(), 16);
+        text.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
+    }
+    text
+}
+
+/// The present time, by which lifetimes are judged.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are valid at a time of day"
+)]
+pub(super) fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+/// A time in a certificate or a list. `None` if the system cannot count that far.
+pub(super) fn moment(time: &ASN1Time) -> Option<SystemTime> {
+    let seconds = time.timestamp();
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    match seconds < 0 {
+        true => UNIX_EPOCH.checked_sub(distance),
+        false => UNIX_EPOCH.checked_add(distance),
+    }
+}
+
+/// A time as in `2026-01-31T00:00:00Z`: of certificates and of sessions, in whole
+/// seconds from the year 0 to 9999.
+pub fn rfc3339(time: SystemTime) -> String {
+    let seconds = match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
+    };
+    match ASN1Time::from_timestamp(seconds) {
+        Ok(time) => {
+            let time = time.to_datetime();
+            format!(
+                "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+                time.year(),
+                u8::from(time.month()),
+                time.day(),
+                time.hour(),
+                time.minute(),
+                time.second()
+            )
+        }
+        Err(_) => format!("{seconds} seconds since 1970"),
+    }
+}
+
+/// Whether this key (a SubjectPublicKeyInfo) made the signature of a certificate or a
+/// revocation list. Both are SEQUENCE { signed part, algorithm, signature }.
+///
+/// webpki checks the signatures of a chain, but neither those of revocation lists apart
+/// from a chain nor those of certificates of version 1.
+pub(super) fn is_signed_by(der: &[u8], key: &[u8], algorithms: &WebPkiSupportedAlgorithms) -> bool {
+    let verified = || {
+        let key = PublicKey::read(key)?;
+        let (content, _) = element(der)?;
+        let (_, rest) = element(content)?;
+        let signed = content.get(..content.len() - rest.len())?;
+        let (algorithm, rest) = element(rest)?;
+        let signature = whole_bytes(element(rest)?.0)?;
+        let mut fits = algorithms.all.iter().filter(|usable| {
+            usable.signature_alg_id().as_ref() == algorithm && key.is_for(usable.public_key_alg_id().as_ref())
+        });
+        Some(fits.any(|usable| usable.verify_signature(key.bits, signed, signature).is_ok()))
+    };
+    verified().unwrap_or_default()
+}
+
+/// A public key as cryptography libraries take it.
+pub(super) struct PublicKey<'a> {
+    algorithm: &'a [u8],
+    pub(super) bits: &'a [u8],
+}
+
+impl<'a> PublicKey<'a> {
+    /// Reads SubjectPublicKeyInfo ::= SEQUENCE { algorithm, BIT STRING }.
+    pub(super) fn read(info: &'a [u8]) -> Option<Self> {
+        let (content, _) = element(info)?;
+        let (algorithm, rest) = element(content)?;
+        let bits = whole_bytes(element(rest)?.0)?;
+        Some(Self { algorithm, bits })
+    }
+
+    pub(super) fn is_for(&self, algorithm: &[u8]) -> bool {
+        self.algorithm == algorithm
+    }
+}
+
+/// The content of the DER element at the front, and the bytes after the element.
+fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (rest, element) = Any::from_der(der).ok()?;
+    Some((element.data, rest))
+}
+
+/// The content of a BIT STRING. Keys and signatures have no unused bits in the last byte.
+fn whole_bytes(bits: &[u8]) -> Option<&[u8]> {
+    bits.strip_prefix(&[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_print_in_rfc_3339_form() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(rfc3339(UNIX_EPOCH), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(at(951_782_399)), "2000-02-28T23:59:59Z");
+        assert_eq!(rfc3339(at(253_402_300_799)), "9999-12-31T23:59:59Z");
+        let before = UNIX_EPOCH - Duration::from_secs(1);
+        assert_eq!(rfc3339(before), "1969-12-31T23:59:59Z");
+    }
+}

@@ -1,0 +1,171 @@
+//! Certificates of sessions, kept in little memory.
+
+use std::borrow::{Borrow, Cow};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock};
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::asn1_rs::{FromDer, Header};
+
+use super::CertificateInfo;
+
+/// A certificate that has been read, kept as its DER: less than half of what
+/// the facts take. They are read again once somebody asks. With it are those between
+/// it and a trusted authority, where its holder showed any. Clones share all of it,
+/// and two that are equal have the same DER.
+#[derive(Clone)]
+pub struct KeptCertificate(Arc<Kept>);
+
+struct Kept {
+    der: Box<[u8]>,
+    facts: OnceLock<Box<CertificateInfo>>,
+    intermediates: Option<Arc<[CertificateDer<'static>]>>,
+}
+
+impl KeptCertificate {
+    pub fn new(certificate: &CertificateInfo, intermediates: Option<Arc<[CertificateDer<'static>]>>) -> Self {
+        Self(Arc::new(Kept {
+            der: Box::from(&certificate.der[..]),
+            facts: OnceLock::new(),
+            intermediates,
+        }))
+    }
+
+    /// It and those that its holder showed with it.
+    pub fn chain(&self) -> Vec<CertificateDer<'_>> {
+        let intermediates = self
+            .0
+            .intermediates
+            .iter()
+            .flat_map(|shown| shown.iter().cloned());
+        let leaf = CertificateDer::from(&self.0.der[..]);
+        std::iter::once(leaf).chain(intermediates).collect()
+    }
+
+    /// Whether it is the same one.
+    pub fn is(&self, other: &CertificateInfo) -> bool {
+        *self.0.der == *other.der
+    }
+
+    pub fn info(&self) -> &CertificateInfo {
+        self.0.facts.get_or_init(|| Box::new(self.read()))
+    }
+
+    /// The same without keeping it: for who goes through the certificates of all
+    /// sessions.
+    pub fn glance(&self) -> Cow<'_, CertificateInfo> {
+        match self.0.facts.get() {
+            Some(info) => Cow::Borrowed(info),
+            None => Cow::Owned(self.read()),
+        }
+    }
+
+    fn read(&self) -> CertificateInfo {
+        let der = CertificateDer::from(&self.0.der[..]);
+        // The same bytes were read before.
+        CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
+    }
+
+    /// The bytes of its serial number. Nothing else is read, since whoever looks
+    /// for one goes through thousands.
+    pub fn serial(&self) -> Option<&[u8]> {
+        let inside = |bytes| Header::from_der(bytes).ok();
+        let (certificate, _) = inside(&self.0.der)?;
+        let (to_be_signed, _) = inside(certificate)?;
+        let (mut first, mut header) = inside(to_be_signed)?;
+        // The version, which the oldest certificates do not have.
+        if header.is_contextspecific() {
+            let len = header.length().definite().ok()?;
+            (first, header) = inside(first.get(len..)?)?;
+        }
+        first.get(..header.length().definite().ok()?)
+    }
+}
+
+// A table of certificates is searched by DER, so that whoever looks one up
+// need not make a `KeptCertificate` of it first.
+impl Borrow<[u8]> for KeptCertificate {
+    fn borrow(&self) -> &[u8] {
+        &self.0.der
+    }
+}
+
+impl PartialEq for KeptCertificate {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.der == other.0.der
+    }
+}
+
+impl Eq for KeptCertificate {}
+
+impl Hash for KeptCertificate {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.der.hash(state);
+    }
+}
+
+impl fmt::Debug for KeptCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.info(), f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::role::Role;
+
+    #[cfg(feature = "issue")]
+    #[test]
+    fn a_kept_certificate_states_what_it_stated_when_it_was_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = || {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
+        };
+        let (one, other) = (issue(), issue());
+        let kept = KeptCertificate::new(&one, None);
+        assert!(kept.is(&one) && !kept.is(&other));
+        // Every fact of it, where `==` looks at the DER alone.
+        assert_eq!(format!("{:?}", kept.clone().info()), format!("{one:?}"));
+        assert_eq!(kept.info().roles, Role::AGENT);
+    }
+
+    #[cfg(feature = "issue")]
+    #[test]
+    fn a_kept_certificate_tells_its_serial_number_without_being_read() {
+        use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        for _ in 0..20 {
+            let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+            let kept = KeptCertificate::new(issued.info(), None);
+            assert_eq!(
+                kept.serial().map(crate::pki::der::hexadecimal).as_ref(),
+                Some(&issued.info().serial)
+            );
+            assert!(kept.0.facts.get().is_none());
+            assert_eq!(*kept.glance(), *issued.info());
+            assert!(kept.0.facts.get().is_none());
+        }
+        for der in [
+            &[][..],
+            &[0x30],
+            &[0x30, 0x80],
+            &[0x30, 3, 0x30, 1, 0xa0],
+            &[0xff; 40],
+        ] {
+            let nothing = CertificateInfo::nothing(&CertificateDer::from(der.to_vec()));
+            assert_eq!(KeptCertificate::new(&nothing, None).serial(), None, "{der:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_certificate_states_nothing() {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
+        let kept = KeptCertificate::new(&nothing, None);
+        assert_eq!(kept.info().roles, Role::NONE);
+        assert!(kept.info().check_validity(crate::pki::der::now()).is_err());
+    }
+}
