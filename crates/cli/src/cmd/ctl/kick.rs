@@ -102,7 +102,7 @@ pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
         let now = wall_clock();
         output.json(bans.iter().map(|ban| shapes::ban(ban, now)).collect::<Value>())?;
     } else {
-        output.line(tables::fitted(&tables::bans(&bans)))?;
+        output.line(tables::bans(&bans))?;
     }
     output.flush()
 }

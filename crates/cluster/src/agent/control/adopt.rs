@@ -1,14 +1,13 @@
 //! What a former agent left is taken over.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, Mode, Phase, ephemeral};
-use crate::agent::driver::{Cancel, Driver, Ended, Exit, Found, Usage};
+use super::{Control, Instance, Job, Life, Mode, Next, ephemeral};
+use crate::agent::driver::{Driver, Ended, Exit, Found};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
 use ssntp::payload::{StartFailureReason, StartPayload};
 
@@ -44,19 +43,9 @@ impl Control {
         }
         let mut instance = Instance {
             driver: self.driver_of(&record, start.as_deref()),
-            place,
             start,
-            record,
-            phase: Phase::Stopped,
             volumes: stored.volumes,
-            volume_ops: VecDeque::new(),
-            usage: Usage::default(),
-            restart_untold: false,
-            since: now,
-            restart_at: None,
-            kept_until: None,
-            is_measured: false,
-            cancel: Cancel::default(),
+            ..Instance::new(place, record, Life::Stopped(Next::Stay), now)
         };
         if !recorded {
             self.recover_record(&mut instance);
@@ -67,7 +56,7 @@ impl Control {
         let ended = match found {
             Some((Found::Running, driver, running)) => {
                 info!("{}: instance {id} still runs", self.settings.node);
-                instance.phase = Phase::Active;
+                instance.life = Life::Active;
                 self.job(Job::Watch(driver, running));
                 None
             }
@@ -97,9 +86,9 @@ impl Control {
             None => None,
         };
         let after = instance.record.after;
-        let has_ended = instance.phase == Phase::Stopped && ended.is_none();
+        let has_ended = !instance.is_running() && ended.is_none();
         if ended.is_some() {
-            instance.phase = Phase::Active;
+            instance.life = Life::Active;
         }
         self.instances.insert(id, instance);
         if has_ended && after == RecordAfter::Nothing {
@@ -157,7 +146,7 @@ impl Control {
                 "is stopped"
             }
         );
-        let record = instance.record.clone();
+        let record = instance.record();
         self.job(Job::Save { instance: id, record });
     }
 

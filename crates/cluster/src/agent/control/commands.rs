@@ -32,7 +32,7 @@
 //! none). EVACUATE and Restore have no failure: where they can't be read they
 //! are answered with InvalidFrameType, as the scheduler does.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -43,15 +43,15 @@ use log::{debug, info};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{Control, Instance, Job, LaunchJob, Mode, Origin, Phase};
-use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault, Place, Usage};
+use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
+use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault, Place};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::scheduler::placement::Needs;
 use crate::subnet::{Subnet, is_mac};
 use ssntp::payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id, InvalidFrameType, Networking, NextState,
-    Payload, Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailureReason, StartPayload,
-    Stop, StopFailure, StopFailureReason, Storage, yaml,
+    AttachVolumeFailureReason, Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id,
+    InvalidFrameType, Networking, NextState, Payload, Restart, RestartFailure, RestartFailureReason, Restore,
+    Start, StartFailureReason, StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
 };
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
@@ -208,20 +208,10 @@ impl Control {
         origin: Origin,
     ) {
         let instance = Instance {
-            place,
             driver: Some(Arc::clone(&driver)),
             start: Some(Arc::clone(&payload)),
-            record: record.clone(),
-            phase: Phase::Launching { restart: false },
             volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
-            volume_ops: VecDeque::new(),
-            usage: Usage::default(),
-            restart_untold: false,
-            since: self.now,
-            restart_at: None,
-            kept_until: None,
-            is_measured: false,
-            cancel: Cancel::default(),
+            ..Instance::new(place, record.clone(), Life::Launching(Cause::Start), self.now)
         };
         let cancel = instance.cancel.clone();
         self.instances.insert(id, instance);
@@ -282,8 +272,7 @@ impl Control {
         if self.offline {
             return Err(fail(Reason::NoInstance));
         }
-        // One that waits to be started again is not: that is to end.
-        if !instance.is_running() && !instance.record.restart_due {
+        if !instance.can_be_stopped() {
             return Err(fail(Reason::AlreadyStopped));
         }
         let after = match instance.is_persistent() {
@@ -345,9 +334,9 @@ impl Control {
             let why = "the node is OFFLINE or in maintenance";
             return Err(Refused::new(Reason::LaunchFailure, why));
         }
-        match instance.phase {
-            Phase::Stopped => {}
-            Phase::Removing => return Err(Reason::NoInstance.into()),
+        match instance.life {
+            Life::Stopped(_) => {}
+            Life::Removing(_) => return Err(Reason::NoInstance.into()),
             _ => return Err(Reason::AlreadyRunning.into()),
         }
         let start = instance.start.as_ref().ok_or(Reason::InstanceCorrupt)?;
@@ -375,10 +364,9 @@ impl Control {
             return Err(Reason::NoInstance.into());
         };
         instance.restart_untold = true;
-        instance.record.restart_due = false;
         instance.record.restarts_in_row = 0;
         let news = store::changes(&before.start, &payload.start).map(Box::new);
-        self.launch_again(id, driver, payload, news);
+        self.launch_again(id, Cause::Restart, driver, payload, news);
         self.stats_soon(now);
         Ok(())
     }
@@ -387,6 +375,7 @@ impl Control {
     pub(super) fn launch_again(
         &mut self,
         id: Uuid,
+        cause: Cause,
         driver: Arc<dyn Driver>,
         payload: Arc<StartPayload>,
         news: Option<Box<Restart>>,
@@ -395,12 +384,10 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        instance.phase = Phase::Launching { restart: true };
-        instance.restart_at = None;
-        instance.kept_until = None;
+        instance.life = Life::Launching(cause);
         instance.start = Some(Arc::clone(&payload));
         instance.cancel = Cancel::default();
-        let (record, cancel) = (instance.record.clone(), instance.cancel.clone());
+        let (record, cancel) = (instance.record(), instance.cancel.clone());
         self.job(Job::Launch(Box::new(LaunchJob {
             instance: id,
             driver,
@@ -469,10 +456,8 @@ impl Control {
 
     /// Ends all instances, and kills those that have not ended `within` that time.
     pub(super) fn evacuate_all(&mut self, now: Instant, within: Duration) {
-        let running = self
-            .instances
-            .iter()
-            .filter(|(_, instance)| instance.is_running() || instance.record.restart_due);
+        let instances = self.instances.iter();
+        let running = instances.filter(|(_, instance)| instance.can_be_stopped());
         let running: Vec<_> = running
             .map(|(id, instance)| (*id, instance.is_persistent()))
             .collect();
@@ -606,7 +591,12 @@ macro_rules! reasons {
     };
 }
 
-reasons!(StopFailureReason, DeleteFailureReason, RestartFailureReason);
+reasons!(
+    StopFailureReason,
+    DeleteFailureReason,
+    RestartFailureReason,
+    AttachVolumeFailureReason
+);
 
 /// What is asked for that no node of this kind does: it had better not run than
 /// run without.

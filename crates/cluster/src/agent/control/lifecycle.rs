@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Action, Control, Job, MAX_FAILED, Phase, REPEATED, ephemeral};
+use super::{Action, Cause, Control, Job, Life, MAX_FAILED, Next, REPEATED, ephemeral};
 use crate::agent::driver::{Ended, Exit, Handle, LaunchError, Usage};
 use crate::agent::store::RecordAfter;
 use ssntp::payload::{
@@ -33,8 +33,8 @@ impl Control {
         );
         let after = instance.record.after;
         instance.record = instance.record.running(handle);
-        self.tally.starts += u64::from(instance.phase == Phase::Launching { restart: false });
-        instance.phase = Phase::Active;
+        self.tally.starts += u64::from(instance.life == Life::Launching(Cause::Start));
+        instance.life = Life::Active;
         instance.since = now;
         if after != RecordAfter::Nothing {
             self.end(id, after, now);
@@ -51,41 +51,41 @@ impl Control {
             return;
         };
         let after = std::mem::take(&mut instance.record.after);
-        let Phase::Launching { restart } = instance.phase else {
+        let Life::Launching(cause) = instance.life else {
             return;
         };
         let detail = excerpt(error).to_string();
-        if restart && instance.record.restart_due {
-            instance.phase = Phase::Stopped;
-            match after {
-                RecordAfter::Nothing => self.restart_later(id, &error.why),
-                after => self.end(id, after, now),
+        match cause {
+            Cause::Policy => {
+                instance.life = Life::Stopped(Next::StartAgain(now));
+                match after {
+                    RecordAfter::Nothing => self.restart_later(id, &error.why),
+                    after => self.end(id, after, now),
+                }
             }
-            self.next_volume_op(id);
-        } else if restart {
-            instance.phase = Phase::Stopped;
-            // How its last run ended stays, and so does when.
-            instance.record.detail = format!("it was not started again: {detail}");
-            let record = instance.record.clone();
-            self.job(Job::Save { instance: id, record });
-            let node_uuid = self.settings.node.into();
-            self.tell(&RestartFailure {
-                node_uuid,
-                instance_uuid: id.into(),
-                reason: error.fault.into(),
-                detail,
-            });
-            self.keep_for_now(id);
-            if removes(after) {
-                self.end(id, after, now);
+            Cause::Restart => {
+                // How and when its last run ended stays in the record.
+                instance.record.detail = format!("it was not started again: {detail}");
+                self.keep_for_now(id);
+                self.save(id);
+                self.tell(&RestartFailure {
+                    node_uuid: self.settings.node.into(),
+                    instance_uuid: id.into(),
+                    reason: error.fault.into(),
+                    detail,
+                });
+                if removes(after) {
+                    self.end(id, after, now);
+                }
             }
-            self.next_volume_op(id);
-        } else {
-            let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
-            self.instances.remove(&id);
-            self.start_failed(id.into(), error.fault.into(), detail, restart);
-            self.tell_after(id, after);
+            Cause::Start => {
+                let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
+                self.instances.remove(&id);
+                self.start_failed(id.into(), error.fault.into(), detail, restart);
+                self.tell_after(id, after);
+            }
         }
+        self.next_volume_op(id);
         self.announce(true);
     }
 
@@ -137,17 +137,17 @@ impl Control {
         if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
             return;
         }
-        let exit = match instance.phase {
-            // Nobody saw it, but we did it.
-            Phase::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
+        let exit = match instance.life {
+            // Its supervisor was killed too and left no exit code, but the signal is known.
+            Life::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
                 signal: Some(SIGKILL),
                 ..Exit::code(128 + SIGKILL)
             },
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
-        // Otherwise the STATS before and after were the same, and nobody would
-        // see that it was restarted.
+        // STATS say `exited` before the restart and after this end. Without these STATS
+        // between them, a controller would not see that it ran again.
         if instance.restart_untold {
             self.send_stats();
         }
@@ -168,7 +168,7 @@ impl Control {
         if removes(after) {
             self.remove(id);
         } else {
-            instance.phase = Phase::Stopped;
+            instance.life = Life::Stopped(Next::Stay);
             instance.record.after = RecordAfter::Nothing;
             if after == RecordAfter::Nothing {
                 self.restart_or_keep(id, exit);
@@ -190,10 +190,10 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        if instance.phase == Phase::Stopped && std::mem::take(&mut instance.record.restart_due) {
-            instance.restart_at = None;
+        if let Life::Stopped(Next::StartAgain(_)) = instance.life {
+            instance.life = Life::Stopped(Next::Stay);
             if !removes(after) {
-                // STATS say `exited` before and after: only an event can tell.
+                // STATS say `exited` before and after, so only an event can tell.
                 let instance_uuid = id.into();
                 self.save(id);
                 self.keep_for_now(id);
@@ -202,58 +202,52 @@ impl Control {
             }
         }
         let before = instance.record.after;
-        // A removal is not undone by a stop, a report not by silence.
+        // A later STOP neither cancels a removal nor the report that EVACUATE wants.
         if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
             instance.record.after = after;
         }
-        match instance.phase {
-            Phase::Active => {
-                instance.phase = Phase::Terminating {
+        match &mut instance.life {
+            Life::Active => {
+                instance.life = Life::Terminating {
                     deadline: now + grace,
                     killed: false,
                     hung: false,
                 };
-                let (record, running) = (instance.record.clone(), instance.running());
-                self.job(Job::Save { instance: id, record });
+                let running = instance.running();
+                self.save(id);
                 if let Some((driver, running)) = running {
                     self.job(Job::Terminate(driver, running));
                 }
             }
-            Phase::Terminating {
-                deadline,
-                killed,
-                hung,
-            } => {
-                if !killed {
-                    let deadline = deadline.min(now + grace);
-                    instance.phase = Phase::Terminating {
-                        deadline,
-                        killed,
-                        hung,
-                    };
+            Life::Terminating { deadline, killed, .. } => {
+                if !*killed {
+                    *deadline = (*deadline).min(now + grace);
                 }
                 self.save(id);
             }
-            Phase::Stopped if removes(after) => self.remove(id),
+            Life::Stopped(_) if removes(after) => self.remove(id),
             // An evacuation does not wait for images to be copied.
-            Phase::Launching { .. } if removes(after) || after == RecordAfter::Evacuate => {
+            Life::Launching(_) if removes(after) || after == RecordAfter::Evacuate => {
                 instance.cancel.cancel();
             }
-            Phase::Launching { .. } | Phase::Stopped | Phase::Removing => {}
+            Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
         }
         self.stats_soon(now);
     }
 
     pub(super) fn save(&mut self, id: Uuid) {
         if let Some(instance) = self.instances.get(&id) {
-            let record = instance.record.clone();
+            let record = instance.record();
             self.job(Job::Save { instance: id, record });
         }
     }
 
     pub(super) fn remove(&mut self, id: Uuid) {
         if let Some(instance) = self.instances.get_mut(&id) {
-            instance.phase = Phase::Removing;
+            instance.life = Life::Removing(match instance.life {
+                Life::Stopped(next) => next,
+                _ => Next::Stay,
+            });
             let driver = instance.driver.clone();
             let start = instance.start.as_ref();
             let ephemeral = start.map(|start| ephemeral(&start.start)).unwrap_or_default();
@@ -277,19 +271,21 @@ impl Control {
             }
             Err(why) => {
                 warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
-                instance.phase = Phase::Stopped;
+                instance.life = Life::Stopped(match instance.life {
+                    _ if after == RecordAfter::Retire => Next::Delete(now + REMOVED_AGAIN),
+                    Life::Removing(next) => next,
+                    _ => Next::Stay,
+                });
                 instance.record.after = RecordAfter::Nothing;
-                if after == RecordAfter::Retire {
-                    instance.kept_until = Some(now + REMOVED_AGAIN);
-                } else if after == RecordAfter::Delete {
-                    // Of the protocol's three reasons the one that doesn't say
-                    // that it isn't here.
+                if after == RecordAfter::Delete {
+                    // Of the protocol's three reasons this is the only one that does not
+                    // claim that the instance is not here.
                     self.tell(&DeleteFailure {
                         node_uuid: self.settings.node.into(),
                         instance_uuid: id.into(),
                         reason: DeleteFailureReason::InvalidData,
                     });
-                } else {
+                } else if after != RecordAfter::Retire {
                     // It is stopped at least.
                     self.tell_after(id, after);
                 }
@@ -312,34 +308,27 @@ impl Control {
     pub(super) fn tick(&mut self, now: Instant) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {
-            let Phase::Terminating {
+            let Life::Terminating {
                 deadline,
                 killed,
                 hung,
-            } = instance.phase
+            } = &mut instance.life
             else {
                 continue;
             };
-            if now < deadline || hung {
+            if now < *deadline || *hung {
                 continue;
             }
-            warn!(
-                "{}: instance {id} {}",
-                self.settings.node,
-                if killed {
-                    "does not even end when killed"
-                } else {
-                    "does not end, and is killed"
-                }
-            );
-            if !killed {
+            let what = match *killed {
+                true => "does not even end when killed",
+                false => "does not end, and is killed",
+            };
+            warn!("{}: instance {id} {what}", self.settings.node);
+            if !*killed {
                 instance.record.detail = "it did not end when it was asked to, and was killed".into();
             }
-            instance.phase = Phase::Terminating {
-                deadline: now + HUNG,
-                killed: true,
-                hung: killed,
-            };
+            // A killed instance that is still there at the second deadline is hung.
+            (*deadline, *hung, *killed) = (now + HUNG, *killed, true);
             kill.extend(instance.running());
         }
         for (driver, running) in kill {

@@ -245,12 +245,13 @@ pub(crate) struct VolumeOp {
 #[derive(Debug)]
 struct Instance {
     place: Place,
-    /// `None` where it needs a driver that this agent doesn't have.
+    /// `None` if it needs a driver that this agent doesn't have.
     driver: Option<Arc<dyn Driver>>,
-    /// `None` where it was lost: then it can't be started again.
+    /// `None` if it was lost: then the instance can't be started again.
     start: Option<Arc<StartPayload>>,
+    /// What is known of its runs; [`Instance::record`] adds what `life` knows.
     record: Record,
-    phase: Phase,
+    life: Life,
     volumes: BTreeSet<Uuid>,
     /// The first one is being done.
     volume_ops: VecDeque<VolumeOp>,
@@ -259,40 +260,86 @@ struct Instance {
     restart_untold: bool,
     /// When its run began, or was found.
     since: Instant,
-    /// When it is started again by its policy, which its record knows as well.
-    restart_at: Option<Instant>,
-    /// Until when it is kept, now that it has ended; `None` where it is not to
-    /// be deleted.
-    kept_until: Option<Instant>,
     /// The disk that it uses was measured after its end, and needs no second look.
     is_measured: bool,
     /// Ends its launch.
     cancel: Cancel,
 }
 
+/// How far an instance has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Launching {
-        restart: bool,
-    },
+enum Life {
+    Launching(Cause),
     Active,
     Terminating {
-        /// When it is killed, or since it was: when it counts as hung.
+        /// When it is killed; once it was killed, when it counts as hung.
         deadline: Instant,
         killed: bool,
         hung: bool,
     },
-    Stopped,
-    Removing,
+    Stopped(Next),
+    /// What it goes back to if it can't be removed.
+    Removing(Next),
+}
+
+/// Why an instance is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Start,
+    Restart,
+    /// Its restart policy.
+    Policy,
+}
+
+/// What comes next for an instance that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It stays until a command comes.
+    Stay,
+    /// It is started again at that time, by its restart policy.
+    StartAgain(Instant),
+    /// It is deleted at that time, because it is not persistent.
+    Delete(Instant),
 }
 
 impl Instance {
+    fn new(place: Place, record: Record, life: Life, now: Instant) -> Self {
+        Self {
+            place,
+            driver: None,
+            start: None,
+            record,
+            life,
+            volumes: BTreeSet::new(),
+            volume_ops: VecDeque::new(),
+            usage: Usage::default(),
+            restart_untold: false,
+            since: now,
+            is_measured: false,
+            cancel: Cancel::default(),
+        }
+    }
+
+    /// Its record as it is written down.
+    fn record(&self) -> Record {
+        let restart_due = matches!(
+            self.life,
+            Life::Stopped(Next::StartAgain(_)) | Life::Launching(Cause::Policy)
+        );
+        Record {
+            restart_due,
+            ..self.record.clone()
+        }
+    }
+
     /// Whether it uses memory and CPUs.
     fn is_running(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::Launching { .. } | Phase::Active | Phase::Terminating { .. }
-        )
+        !matches!(self.life, Life::Stopped(_) | Life::Removing(_))
+    }
+
+    /// Whether it runs, or will be started again by itself: STOP and EVACUATE end that.
+    fn can_be_stopped(&self) -> bool {
+        self.is_running() || matches!(self.life, Life::Stopped(Next::StartAgain(_)))
     }
 
     fn is_persistent(&self) -> bool {
@@ -446,14 +493,14 @@ impl Control {
             None => self.stats_due,
         };
         let may_restart = self.may_restart();
-        let deadline = |instance: &Instance| match instance.phase {
-            Phase::Terminating {
+        let deadline = |instance: &Instance| match instance.life {
+            Life::Terminating {
                 deadline,
                 hung: false,
                 ..
             } => Some(deadline),
-            Phase::Stopped if instance.restart_at.is_some() => instance.restart_at.filter(|_| may_restart),
-            Phase::Stopped => instance.kept_until,
+            Life::Stopped(Next::StartAgain(at)) => Some(at).filter(|_| may_restart),
+            Life::Stopped(Next::Delete(at)) => Some(at),
             _ => None,
         };
         let ends = self.instances.values().filter_map(deadline);
@@ -472,13 +519,13 @@ impl Control {
     ) -> AgentFigures {
         let mut instances = BTreeMap::new();
         for instance in self.instances.values() {
-            let state = match instance.phase {
-                Phase::Launching { .. } => "launching",
-                Phase::Active => "active",
-                Phase::Terminating { hung: true, .. } => "hung",
-                Phase::Terminating { .. } => "terminating",
-                Phase::Stopped => "stopped",
-                Phase::Removing => "removing",
+            let state = match instance.life {
+                Life::Launching(_) => "launching",
+                Life::Active => "active",
+                Life::Terminating { hung: true, .. } => "hung",
+                Life::Terminating { .. } => "terminating",
+                Life::Stopped(_) => "stopped",
+                Life::Removing(_) => "removing",
             };
             *instances.entry(state).or_default() += 1;
         }

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{Action, Control, Instance, Job, Mode, PATIENCE, Phase, SETTLE, Subject, Usage};
+use super::{Action, Control, Instance, Job, Life, Mode, PATIENCE, SETTLE, Subject, Usage};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
 use crate::subnet::Subnet;
@@ -92,7 +92,7 @@ impl Control {
     /// unless a disk holds up so many that the node is better full.
     fn places_taken(&self) -> usize {
         let (mut counted, mut retiring) = (0, 0);
-        for instance in self.instances.values().filter(|instance| !instance.is_retained()) {
+        for instance in self.instances.values().filter(|i| i.kept_until().is_none()) {
             match instance.is_retiring() {
                 true => retiring += 1,
                 false => counted += 1,
@@ -159,9 +159,9 @@ impl Control {
     /// MAINTENANCE once the last instance has stopped, but for those that do not
     /// even end when they are killed: nobody knows whether they ever will.
     pub(super) fn check_evacuated(&mut self, now: Instant) {
-        let busy = |instance: &Instance| match instance.phase {
-            Phase::Terminating { hung, .. } => !hung,
-            phase => phase != Phase::Stopped,
+        let busy = |instance: &Instance| match instance.life {
+            Life::Terminating { hung, .. } => !hung,
+            _ => instance.is_running() || matches!(instance.life, Life::Removing(_)),
         };
         if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
             self.mode = Mode::Maintenance;
@@ -407,7 +407,7 @@ fn removed(tenant: &TenantAdded) -> TenantRemoved {
 }
 
 fn is_up(instance: &Instance) -> bool {
-    matches!(instance.phase, Phase::Active | Phase::Terminating { .. })
+    matches!(instance.life, Life::Active | Life::Terminating { .. })
 }
 
 fn needs(instance: &Instance) -> Needs {
@@ -460,16 +460,16 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let record = &instance.record;
     let start = instance.start.as_ref().map(|start| &start.start);
     // Of a launch, the record still tells of the run before.
-    let run = !matches!(instance.phase, Phase::Launching { .. });
+    let run = !matches!(instance.life, Life::Launching(_));
     let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
-    let is_over = matches!(instance.phase, Phase::Stopped | Phase::Removing);
-    let state = match instance.phase {
-        Phase::Launching { .. } => InstanceState::Pending,
-        Phase::Active => InstanceState::Active,
-        Phase::Terminating { hung: true, .. } => InstanceState::Hung,
-        Phase::Terminating { .. } | Phase::Removing => InstanceState::Stopping,
-        Phase::Stopped if instance.start.is_none() || instance.driver.is_none() => InstanceState::Missing,
-        Phase::Stopped => InstanceState::Exited,
+    let is_over = !instance.is_running();
+    let state = match instance.life {
+        Life::Launching(_) => InstanceState::Pending,
+        Life::Active => InstanceState::Active,
+        Life::Terminating { hung: true, .. } => InstanceState::Hung,
+        Life::Terminating { .. } | Life::Removing(_) => InstanceState::Stopping,
+        Life::Stopped(_) if instance.start.is_none() || instance.driver.is_none() => InstanceState::Missing,
+        Life::Stopped(_) => InstanceState::Exited,
     };
     InstanceStats {
         instance_uuid: id.into(),

@@ -8,24 +8,24 @@
 //!                           └── failed: due again, later       DELETE: it goes
 //! ```
 //!
-//! Whoever asks for an end is obeyed, at whatever point it is. Until it is started
-//! again, STATS say `exited`: for whoever waits for its START it has run. It waits
-//! while the node is OFFLINE. That it is due is a part of its record, so the next
-//! agent goes on, also after the machine was booted.
+//! A command to end an instance counts at each of these points. Until it is started
+//! again, STATS say `exited`, so that a controller that waits for its START sees that it
+//! has run. It is not started while the node is OFFLINE. The record says that a restart
+//! is due, so the next agent goes on, also after the machine was booted.
 
 use std::time::{Duration, Instant};
 
 use log::info;
 use uuid::Uuid;
 
-use super::{Control, Mode, Phase};
+use super::{Cause, Control, Life, Mode, Next};
 use crate::agent::driver::Exit;
 use crate::scheduler::placement::Needs;
 use ssntp::payload::RestartPolicy;
 use ssntp_transport::excerpt;
 
-/// How long the first restart is waited for; each further one twice as long, up
-/// to the most. A program that fails at once costs a node some 300 runs a day.
+/// How long the first restart is waited for. Each further one waits twice as long, up
+/// to the most: a program that fails at once costs a node some 300 runs a day.
 const FIRST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(300);
 /// How long an instance has to run for its next restart to be the first again:
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// It could not be started again: that is tried later.
+    /// An instance could not be started again: that is tried later.
     pub(super) fn restart_later(&mut self, id: Uuid, why: &str) {
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
@@ -72,47 +72,42 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        let limit = instance
-            .start
-            .as_ref()
-            .map_or(0, |start| start.start.restart_limit);
+        let start = instance.start.as_ref();
+        let limit = start.map_or(0, |start| start.start.restart_limit);
         let record = &mut instance.record;
-        record.restart_due = limit == 0 || record.restarts_in_row < limit;
-        if !record.restart_due {
+        if limit > 0 && record.restarts_in_row >= limit {
             record.detail = format!("it was started again {limit} times in a row, and is not any more");
             info!("{node}: instance {id}: {}", record.detail);
             return self.keep_for_now(id);
         }
         let wait = wait(record.restarts_in_row);
         record.restarts_in_row = record.restarts_in_row.saturating_add(1);
-        instance.restart_at = Some(now + wait);
+        instance.life = Life::Stopped(Next::StartAgain(now + wait));
         info!("{node}: instance {id} is started again in {} s", wait.as_secs());
     }
 
-    /// What a former agent left ended, so long ago.
+    /// Goes on with an instance that ended so long ago, under a former agent.
     pub(super) fn take_up(&mut self, id: Uuid, age: Duration) {
-        let now = self.now;
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         if instance.record.restart_due {
-            // The one that was waited for.
+            // The former agent counted the restart that it waited for.
             let wait = wait(instance.record.restarts_in_row.saturating_sub(1));
-            instance.restart_at = Some(now + wait);
+            instance.life = Life::Stopped(Next::StartAgain(self.now + wait));
         } else {
             self.keep_for(id, self.retention().saturating_sub(age));
         }
     }
 
-    /// Starts what is due.
+    /// Starts the instances whose restart is due.
     pub(super) fn restart_due(&mut self, now: Instant) {
         if !self.may_restart() {
             return;
         }
-        let is_due = |at: Option<Instant>| at.is_some_and(|at| now >= at);
-        let due = self.instances.iter().filter(|(_, instance)| {
-            instance.phase == Phase::Stopped && instance.record.restart_due && is_due(instance.restart_at)
-        });
+        let due = self.instances.iter().filter(
+            |(_, instance)| matches!(instance.life, Life::Stopped(Next::StartAgain(at)) if now >= at),
+        );
         let due: Vec<_> = due.map(|(id, _)| *id).collect();
         for id in due {
             self.start_again(id);
@@ -120,21 +115,13 @@ impl Control {
         }
     }
 
-    /// What it needs is lost.
-    fn give_up(&mut self, id: Uuid) {
-        if let Some(instance) = self.instances.get_mut(&id) {
-            instance.record.restart_due = false;
-            instance.restart_at = None;
-            self.save(id);
-        }
-    }
-
     fn start_again(&mut self, id: Uuid) {
-        let Some(instance) = self.instances.get(&id) else {
+        let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         let (Some(start), Some(driver)) = (instance.start.clone(), instance.driver.clone()) else {
-            return self.give_up(id);
+            instance.life = Life::Stopped(Next::Stay);
+            return self.save(id);
         };
         if let Err(e) = self.settings.policy.check(driver.name(), &start.start) {
             return self.restart_later(id, &e.why);
@@ -147,11 +134,11 @@ impl Control {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
         self.tally.restarts += 1;
-        self.launch_again(id, driver, start, None);
+        self.launch_again(id, Cause::Policy, driver, start, None);
     }
 }
 
-/// Before a restart that follows so many others.
+/// How long to wait before a restart that follows so many others.
 fn wait(in_row: u32) -> Duration {
     FIRST.saturating_mul(2u32.saturating_pow(in_row)).min(MOST)
 }

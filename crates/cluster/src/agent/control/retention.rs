@@ -2,26 +2,29 @@
 //! node's policy. Then they are deleted, the oldest first, and InstanceDeleted
 //! says so.
 //!
-//! Persistent instances are their owner's to delete: they are kept, and count
-//! when it comes to how many a node may have.
+//! Persistent instances are deleted by their owner alone: they are kept, and count
+//! among the instances that a node may have.
 
 use std::time::{Duration, Instant};
 
 use log::info;
 use uuid::Uuid;
 
-use super::{Control, Instance, Phase};
+use super::{Control, Instance, Life, Next};
 use crate::agent::store::RecordAfter;
 
 impl Instance {
-    /// Whether it has ended, and is only kept for a while.
-    pub(super) fn is_retained(&self) -> bool {
-        self.phase == Phase::Stopped && self.kept_until.is_some()
+    /// When its retention ends; `None` if it has not ended, or is kept for longer.
+    pub(super) fn kept_until(&self) -> Option<Instant> {
+        match self.life {
+            Life::Stopped(Next::Delete(at)) => Some(at),
+            _ => None,
+        }
     }
 
-    /// Whether its time is up, and it is being deleted.
+    /// Whether it is being deleted because its retention is over.
     pub(super) fn is_retiring(&self) -> bool {
-        self.phase == Phase::Removing && self.record.after == RecordAfter::Retire
+        matches!(self.life, Life::Removing(_)) && self.record.after == RecordAfter::Retire
     }
 }
 
@@ -30,7 +33,7 @@ impl Control {
         Duration::from_secs(self.settings.policy.retention_s.into())
     }
 
-    /// An instance has just ended.
+    /// Keeps an instance that has just ended.
     pub(super) fn keep_for_now(&mut self, id: Uuid) {
         self.keep_for(id, self.retention());
     }
@@ -38,23 +41,23 @@ impl Control {
     pub(super) fn keep_for(&mut self, id: Uuid, time: Duration) {
         let until = self.now + time;
         if let Some(instance) = self.instances.get_mut(&id) {
-            instance.kept_until = (!instance.is_persistent()).then_some(until);
+            instance.life = Life::Stopped(match instance.is_persistent() {
+                true => Next::Stay,
+                false => Next::Delete(until),
+            });
         }
     }
 
-    /// Deletes what was kept long enough, and the oldest where there are too many.
+    /// Deletes instances whose retention is over, and the oldest if there are too many.
     pub(super) fn retire(&mut self, now: Instant) {
         let most = usize::try_from(self.settings.policy.retention_count).unwrap_or(usize::MAX);
-        let kept = |(id, instance): (&Uuid, &Instance)| match instance.is_retained() {
-            true => instance.kept_until.map(|until| (until, *id)),
-            false => None,
-        };
+        let kept = |(id, instance): (&Uuid, &Instance)| Some((instance.kept_until()?, *id));
         let mut kept: Vec<_> = self.instances.iter().filter_map(kept).collect();
         let over = kept.len().saturating_sub(most);
         if over == 0 && kept.iter().all(|(until, _)| *until > now) {
             return;
         }
-        // Who is kept until the earliest ended first.
+        // All are kept for the same time, so this is the order in which they ended.
         kept.sort_unstable();
         for (n, (until, id)) in kept.into_iter().enumerate() {
             if n >= over && until > now {

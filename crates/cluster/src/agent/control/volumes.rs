@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::commands::Misaddressed;
-use super::{Control, Job, MAX_VOLUME_OPS, Phase, VolumeOp};
+use super::{Control, Job, Life, MAX_VOLUME_OPS, VolumeOp};
 use crate::agent::driver::{VolumeError, VolumeFault};
 use ssntp::payload::{
-    AttachVolume, AttachVolumeFailure, AttachVolumeFailureReason, DetachVolume, DetachVolumeFailure,
-    DetachVolumeFailureReason, Error, Id, Start,
+    AttachVolume, AttachVolumeFailure, AttachVolumeFailureReason as Reason, DetachVolume,
+    DetachVolumeFailure, DetachVolumeFailureReason, Error, Id, Start,
 };
 use ssntp::proto::Frame;
 
@@ -35,52 +34,37 @@ impl Control {
             }
             Err(e) => {
                 let about = self.unreadable(frame, &e);
-                let refusal = match e.is_malformed() {
-                    true => VolumeRefusal::Payload,
-                    false => VolumeRefusal::Data,
-                };
-                (about.instance_uuid, about.volume_uuid, Err(refusal))
+                (about.instance_uuid, about.volume_uuid, Err(Reason::from(&e)))
             }
         };
-        if let Err(refusal) = result {
-            self.tell_volume(instance, volume, attach, refusal);
+        if let Err(reason) = result {
+            self.tell_volume(instance, volume, attach, reason);
         }
     }
 
-    fn volume_op(
-        &mut self,
-        node: &Id,
-        instance: &Id,
-        volume: &Id,
-        attach: bool,
-    ) -> Result<(), VolumeRefusal> {
+    fn volume_op(&mut self, node: &Id, instance: &Id, volume: &Id, attach: bool) -> Result<(), Reason> {
         let (Some(id), Some(volume)) = (instance.uuid(), volume.uuid()) else {
-            return Err(VolumeRefusal::Data);
+            return Err(Reason::InvalidData);
         };
-        let instance = self.addressed(node, id).map_err(|refused| match refused {
-            Misaddressed::NoNode => VolumeRefusal::Data,
-            Misaddressed::NotHere => VolumeRefusal::NoInstance,
-        })?;
+        let instance = self.addressed(node, id)?;
         if self.offline {
-            return Err(VolumeRefusal::Failed);
+            return Err(Reason::AttachFailure);
         }
         if !self.settings.has_volumes {
-            return Err(VolumeRefusal::NotSupported);
+            return Err(Reason::NotSupported);
         }
-        if instance.start.is_none() || instance.driver.is_none() {
-            return Err(VolumeRefusal::Instance);
+        let is_ending = matches!(instance.life, Life::Terminating { .. } | Life::Removing(_));
+        if is_ending || instance.start.is_none() || instance.driver.is_none() {
+            return Err(Reason::InstanceFailure);
         }
-        if matches!(instance.phase, Phase::Terminating { .. } | Phase::Removing) {
-            return Err(VolumeRefusal::Instance);
-        }
-        // How it will be once all that waits is done.
+        // Whether it is attached once all waiting commands are done.
         let last = instance.volume_ops.iter().rfind(|op| op.volume == volume);
         let attached = last.map_or(instance.volumes.contains(&volume), |op| op.attach);
         if attached == attach {
-            return Err(VolumeRefusal::Already);
+            return Err(Reason::AlreadyAttached);
         }
         if instance.volume_ops.len() >= MAX_VOLUME_OPS {
-            return Err(VolumeRefusal::Failed);
+            return Err(Reason::AttachFailure);
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.volume_ops.push_back(VolumeOp { volume, attach });
@@ -99,8 +83,8 @@ impl Control {
         let Some(op) = instance.volume_ops.front().copied() else {
             return;
         };
-        match (instance.phase, &instance.driver) {
-            (Phase::Active | Phase::Stopped, Some(driver)) => {
+        match (instance.life, &instance.driver) {
+            (Life::Active | Life::Stopped(_), Some(driver)) => {
                 let (driver, handle) = (Arc::clone(driver), instance.record.handle());
                 self.job(Job::Volume {
                     instance: id,
@@ -109,7 +93,7 @@ impl Control {
                     op,
                 });
             }
-            (Phase::Launching { .. }, _) => {}
+            (Life::Launching(_), _) => {}
             _ => self.volume_done(
                 id,
                 op,
@@ -132,32 +116,32 @@ impl Control {
         if let Err(e) = result {
             let why = format_args!("volume {} of instance {id}: {e}", op.volume);
             self.complain("volume", why);
-            let refusal = match e.fault {
-                VolumeFault::NotSupported => VolumeRefusal::NotSupported,
-                VolumeFault::State => VolumeRefusal::State,
-                VolumeFault::Instance => VolumeRefusal::Instance,
-                VolumeFault::Failed => VolumeRefusal::Failed,
+            let reason = match e.fault {
+                VolumeFault::NotSupported => Reason::NotSupported,
+                VolumeFault::State => Reason::StateFailure,
+                VolumeFault::Instance => Reason::InstanceFailure,
+                VolumeFault::Failed => Reason::AttachFailure,
             };
-            self.tell_volume(id.into(), op.volume.into(), op.attach, refusal);
+            self.tell_volume(id.into(), op.volume.into(), op.attach, reason);
         }
         self.next_volume_op(id);
     }
 
-    fn tell_volume(&mut self, instance_uuid: Id, volume_uuid: Id, attach: bool, refusal: VolumeRefusal) {
+    fn tell_volume(&mut self, instance_uuid: Id, volume_uuid: Id, attach: bool, reason: Reason) {
         let node_uuid = self.settings.node.into();
         if attach {
             self.tell(&AttachVolumeFailure {
                 node_uuid,
                 instance_uuid,
                 volume_uuid,
-                reason: refusal.into(),
+                reason,
             });
         } else {
             self.tell(&DetachVolumeFailure {
                 node_uuid,
                 instance_uuid,
                 volume_uuid,
-                reason: refusal.into(),
+                reason: detach_reason(&reason),
             });
         }
     }
@@ -172,45 +156,11 @@ pub(crate) fn ephemeral(start: &Start) -> Vec<Uuid> {
     go.filter_map(|storage| storage.id.uuid()).collect()
 }
 
-/// Why a volume is not attached or detached.
-#[derive(Clone, Copy, Debug)]
-enum VolumeRefusal {
-    Payload,
-    Data,
-    NoInstance,
-    NotSupported,
-    Already,
-    State,
-    Instance,
-    Failed,
-}
-
-impl From<VolumeRefusal> for AttachVolumeFailureReason {
-    fn from(refusal: VolumeRefusal) -> Self {
-        match refusal {
-            VolumeRefusal::Payload => Self::InvalidPayload,
-            VolumeRefusal::Data => Self::InvalidData,
-            VolumeRefusal::NoInstance => Self::NoInstance,
-            VolumeRefusal::NotSupported => Self::NotSupported,
-            VolumeRefusal::Already => Self::AlreadyAttached,
-            VolumeRefusal::State => Self::StateFailure,
-            VolumeRefusal::Instance => Self::InstanceFailure,
-            VolumeRefusal::Failed => Self::AttachFailure,
-        }
-    }
-}
-
-impl From<VolumeRefusal> for DetachVolumeFailureReason {
-    fn from(refusal: VolumeRefusal) -> Self {
-        match refusal {
-            VolumeRefusal::Payload => Self::InvalidPayload,
-            VolumeRefusal::Data => Self::InvalidData,
-            VolumeRefusal::NoInstance => Self::NoInstance,
-            VolumeRefusal::NotSupported => Self::NotSupported,
-            VolumeRefusal::Already => Self::NotAttached,
-            VolumeRefusal::State => Self::StateFailure,
-            VolumeRefusal::Instance => Self::InstanceFailure,
-            VolumeRefusal::Failed => Self::DetachFailure,
-        }
+/// The reason of a DetachVolumeFailure, which has a name of its own for some of them.
+fn detach_reason(reason: &Reason) -> DetachVolumeFailureReason {
+    match reason {
+        Reason::AlreadyAttached => DetachVolumeFailureReason::NotAttached,
+        Reason::AttachFailure => DetachVolumeFailureReason::DetachFailure,
+        other => other.as_str().into(),
     }
 }

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use self::process::ProcessDriver;
@@ -188,7 +189,7 @@ pub struct Launch<'a> {
 }
 
 /// A user and its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// The user.
     pub uid: u32,

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::agent::policy::Policy;
-use ssntp::client::{ClientCounters, ClientFigures};
+use ssntp::client::ClientFigures;
 
 fn restarting(policy: RestartPolicy) -> Start {
     Start {

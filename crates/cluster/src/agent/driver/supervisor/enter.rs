@@ -48,11 +48,12 @@ fn become_program(order: &Order) -> LaunchError {
     let error = Command::new(&order.program)
         .args(&order.arguments)
         .env_clear()
-        .envs(&order.env)
+        .envs(order.env.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .exec();
-    let path = order.env.get(OsStr::new("PATH")).map(|path| &**path);
-    match find_program(&order.program, path, &order.dir) {
+    let path = order.env.iter().find(|(name, _)| name == "PATH");
+    let path = path.map(|(_, path)| path.as_os_str());
+    match find_program(&order.program, path, order.dir.as_ref()) {
         // Where it is, and the system refuses it all the same.
         Ok(found) => LaunchError::io(found.display(), &error),
         Err(missing) => missing,
@@ -65,7 +66,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     let joined = order
         .cgroups
         .iter()
-        .try_for_each(|group| fs::write(group.join("cgroup.procs"), "0"));
+        .try_for_each(|group| fs::write(Path::new(group).join("cgroup.procs"), "0"));
     if let Some(files) = order.files {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         let current = Some(files);

@@ -357,15 +357,17 @@ impl Supervisors {
         let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
         let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
         let mut order = Order {
-            place: program.place.dir().to_owned(),
+            place: program.place.dir().into(),
             log_bytes: u64::from(program.log_mb).max(1) * MB,
             program: program.program.to_owned(),
             arguments: program.arguments,
-            env: program.env,
-            dir: program.dir.to_owned(),
+            env: program.env.into_iter().collect(),
+            dir: program.dir.into(),
             user: program.user,
             group: program.group,
-            within: program.within,
+            within: program
+                .within
+                .map(|dirs| dirs.into_iter().map(Into::into).collect()),
             data: Some(bytes).filter(|bytes| *bytes > 0),
             // Of a user that runs other things, too, these would count.
             processes: program
@@ -383,8 +385,8 @@ impl Supervisors {
         }
         match cgroups.create(instance, program.mem_mb, program.vcpus, program.pids) {
             Ok(()) => {
-                order.cgroups = cgroups.groups(instance).collect();
-                order.oom = cgroups.oom(instance);
+                order.cgroups = cgroups.groups(instance).map(Into::into).collect();
+                order.oom = cgroups.oom(instance).map(Into::into);
             }
             Err(e) if *cgroups == Cgroups::None => drop(e),
             Err(e) => warn!("instance {instance}: no control group: {e}"),

@@ -117,16 +117,16 @@ impl Supervisor {
         let _ = set_name(NAME);
         let (signals, asked_to_end) = signals().map_err(|e| LaunchError::io("signals", &e))?;
         let (place, run) =
-            run_directory(&order.place).map_err(|e| LaunchError::io("its run directory", &e))?;
+            run_directory(order.place.as_ref()).map_err(|e| LaunchError::io("its run directory", &e))?;
         let logs = LOGS.map(|name| {
             let log = Log::open(Arc::clone(&place), name, order.log_bytes);
-            log.map_err(|e| LaunchError::io(order.place.join(name).display(), &e))
+            log.map_err(|e| LaunchError::io(Path::new(&order.place).join(name).display(), &e))
         });
         let logs = logs.into_iter().collect::<Result<_, _>>()?;
         let file = StateFile::create(&run, &State::Held).map_err(|e| LaunchError::io("its state", &e))?;
         let listener = listen(&run).map_err(|e| LaunchError::io("its socket", &e))?;
         Ok(Self {
-            killed_for_memory: order.oom.as_deref().and_then(cgroup::kills).unwrap_or(0),
+            killed_for_memory: kills(&order),
             order,
             run,
             listener,
@@ -303,14 +303,13 @@ impl Supervisor {
 
     fn exit(&self, status: WaitStatus, ended: SystemTime) -> Exit {
         let signal = status.terminating_signal();
-        let kills = self.order.oom.as_deref().and_then(cgroup::kills).unwrap_or(0);
         let State::Running { started } = self.state else {
             return Exit::default();
         };
         Exit {
             code: status.exit_status().or(signal.map(|signal| 128 + signal)),
             signal,
-            out_of_memory: kills > self.killed_for_memory,
+            out_of_memory: kills(&self.order) > self.killed_for_memory,
             started,
             ended: Some(ended),
         }
@@ -419,6 +418,12 @@ fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok((reader, asked_to_end))
+}
+
+/// How many processes of the run's control group were killed for memory so far.
+fn kills(order: &Order) -> u64 {
+    let file = order.oom.as_ref().map(Path::new);
+    file.and_then(cgroup::kills).unwrap_or(0)
 }
 
 /// The instance's directory, and in it that of its run, which nobody else may
